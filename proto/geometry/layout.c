@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/base/mutant.h"
+
 #define FORMAT       1
 #define HEADER_BYTES ((size_t)32)
 #define COUNT_BYTES  ((size_t)4)
@@ -673,4 +675,16 @@ bool published_read_end(const struct published_head *head, uint64_t sequence)
 {
     FENCE(memory_order_acquire); // the reads of the copy come before the read of the sequence
     return atomic_load_explicit(&head->sequence, memory_order_acquire) == sequence;
+}
+
+/* ==== since ==== */
+
+struct cairn_version since_attached(struct cairn_version since, struct cairn_version newest)
+{
+    return !MUTANT(81) && version_compare(since, newest) > 0 ? newest : since;
+}
+
+bool layout_goes_back(uint64_t newest_known, uint64_t in_force)
+{
+    return in_force < newest_known && !MUTANT(82);
 }

@@ -1,6 +1,20 @@
-/* The planner makes a layout from tensors, the weights of shards and, if there is one, the previous layout.
- * It is pure, and makes the same table for any order of the tensor list. Only the coordinator plans;
- * everybody else reads tables.
+/* The planner makes a layout from tensors, the weights of shards, what is held (the layout that says who owns
+ * what now) and what is free (which quanta may be given to others). It is pure, and makes the same table for
+ * any order of the tensor list. Only the coordinator plans; everybody else reads tables.
+ *
+ * There is one planner, plan_make, and its calls differ in these inputs:
+ *
+ *   a new job             nothing is held                              a fresh table
+ *   shards come and go    held; the surplus is free                    a re-plan
+ *   ... in haste          held; no more than the surplus is free       a re-plan with CAIRN_FREE_LEAST
+ *   an amendment          held; only new tensors are free              nothing moves
+ *   numbers for shards    held; nothing is free, but there are more    nothing moves
+ *                         shards than before
+ *   a re-sharding         as "shards come and go", with weights that plan_reshard makes from what the shards
+ *                         have room for
+ *
+ * plan_slice is another algorithm, and stays apart: it does not decide who owns what. It has two layouts, and
+ * decides how much of the way from the one to the other is gone at a time.
  *
  * The load of a shard is counted in bytes, which are elements x elem_bytes of the tensor. A shard's share
  * is the part of the job's bytes that its weight gives it. Tensors are cut only between quanta. The planner
@@ -32,12 +46,14 @@
  * two: the distance in the fresh table, and one quantum. A re-plan applies the limit on spread only to the
  * bytes that move, so the whole layout need not keep this limit.
  *
+ * Tensors that are new beside held ones become a fresh table of their own. A shard's weight in this table is
+ * what it has less than the load to which the new tensors fill up the shards with the least.
+ *
  * Over many re-plans the number of pieces still grows. A re-plan may have at most CAIRN_PLAN_PIECES_MOST
  * times the pieces of the fresh table, and a snapshot of it at most that many times the files. If it would
  * have more, the planner keeps nothing of some tensors. It chooses as few tensors as bring the re-plan well
- * below the limit (plan_keep.c). In that case more bytes move than the bound. With `least` the bound is
- * kept however many pieces there are. With `compact` the previous table is ignored, and the result is the
- * fresh table. */
+ * below the limit (plan_keep.c). In that case more bytes move than the bound. With CAIRN_FREE_LEAST the bound
+ * is kept however many pieces there are. With CAIRN_FREE_ALL the result is the fresh table. */
 #ifndef CAIRN_PLAN_PLAN_H
 #define CAIRN_PLAN_PLAN_H
 
@@ -77,24 +93,39 @@ int plan_walk_next(struct plan_walk *walk, struct plan_run *run_out);
 #define CAIRN_PLAN_BYTES_MAX     ((uint64_t)1 << 60) /* the most bytes of a job */
 #define CAIRN_SHARD_GONE         UINT32_MAX
 
+#define CAIRN_TENSOR_NEW UINT32_MAX
+
+/* Which quanta of the held layout may be given to other shards. Quanta that nobody holds are free in any
+ * case. */
+enum plan_free {
+    /* what shards have beyond their shares; and more, if there would be too many pieces */
+    CAIRN_FREE_SURPLUS,
+    CAIRN_FREE_LEAST, /* what shards have beyond their shares, however many pieces there are */
+    CAIRN_FREE_ALL,   /* everything */
+    /* Nothing. New tensors are placed beside the held ones, and shards with less load get more of them. The
+     * weights say only which shards may get some: those whose weight is not 0. */
+    CAIRN_FREE_NEW,
+};
+
 /* All pointers are borrowed, for the call only. */
 struct plan_request {
     const struct layout_tensor *tensors; /* [tensor_count], names unique */
     uint32_t tensor_count;
     uint32_t shard_count;
     /* [shard_count]: the relative capacity of each shard, not all 0; NULL: all are equal. A shard of weight
-     * 0 gets nothing, and gives up everything that it has. */
+     * 0 gets nothing, and gives up everything that is free. */
     const uint32_t *weights;
     uint32_t spread; /* the most shards that a unit may use; 0 = CAIRN_SPREAD_DEFAULT */
 
-    /* The layout to be re-planned, of the same tensors in the same order; NULL: a fresh table is
-     * planned. */
-    const struct layout *previous;
-    /* [previous->shard_count]: the new number of each old shard, or CAIRN_SHARD_GONE. NULL: each old shard
-     * keeps its number, or is gone if this number is too high. */
+    const struct layout *held; /* NULL: nothing is held, and a fresh table is planned */
+    enum plan_free free;
+    /* [tensor_count], with CAIRN_FREE_NEW only: the number in `held` of each tensor, which must have the
+     * same shape there, or CAIRN_TENSOR_NEW. Tensors of `held` that are not named are dropped. NULL: the
+     * tensors are those of `held`, in the same order. */
+    const uint32_t *was;
+    /* [held->shard_count]: the new number of each old shard, or CAIRN_SHARD_GONE. NULL: each old shard keeps
+     * its number, or is gone if this number is too high. With CAIRN_FREE_NEW each keeps its number. */
     const uint32_t *renumbered;
-    int compact; /* 1 = the fresh table is planned, however many bytes move */
-    int least;   /* 1 = no more bytes move than the bound, however many pieces there are */
 };
 
 #define CAIRN_PLAN_PIECES_MOST 2 /* a re-plan's limit, as a multiple of the fresh table's pieces */
@@ -105,7 +136,7 @@ struct plan_report {
     /* the largest load / share of a shard with a weight; 1 if there are no bytes */
     double heaviest_over_mean;
     uint64_t off_share_bytes_max; /* the greatest distance of a shard from its share */
-    uint64_t moved_bytes;         /* with a previous layout: bytes that change their owner */
+    uint64_t moved_bytes;         /* with a held layout: bytes that change their owner */
     uint64_t moved_bytes_bound;   /* Σ max(0, share - old), the least that levels the shards */
     uint32_t unit_spread_max;     /* the most shards that hold a piece of one unit */
     /* the mean over all units of (shards that the unit uses / shards that it may use) */
@@ -118,24 +149,12 @@ struct plan_report {
     uint32_t afresh_count;
 };
 
-/* Makes a layout. Its version is 1, or one above the previous layout's version. report_out may be NULL.
- * CAIRN_ERR_INVALID: a count or a weight is wrong, a name repeats, a shape is over the limits, the previous
- * layout is of other tensors, or two old shards have the same new number. CAIRN_ERR_NO_MEMORY. */
+/* Makes a layout. Its version is 1, or one above the held layout's version. report_out may be NULL, and is
+ * not filled in with CAIRN_FREE_NEW. CAIRN_ERR_INVALID: a count or a weight is wrong, a name repeats, a shape
+ * is over the limits, a tensor of the held layout had another shape, two old shards have the same new number,
+ * or, with CAIRN_FREE_NEW, there would be fewer shards than before. CAIRN_ERR_NO_MEMORY. */
 cairn_status plan_make(const struct plan_request *request, struct layout **layout_out,
                        struct plan_report *report_out) CAIRN_MUST_CHECK;
-
-#define CAIRN_TENSOR_NEW UINT32_MAX
-/* Makes a layout of the tensors over the shards of `previous`, in which nothing moves: tensor t keeps the
- * table of tensor was[t], which must have the same shape. A tensor whose was[t] is CAIRN_TENSOR_NEW is new.
- * The new tensors are placed as in a fresh table that has no others, with weights that fill the least
- * loaded shards first. No new tensor is placed on a hole: holes[s] is 1 if the shard number s is no longer
- * in use (NULL: there are no holes). Tensors of `previous` that no was[t] names are dropped. The function
- * is pure, and its result is the same for any order of the tensors. `spread` is as in plan_request.
- * CAIRN_ERR_INVALID: as for plan_make, or a tensor had another shape, or there are new tensors but all
- * shards are holes. CAIRN_ERR_NO_MEMORY. */
-cairn_status plan_extend(const struct layout_tensor *tensors, uint32_t tensor_count,
-                         const struct layout *previous, const uint32_t *was, const uint8_t *holes,
-                         uint32_t spread, struct layout **layout_out) CAIRN_MUST_CHECK;
 
 /* ==== plan job ==== */
 
@@ -150,7 +169,8 @@ uint64_t plan_extent_bytes(const struct job_spec_data *spec, const struct layout
 /* Does what layout_decode does, for the tensors of the spec. */
 cairn_status plan_job_decode(const struct job_spec_data *spec, const uint8_t *data, size_t bytes,
                              struct layout **layout_out) CAIRN_MUST_CHECK;
-/* Does what plan_widen does, for the tensors of the spec. */
+/* Makes the same table for `shard_count` shards, at least as many as before, one version above `layout`.
+ * Nothing moves. */
 cairn_status plan_job_widen(const struct job_spec_data *spec, const struct layout *layout,
                             uint32_t shard_count, struct layout **layout_out) CAIRN_MUST_CHECK;
 /* Returns how many of `shard_count` shards a job may use. */
@@ -184,10 +204,9 @@ cairn_status plan_job(const struct job_spec_data *spec, uint32_t shard_count,
 
 /* All pointers are borrowed, for the call only. */
 struct reshard_request {
-    const struct layout_tensor *tensors; /* [tensor_count], in the order of the layout */
-    uint32_t tensor_count;
-    const struct layout *current;
-    uint32_t shard_count; /* at least the count of `current`, because shards keep their numbers */
+    /* `held` is the current layout, and `free` is CAIRN_FREE_SURPLUS or CAIRN_FREE_LEAST. shard_count is at
+     * least the count of `held`, because shards keep their numbers. `weights` is not used. */
+    struct plan_request plan;
     /* [shard_count]; 0: the shard gives up everything, and gets nothing; NULL: all are equal */
     const double *weights;
     /* [shard_count]: the most bytes that each shard may own; 0: the shard has no bound; NULL: no shard has
@@ -196,10 +215,8 @@ struct reshard_request {
     /* The bytes of one slice. The plan moves more bytes than needed only if every shard with a capacity has
      * this many bytes free, besides the bytes that it will own. */
     uint64_t slice_bytes;
-    int least; /* as in plan_request */
     /* [shard_count]: names of the shards, for sentences; NULL: numbers are used instead */
     const char *const *names;
-    uint32_t spread; /* as in plan_request */
 };
 
 struct reshard_pair {
@@ -208,15 +225,7 @@ struct reshard_pair {
 };
 
 struct reshard_report {
-    uint64_t total_bytes;
-    uint64_t moved_bytes;
-    /* the least bytes that must move to level the shards: Σ max(0, share - owned bytes) */
-    uint64_t least_bytes;
-    /* afresh_count: how many tensors are placed afresh because there were too many pieces (see above),
-     * although this moves more bytes. The other fields: pieces and files of the target, and of a fresh
-     * table. */
-    uint32_t afresh_count;
-    uint64_t pieces, files, pieces_fresh, files_fresh;
+    struct plan_report plan; /* the report on the target */
     /* The largest load / fair load of a shard, where the requested weights say which load is fair. 1 if the
      * job is empty. In `heaviest_before`, a shard that leaves counts as an average shard. */
     double heaviest_before, heaviest_after;
@@ -264,11 +273,5 @@ cairn_status plan_slice(const struct slice_request *request, struct layout **nex
 /* Counts the bytes that are still to move. The request is as for plan_slice, but no layout is made. */
 cairn_status plan_slices_left(const struct slice_request *request,
                               struct slice_left *left_out) CAIRN_MUST_CHECK;
-
-/* Makes the same table for more shards, one version above the current one. Nothing moves.
- * CAIRN_ERR_INVALID: there would be fewer shards than before. CAIRN_ERR_NO_MEMORY. */
-cairn_status plan_widen(const struct layout_tensor *tensors, uint32_t tensor_count,
-                        const struct layout *current, uint32_t shard_count,
-                        struct layout **next_out) CAIRN_MUST_CHECK;
 
 #endif

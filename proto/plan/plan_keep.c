@@ -1,10 +1,11 @@
-/* A re-plan: each shard keeps quanta up to its share, and all other quanta are freed and placed again. */
+/* A re-plan: each shard keeps quanta up to its share, and all other quanta become free (plan_place.c). If the
+ * layout would have too many pieces, less is kept. */
 #include "proto/plan/plan_private.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The previous table in pieces: neighbouring extents on one shard are joined into one piece. */
+/* The held table in pieces: neighbouring extents on one shard are joined into one piece. */
 struct keeping {
     struct plan_cut *cut;     /* borrowed */
     const struct layout *old; /* borrowed */
@@ -326,7 +327,7 @@ static cairn_status split_pieces(const struct keeping *k)
 
 cairn_status plan_keep(struct plan_cut *cut)
 {
-    struct keeping k = { .cut = cut, .old = cut->request->previous };
+    struct keeping k = { .cut = cut, .old = cut->request->held };
     cairn_status status = join_pieces(&k);
     if (status == CAIRN_OK) status = number_shards(&k);
     if (status == CAIRN_OK) {
@@ -337,319 +338,6 @@ cairn_status plan_keep(struct plan_cut *cut)
     }
     release_keeping(&k);
     return status;
-}
-
-/* ==== plan fill ==== */
-
-/* Places the quanta that a re-plan has freed on the receivers, and levels the receivers with as few pieces
- * as possible. A unit's free quanta are handed out in parts as large as a shard's part of the unit in a
- * fresh table. If a receiver still wants as many bytes as a part has, it gets the whole part. If several
- * receivers do, the first choice is one that has the part's neighbour in the tensor, because the two are
- * then one piece. The next choice is a receiver that has nothing of the unit yet, then one that has nothing
- * of the tensor. If no receiver wants a whole part, one receiver is filled up from the part, and the rest
- * of the part is placed next. Each such cut fills up a receiver, so there are fewer cuts than receivers. A
- * unit goes to no more shards than it may use. */
-
-#define CANDIDATES_MAX 8 /* number of the neediest receivers among which one is chosen */
-
-struct filling {
-    struct placing *p; /* borrowed, like the cut */
-    struct plan_cut *cut;
-    /* the first kept_count extents of the table were kept; they are in canonical order */
-    size_t kept_count;
-    /* owned: [shard_count]: number + 1 of the last unit that is known to lie on the shard */
-    uint32_t *unit_at;
-    /* owned: [shard_count]: number + 1 of the last tensor that is known to lie on the shard */
-    uint32_t *tensor_at;
-    uint64_t slack;               /* how many bytes a receiver may get beyond those that it wants */
-    const struct free_unit *unit; /* the unit that is being placed */
-    /* owned: [shard_count]: number + 1 of the last unit that was placed on the shard */
-    uint32_t *given_at;
-    uint32_t used; /* number of receivers that got some of the unit; they are in p->window */
-};
-
-/* The quanta of a free run that are still to be placed, and the shards that have the quanta just before and
- * behind them. */
-struct rest {
-    uint32_t tensor;
-    uint64_t first, count;
-    uint32_t before, behind; /* CAIRN_SHARD_GONE: no shard */
-};
-
-/* --- what was kept ------------------------------------------------------------------------------- */
-
-/* Returns the index of the first kept extent that contains a quantum, or lies behind it in canonical order.
- * The quantum is given by the rank of its tensor, and its number in the tensor. */
-static size_t find_kept(const struct filling *f, uint64_t rank, uint64_t quantum)
-{
-    size_t low = 0, high = f->kept_count;
-    while (low < high) {
-        const size_t middle = low + (high - low) / 2;
-        const struct extent *e = &f->cut->table.items[middle];
-        const uint64_t at = f->cut->rank[f->cut->table.items[middle].tensor];
-        if (at < rank || (at == rank && e->first_quantum + e->quantum_count <= quantum))
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-static uint32_t keeper_of(const struct filling *f, uint32_t tensor, uint64_t quantum)
-{
-    const size_t n = find_kept(f, f->cut->rank[tensor], quantum);
-    if (n == f->kept_count) return CAIRN_SHARD_GONE;
-    const struct extent *e = &f->cut->table.items[n];
-    return e->tensor == tensor && e->first_quantum <= quantum ? e->shard : CAIRN_SHARD_GONE;
-}
-
-static void mark_tensor(struct filling *f, uint32_t tensor)
-{
-    for (size_t n = find_kept(f, f->cut->rank[tensor], 0);
-         n < f->kept_count && f->cut->table.items[n].tensor == tensor; n++)
-        f->tensor_at[f->cut->table.items[n].shard] = tensor + 1;
-}
-
-/* Marks the shards that keep something of the unit. The unit's tensors follow each other in canonical
- * order. */
-static void mark_unit(struct filling *f)
-{
-    const struct plan_cut *cut = f->cut;
-    uint64_t rank = cut->rank[cut->free_runs.items[f->unit->first_run].tensor];
-    while (rank > 0 && cut->unit_of[cut->order[rank - 1]] == f->unit->number) rank--;
-    for (size_t n = find_kept(f, rank, 0);
-         n < f->kept_count && cut->unit_of[cut->table.items[n].tensor] == f->unit->number; n++)
-        f->unit_at[cut->table.items[n].shard] = f->unit->number + 1;
-}
-
-/* --- who gets it --------------------------------------------------------------------------------- */
-
-static int wants(const struct filling *f, uint32_t shard, uint64_t bytes)
-{
-    return plan_need(f->cut, shard) + (int64_t)f->slack >= (int64_t)bytes;
-}
-
-static int is_receiver(const struct filling *f, uint32_t shard)
-{
-    return shard != CAIRN_SHARD_GONE && f->cut->shards[shard].want > 0;
-}
-
-/* Returns a shard that has the quanta just before or behind the rest, and wants `bytes`. If both such
- * shards want so many bytes, returns the needier one. */
-static uint32_t neighbour_that_wants(const struct filling *f, const struct rest *rest,
-                                     uint64_t bytes)
-{
-    const int before = is_receiver(f, rest->before) && wants(f, rest->before, bytes);
-    const int behind = is_receiver(f, rest->behind) && wants(f, rest->behind, bytes);
-    if (before && behind)
-        return plan_need(f->cut, rest->before) >= plan_need(f->cut, rest->behind) ? rest->before
-                                                                                  : rest->behind;
-    return before ? rest->before : behind ? rest->behind : CAIRN_SHARD_GONE;
-}
-
-/* For a tensor of which nothing is kept, returns the shard that had the middle of the part before, if this
- * shard wants the part and has nothing of the unit yet. */
-static uint32_t holder_that_wants(const struct filling *f, const struct rest *rest, uint64_t quanta,
-                                  uint64_t bytes)
-{
-    const struct plan_cut *cut = f->cut;
-    if (cut->afresh == NULL || !cut->afresh[rest->tensor]) return CAIRN_SHARD_GONE;
-    const uint64_t leaf = quantum_first_leaf(&cut->geometry[rest->tensor],
-                                             rest->first + quanta / 2);
-    const uint32_t holder = plan_renumber(
-        cut->request, layout_find(cut->request->previous, rest->tensor, leaf)->shard);
-    return is_receiver(f, holder) && f->unit_at[holder] != f->unit->number + 1 &&
-                   wants(f, holder, bytes)
-               ? holder
-               : CAIRN_SHARD_GONE;
-}
-
-/* Returns one of the neediest receivers that wants `bytes`. Prefers a receiver that has nothing of the unit
- * or of the tensor yet. */
-static uint32_t needy_that_wants(struct filling *f, uint32_t tensor, uint64_t bytes)
-{
-    uint32_t looked[CANDIDATES_MAX], count = 0, best = CAIRN_SHARD_GONE;
-    int best_rating = -1;
-    while (count < CANDIDATES_MAX && f->p->heap_count > 0) {
-        const uint32_t s = plan_heap_pop(f->p);
-        looked[count++] = s;
-        // the other receivers are less needy, so they do not want it either
-        if (!wants(f, s, bytes)) break;
-        const int rating = (f->unit_at[s] != f->unit->number + 1) + (f->tensor_at[s] != tensor + 1);
-        if (rating <= best_rating) continue;
-        best = s;
-        best_rating = rating;
-    }
-    while (count > 0) plan_heap_push(f->p, looked[--count]);
-    return best;
-}
-
-/* --- handing out --------------------------------------------------------------------------------- */
-
-/* Restores the order of the heap after the shard has become less needy. */
-static void settle_heap(struct filling *f, uint32_t shard)
-{
-    struct placing *p = f->p;
-    uint32_t i = 0;
-    while (i < p->heap_count && p->heap[i] != shard) i++;
-    if (i == p->heap_count) return;
-    plan_heap_sink(p, i);
-}
-
-/* Gives the shard `quanta` of the rest. They are taken from the rest's end if the shard has the quanta
- * behind the rest and not those before it, else from its front. */
-static void give(struct filling *f, struct rest *rest, uint64_t quanta, uint32_t shard)
-{
-    struct plan_cut *cut = f->cut;
-    const int from_end = shard == rest->behind && shard != rest->before;
-    const uint64_t first = from_end ? rest->first + rest->count - quanta : rest->first;
-    const uint64_t bytes = plan_bytes(cut, rest->tensor, first, quanta);
-    const cairn_status status = plan_append(&cut->table,
-                                            (struct extent) { rest->tensor, shard, first, quanta });
-    if (status != CAIRN_OK) f->p->status = status;
-    if (!from_end) rest->first += quanta;
-    if (!from_end) rest->before = CAIRN_SHARD_GONE; // the next part shall go elsewhere
-    if (from_end) rest->behind = CAIRN_SHARD_GONE;
-    rest->count -= quanta;
-    cut->shards[shard].load += bytes;
-    cut->free_bytes -= bytes;
-    if (f->given_at[shard] != f->unit->number + 1) f->p->window[f->used++] = shard;
-    f->given_at[shard] = f->unit->number + 1;
-    f->unit_at[shard] = f->unit->number + 1;
-    f->tensor_at[shard] = rest->tensor + 1;
-    settle_heap(f, shard);
-}
-
-static uint32_t neediest_used(const struct filling *f)
-{
-    uint32_t best = f->p->window[0];
-    for (uint32_t i = 1; i < f->used; i++)
-        if (plan_need(f->cut, f->p->window[i]) > plan_need(f->cut, best)) best = f->p->window[i];
-    return best;
-}
-
-/* Called when no receiver wants the whole part. Fills up a shard that has the quanta beside the part and
- * wants much of the part, else the neediest receiver. If the unit already lies on as many shards as it may
- * use, fills up the neediest of these shards. */
-static void fill_one(struct filling *f, struct rest *rest, uint64_t quanta)
-{
-    const int is_spread = f->used >= f->unit->may_use;
-    const uint64_t bytes = plan_bytes(f->cut, rest->tensor, rest->first, quanta);
-    uint32_t shard = is_spread ? neediest_used(f)
-                               : neighbour_that_wants(f, rest, bytes / 4 + f->slack);
-    if (shard == CAIRN_SHARD_GONE) shard = f->p->heap[0];
-    const int64_t need = plan_need(f->cut, shard);
-    uint64_t some = need <= 0
-                        ? 0
-                        : plan_nearest(f->cut, rest->tensor, rest->first, quanta, (uint64_t)need);
-    if (some == 0 || f->unit->may_use == 1) some = quanta;
-    give(f, rest, some, shard);
-}
-
-/* Returns how many quanta of the rest make the next part. If the rest is not much larger than one part,
- * returns the number of all its quanta. */
-static uint64_t part_of(const struct filling *f, const struct rest *rest)
-{
-    const struct plan_cut *cut = f->cut;
-    const uint64_t part = plan_part_bytes(cut, rest->tensor);
-    const uint64_t bytes = plan_bytes(cut, rest->tensor, rest->first, rest->count);
-    if (bytes / 3 * 2 <= part || f->unit->may_use == 1) return rest->count;
-    const uint64_t quanta = plan_nearest(cut, rest->tensor, rest->first, rest->count, part);
-    return quanta == 0 ? 1 : quanta;
-}
-
-static void hand_out(struct filling *f, const struct extent *run)
-{
-    struct rest rest = { run->tensor, run->first_quantum, run->quantum_count, CAIRN_SHARD_GONE,
-                         keeper_of(f, run->tensor, run->first_quantum + run->quantum_count) };
-    if (rest.first > 0) rest.before = keeper_of(f, rest.tensor, rest.first - 1);
-    mark_tensor(f, rest.tensor);
-    while (rest.count > 0) {
-        const uint64_t quanta = part_of(f, &rest);
-        const uint64_t bytes = plan_bytes(f->cut, rest.tensor, rest.first, quanta);
-        uint32_t shard = CAIRN_SHARD_GONE;
-        if (f->used < f->unit->may_use) {
-            shard = neighbour_that_wants(f, &rest, bytes);
-            if (shard == CAIRN_SHARD_GONE) shard = holder_that_wants(f, &rest, quanta, bytes);
-            if (shard == CAIRN_SHARD_GONE) shard = needy_that_wants(f, rest.tensor, bytes);
-        }
-        if (shard == CAIRN_SHARD_GONE)
-            fill_one(f, &rest, quanta);
-        else
-            give(f, &rest, quanta, shard);
-    }
-}
-
-/* --- all ----------------------------------------------------------------------------------------- */
-
-/* Sorts units: those that may use few receivers come first, because the others can level the differences
- * that these leave. */
-static int compare_units(const void *a, const void *b)
-{
-    const struct free_unit *x = *(struct free_unit *const *)a, *y = *(struct free_unit *const *)b;
-    if (x->may_use != y->may_use) return x->may_use < y->may_use ? -1 : 1;
-    if (x->bytes != y->bytes) return x->bytes > y->bytes ? -1 : 1;
-    return x->number < y->number ? -1 : 1;
-}
-
-static void fill_all(struct filling *f)
-{
-    struct placing *p = f->p;
-    for (size_t u = 0; u < p->unit_count; u++) p->sorted[u] = &p->units[u];
-    qsort(p->sorted, p->unit_count, sizeof(struct free_unit *), compare_units);
-    p->heap_count = 0;
-    for (uint32_t i = 0; i < f->cut->receiver_count; i++) plan_heap_push(p, f->cut->receivers[i]);
-    for (size_t u = 0; u < p->unit_count; u++) {
-        f->unit = p->sorted[u];
-        f->used = 0;
-        mark_unit(f);
-        for (size_t r = 0; r < f->unit->run_count; r++)
-            hand_out(f, &f->cut->free_runs.items[f->unit->first_run + r]);
-    }
-}
-
-/* True if the bytes of each receiver are within one quantum of the bytes that it wants. */
-static int is_level_fill(const struct plan_cut *cut)
-{
-    for (uint32_t i = 0; i < cut->receiver_count; i++) {
-        const int64_t need = plan_need(cut, cut->receivers[i]);
-        if ((uint64_t)(need < 0 ? -need : need) > cut->quantum_bytes_max) return 0;
-    }
-    return 1;
-}
-
-/* Undoes the placing. `base` of each receiver is the load that it had before. */
-static void take_all_back(struct filling *f, struct extent last)
-{
-    struct plan_cut *cut = f->cut;
-    cut->table.count = f->kept_count;
-    // the extent may have been joined with another
-    if (f->kept_count > 0) cut->table.items[f->kept_count - 1] = last;
-    cut->free_bytes = cut->levelled_bytes;
-    for (uint32_t i = 0; i < cut->receiver_count; i++)
-        cut->shards[cut->receivers[i]].load = cut->shards[cut->receivers[i]].base;
-}
-
-int plan_fill(struct placing *p)
-{
-    struct plan_cut *cut = p->cut;
-    struct filling f = { .p = p, .cut = cut, .kept_count = cut->table.count };
-    struct extent last = { 0, 0, 0, 0 };
-    if (f.kept_count > 0) last = cut->table.items[f.kept_count - 1];
-    f.slack = cut->quantum_bytes_max / 2;
-    f.unit_at = calloc(cut->request->shard_count, sizeof *f.unit_at);
-    f.tensor_at = calloc(cut->request->shard_count, sizeof *f.tensor_at);
-    f.given_at = calloc(cut->request->shard_count, sizeof *f.given_at);
-    if (f.unit_at != NULL && f.tensor_at != NULL && f.given_at != NULL)
-        fill_all(&f);
-    else
-        p->status = CAIRN_ERR_NO_MEMORY;
-    free(f.unit_at);
-    free(f.tensor_at);
-    free(f.given_at);
-    if (p->status != CAIRN_OK || is_level_fill(cut)) return 1;
-    take_all_back(&f, last);
-    return 0;
 }
 
 /* ==== plan gather ==== */
@@ -902,11 +590,11 @@ cairn_status plan_gather(const struct plan_request *request, struct layout **lay
                          struct plan_report *report)
 {
     struct gathering g = { .request = request };
-    struct plan_request compact = *request;
+    struct plan_request afresh = *request;
     struct layout *fresh = NULL, *other = NULL;
     struct plan_report of_other;
-    compact.compact = 1;
-    cairn_status status = plan_make_once(&compact, NULL, &fresh, &g.fresh);
+    afresh.free = CAIRN_FREE_ALL;
+    cairn_status status = plan_make_once(&afresh, NULL, &fresh, &g.fresh);
     if (status != CAIRN_OK) return status;
     if (!is_within(&g, report)) {
         status = gather(&g, *layout, fresh, &other, &of_other);

@@ -1,7 +1,6 @@
-/* Inside the planner: the state of a plan in progress, for three files. plan.c runs the plan, and places
- * free units on shards: stiff units, whole units, and units on the line. plan_keep.c decides which quanta a
- * re-plan keeps, which it frees, and where the free quanta go; it also counts pieces. reshard.c describes
- * the finished plan. */
+/* Inside the planner: the state of a plan in progress. plan.c runs the plan, and describes it when it is
+ * finished. plan_keep.c decides which quanta of the held layout stay, and which become free; it also counts
+ * pieces. plan_place.c places the free quanta. reshard.c uses the walk, the lists and the bytes. */
 #ifndef CAIRN_PLAN_PLAN_PRIVATE_H
 #define CAIRN_PLAN_PLAN_PRIVATE_H
 
@@ -9,14 +8,6 @@
 #include <stdint.h>
 
 #include "proto/plan/plan.h"
-
-/* The free runs of one unit. */
-struct free_unit {
-    size_t first_run, run_count; /* in plan_cut.free_runs */
-    uint64_t bytes;
-    uint32_t may_use;
-    uint32_t number; /* number of the unit, in the order of the units' names */
-};
 
 struct cut_shard {
     uint64_t share; /* the shard's share of the job's bytes, by weight */
@@ -39,7 +30,7 @@ struct plan_cut {
     uint64_t total_bytes;
     uint64_t quantum_bytes_max; /* bytes of the heaviest quantum */
     uint32_t able_count;        /* number of shards with a weight */
-    int keeps;                  /* 1 = a re-plan that keeps quanta of the previous layout */
+    int keeps;                  /* 1 = a re-plan that keeps quanta of the held layout */
     /* borrowed: [tensor_count], 1 = nothing of the tensor is kept; NULL: something of every tensor may be
      * kept */
     const uint8_t *afresh;
@@ -65,35 +56,20 @@ struct plan_cut {
     uint64_t wanted_bytes;
 };
 
-/* The state of placing free units on the receivers. */
-struct placing {
-    struct plan_cut *cut;    /* borrowed */
-    struct free_unit *units; /* owned: [unit_count] */
-    /* owned: [unit_count]: units in the order in which they are placed */
-    struct free_unit **sorted;
-    struct free_unit **spare; /* owned: [unit_count] */
-    uint32_t *heap; /* owned: [receiver_count]: a heap of receivers, with the neediest on top */
-    uint32_t heap_count;
-    uint32_t *window; /* owned: [receiver_count] */
-    uint64_t *pieces; /* owned: [receiver_count]: bytes of each piece */
-    /* owned: [receiver_count], 1: the receiver is above the level, so levelling gives it nothing */
-    uint8_t *settled;
-    size_t unit_count;
-    cairn_status status; /* the first failure */
-};
-
-/* How much of a unit has been placed. */
-struct cursor {
-    const struct free_unit *unit;
-    size_t run;       /* runs that are placed already */
-    uint64_t quantum; /* quanta of the next run that are placed already */
-    uint64_t bytes;   /* bytes that are placed already; they end at the edge of a quantum */
-};
-
+/* Returns a - b, but 0 if b is larger. */
+static inline uint64_t plan_minus(uint64_t a, uint64_t b)
+{
+    return a > b ? a - b : 0;
+}
 /* Returns floor(a * num / den). `den` must be above 0, and the result must fit. */
 uint64_t plan_scale(uint64_t a, uint64_t num, uint64_t den);
-/* Returns the bytes of the quanta [first, first + count) of a tensor. */
+/* Returns the bytes of the quanta [first, first + count) of a tensor with that geometry. */
+uint64_t plan_quanta_bytes(const struct geometry *geometry, uint32_t elem_bytes, uint64_t first,
+                           uint64_t count);
+/* The same for tensor number `tensor` of the plan, and for the tensor of a run. */
 uint64_t plan_bytes(const struct plan_cut *cut, uint32_t tensor, uint64_t first, uint64_t count);
+uint64_t plan_run_bytes(const struct plan_walk *walk, const struct plan_run *run, uint64_t first,
+                        uint64_t count);
 /* Returns how many shards a unit of so many bytes may use: min(ceil(bytes / 256 KiB), spread, shard_count),
  * but at least 1. */
 uint32_t plan_may_use(const struct plan_cut *cut, uint64_t bytes, uint32_t shard_count);
@@ -127,22 +103,11 @@ cairn_status plan_sort(struct extent_list *list, const uint32_t *key,
  * receivers. */
 cairn_status plan_keep(struct plan_cut *cut) CAIRN_MUST_CHECK;
 
-/* Fills in the report on the finished layout. */
-cairn_status plan_describe(const struct plan_cut *cut, const struct layout *layout,
-                           struct plan_report *report_out) CAIRN_MUST_CHECK;
-
-/* Returns how many of the quanta [first, first + count) make up `room` bytes most closely. */
-uint64_t plan_nearest(const struct plan_cut *cut, uint32_t tensor, uint64_t first, uint64_t count,
-                      uint64_t room);
-/* plan_need returns how many bytes a shard still wants; a negative number means that it has more than it
- * wants. plan_heap_...: the heap has the neediest shard on top. Call plan_heap_sink when the shard in place
- * i has become less needy. */
-int64_t plan_need(const struct plan_cut *cut, uint32_t shard);
-void plan_heap_push(struct placing *p, uint32_t shard);
-uint32_t plan_heap_pop(struct placing *p);
-void plan_heap_sink(struct placing *p, uint32_t i);
-/* Places the quanta that a re-plan has freed. If this would not level the receivers, places nothing, and
- * returns 0. */
-int plan_fill(struct placing *p);
+/* Places all free runs, which are in canonical order, on the receivers. */
+cairn_status plan_place(struct plan_cut *cut) CAIRN_MUST_CHECK;
+/* Makes the layout of a finished table. On success the table is empty, because the layout owns it. */
+cairn_status plan_close_table(const struct layout_tensor *tensors, uint32_t tensor_count,
+                              uint32_t shard_count, uint64_t version, struct extent_list *table,
+                              struct layout **layout_out) CAIRN_MUST_CHECK;
 
 #endif

@@ -1,4 +1,4 @@
-/* Layouts that change while a job runs: either tensors are added and no quantum moves, or quanta move to a
+/* Layouts that change while a job runs: which shares fit the shards, and how the quanta move to the
  * target. */
 #include "proto/plan/plan.h"
 
@@ -10,306 +10,7 @@
 
 #include "proto/plan/plan_private.h"
 
-/* ==== extend ==== */
-
-/* Makes a layout in which tensors are added or dropped, and nothing moves. */
-
-#define WEIGHT_MAX ((uint64_t)1 << 20) /* the greatest weight of a shard */
-
-/* The state of plan_extend. Pointers are borrowed unless they are marked as owned. */
-struct extending {
-    const struct layout_tensor *tensors; /* [tensor_count] */
-    uint32_t tensor_count;
-    const struct layout *previous;
-    const uint32_t *was;  /* [tensor_count] */
-    const uint8_t *holes; /* [shard_count], or NULL */
-    uint32_t spread;
-
-    struct layout_tensor *added; /* owned: [added_count] */
-    uint32_t *place_of;          /* owned: [tensor_count]: index in `added` of each new tensor */
-    uint32_t added_count;
-    uint64_t added_bytes;
-    uint64_t *loads;      /* owned: [shard_count]: bytes of the kept tensors on each shard */
-    uint32_t *weights;    /* owned: [shard_count] */
-    struct layout *fresh; /* owned: the layout of `added`; NULL: no tensor is added */
-};
-
-static void release_extending(struct extending *x)
-{
-    free(x->added);
-    free(x->place_of);
-    free(x->loads);
-    free(x->weights);
-    layout_close(x->fresh);
-}
-
-static cairn_status list_added(struct extending *x)
-{
-    x->added = calloc((size_t)x->tensor_count + 1, sizeof *x->added);
-    x->place_of = calloc((size_t)x->tensor_count + 1, sizeof *x->place_of);
-    if (x->added == NULL || x->place_of == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (uint32_t t = 0; t < x->tensor_count; t++) {
-        const struct layout_tensor *tensor = &x->tensors[t];
-        if (x->was[t] != CAIRN_TENSOR_NEW) continue;
-        if (tensor->elem_bytes == 0 || shape_check(&tensor->shape) != CAIRN_OK)
-            return CAIRN_ERR_INVALID;
-        const uint64_t elems = geometry_of(&tensor->shape).elems;
-        if (elems > (CAIRN_PLAN_BYTES_MAX - x->added_bytes) / tensor->elem_bytes)
-            return CAIRN_ERR_INVALID;
-        x->added_bytes += elems * tensor->elem_bytes;
-        x->place_of[t] = x->added_count;
-        x->added[x->added_count++] = *tensor;
-    }
-    return CAIRN_OK;
-}
-
-static uint64_t extent_elems(const struct geometry *geometry, const struct extent *e)
-{
-    return quantum_first_elem(geometry, e->first_quantum + e->quantum_count) -
-           quantum_first_elem(geometry, e->first_quantum);
-}
-
-static cairn_status weigh_kept(struct extending *x)
-{
-    x->loads = calloc(x->previous->shard_count, sizeof *x->loads);
-    if (x->loads == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (uint32_t t = 0; t < x->tensor_count; t++) {
-        if (x->was[t] == CAIRN_TENSOR_NEW) continue;
-        if (x->was[t] >= x->previous->tensor_count) return CAIRN_ERR_INVALID;
-        const struct geometry *geometry = &x->previous->geometry[x->was[t]];
-        size_t count;
-        const struct extent *extents = layout_tensor_extents(x->previous, x->was[t], &count);
-        for (size_t e = 0; e < count; e++)
-            x->loads[extents[e].shard] += extent_elems(geometry, &extents[e]) *
-                                          x->tensors[t].elem_bytes;
-    }
-    return CAIRN_OK;
-}
-
-static int compare_loads(const void *a, const void *b)
-{
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
-/* Returns the load that all shards with less load reach if they are filled up evenly with the added bytes.
- * `sorted`: [shard_count]: the loads, the least first. */
-static uint64_t level_of(const uint64_t *sorted, uint32_t shard_count, uint64_t bytes)
-{
-    uint64_t below = 0; // load of the shards that are filled up
-    for (uint32_t s = 0; s < shard_count; s++) {
-        below += sorted[s];
-        const uint64_t level = (below + bytes) / (s + 1);
-        if (s + 1 == shard_count || level <= sorted[s + 1]) return level + 1;
-    }
-    return 0; // there is no shard
-}
-
-static bool is_hole(const struct extending *x, uint32_t shard)
-{
-    return x->holes != NULL && x->holes[shard];
-}
-
-static cairn_status weigh_shards_extend(struct extending *x)
-{
-    const uint32_t count = x->previous->shard_count;
-    uint64_t *sorted = malloc(count * sizeof *sorted);
-    x->weights = calloc(count, sizeof *x->weights);
-    if (sorted == NULL || x->weights == NULL) {
-        free(sorted);
-        return CAIRN_ERR_NO_MEMORY;
-    }
-    uint32_t present = 0;
-    for (uint32_t s = 0; s < count; s++)
-        if (!is_hole(x, s)) sorted[present++] = x->loads[s];
-    qsort(sorted, present, sizeof *sorted, compare_loads);
-    const uint64_t level = level_of(sorted, present, x->added_bytes);
-    const uint64_t most = present == 0 ? 0 : level - sorted[0];
-    free(sorted);
-    for (uint32_t s = 0; s < count; s++) {
-        if (is_hole(x, s) || x->loads[s] >= level) continue;
-        const unsigned __int128 scaled = (unsigned __int128)(level - x->loads[s]) * WEIGHT_MAX;
-        x->weights[s] = (uint32_t)(scaled / most) + 1;
-    }
-    return CAIRN_OK;
-}
-
-static cairn_status plan_added(struct extending *x)
-{
-    if (x->added_count == 0) return CAIRN_OK;
-    const struct plan_request request = { .tensors = x->added,
-                                          .tensor_count = x->added_count,
-                                          .shard_count = x->previous->shard_count,
-                                          .weights = x->weights,
-                                          .spread = x->spread };
-    return plan_make(&request, &x->fresh, NULL);
-}
-
-/* Joins the kept and the fresh extents into one table, in the order of the tensors. */
-static cairn_status join(const struct extending *x, struct layout **layout_out)
-{
-    const size_t fresh_count = x->fresh != NULL ? x->fresh->extent_count : 0;
-    size_t count = 0;
-    size_t room = fresh_count + 1;
-    for (uint32_t t = 0; t < x->tensor_count; t++) {
-        size_t some = 0;
-        if (x->was[t] != CAIRN_TENSOR_NEW)
-            (void)layout_tensor_extents(x->previous, x->was[t], &some);
-        room += some;
-    }
-    struct extent *table = calloc(room, sizeof *table);
-    if (table == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (uint32_t t = 0; t < x->tensor_count; t++) {
-        const bool is_new = x->was[t] == CAIRN_TENSOR_NEW;
-        size_t some;
-        const struct extent *from = layout_tensor_extents(
-            is_new ? x->fresh : x->previous, is_new ? x->place_of[t] : x->was[t], &some);
-        for (size_t e = 0; e < some; e++, count++) {
-            table[count] = from[e];
-            table[count].tensor = t;
-        }
-    }
-    const cairn_status status = layout_make(x->tensors, x->tensor_count, x->previous->shard_count,
-                                            x->previous->version + 1, table, count, layout_out);
-    if (status != CAIRN_OK) free(table);
-    return status;
-}
-
-cairn_status plan_extend(const struct layout_tensor *tensors, uint32_t tensor_count,
-                         const struct layout *previous, const uint32_t *was, const uint8_t *holes,
-                         uint32_t spread, struct layout **layout_out)
-{
-    struct extending x = { .tensors = tensors,
-                           .tensor_count = tensor_count,
-                           .previous = previous,
-                           .was = was,
-                           .holes = holes,
-                           .spread = spread };
-    cairn_status status = list_added(&x);
-    if (status == CAIRN_OK) status = weigh_kept(&x);
-    if (status == CAIRN_OK) status = weigh_shards_extend(&x);
-    if (status == CAIRN_OK) status = plan_added(&x);
-    if (status == CAIRN_OK) status = join(&x, layout_out);
-    release_extending(&x);
-    return status;
-}
-
-/* ==== plan report ==== */
-
-/* Measures a finished layout: how level it is, how many bytes move, and over how many shards units are
- * spread. */
-
-static uint64_t minus(uint64_t a, uint64_t b)
-{
-    return a > b ? a - b : 0;
-}
-
-static void weigh_shards_report(const struct plan_cut *cut, const struct layout *layout,
-                                uint64_t *loads, struct plan_report *report)
-{
-    for (size_t e = 0; e < layout->extent_count; e++) {
-        const struct extent *x = &layout->extents[e];
-        loads[x->shard] += plan_bytes(cut, x->tensor, x->first_quantum, x->quantum_count);
-    }
-    report->heaviest_over_mean = 1;
-    for (uint32_t s = 0; s < layout->shard_count; s++) {
-        const uint64_t share = cut->shards[s].share;
-        const uint64_t off = minus(loads[s], share) + minus(share, loads[s]);
-        if (off > report->off_share_bytes_max) report->off_share_bytes_max = off;
-        if (share == 0) continue;
-        const double ratio = (double)loads[s] / (double)share;
-        if (ratio > report->heaviest_over_mean) report->heaviest_over_mean = ratio;
-    }
-    report->quantum_bytes_max = cut->quantum_bytes_max;
-}
-
-/* Returns how many bytes of one tensor have another shard now than before. Walks along both tables side by
- * side. */
-static uint64_t moved_of_tensor(const struct plan_cut *cut, const struct layout *layout,
-                                uint32_t tensor)
-{
-    const struct layout *previous = cut->request->previous;
-    size_t old = previous->tensor_extents[tensor], now = layout->tensor_extents[tensor];
-    uint64_t at = 0, moved = 0;
-    while (at < cut->geometry[tensor].quantum_count) {
-        const struct extent *a = &previous->extents[old], *b = &layout->extents[now];
-        const uint64_t end_a = a->first_quantum + a->quantum_count;
-        const uint64_t end_b = b->first_quantum + b->quantum_count;
-        const uint64_t end = end_a < end_b ? end_a : end_b;
-        if (plan_renumber(cut->request, a->shard) != b->shard)
-            moved += plan_bytes(cut, tensor, at, end - at);
-        old += end == end_a;
-        now += end == end_b;
-        at = end;
-    }
-    return moved;
-}
-
-static void report_moves(const struct plan_cut *cut, const struct layout *layout,
-                         uint64_t *old_loads, struct plan_report *report)
-{
-    const struct layout *previous = cut->request->previous;
-    if (previous == NULL) return;
-    for (uint32_t t = 0; t < layout->tensor_count; t++)
-        report->moved_bytes += moved_of_tensor(cut, layout, t);
-    for (size_t e = 0; e < previous->extent_count; e++) {
-        const struct extent *x = &previous->extents[e];
-        const uint32_t s = plan_renumber(cut->request, x->shard);
-        if (s == CAIRN_SHARD_GONE) continue;
-        old_loads[s] += plan_bytes(cut, x->tensor, x->first_quantum, x->quantum_count);
-    }
-    for (uint32_t s = 0; s < layout->shard_count; s++)
-        report->moved_bytes_bound += minus(cut->shards[s].share, old_loads[s]);
-}
-
-/* `seen`: [shard_count], all 0 at first: number + 1 of the last unit that was found to have a piece on the
- * shard. */
-static void measure_spread(const struct plan_cut *cut, const struct layout *layout, uint32_t *seen,
-                           struct plan_report *report)
-{
-    uint32_t able = 0, unit_count = 0;
-    for (uint32_t s = 0; s < layout->shard_count; s++) able += cut->shards[s].weight > 0;
-    double ratio_sum = 0;
-    for (uint32_t i = 0; i < layout->tensor_count;) {
-        const uint32_t unit = cut->unit_of[cut->order[i]];
-        const uint64_t bytes = cut->unit_bytes[unit];
-        uint32_t used = 0;
-        for (; i < layout->tensor_count && cut->unit_of[cut->order[i]] == unit; i++) {
-            const uint32_t t = cut->order[i];
-            for (size_t e = layout->tensor_extents[t]; e < layout->tensor_extents[t + 1]; e++) {
-                used += seen[layout->extents[e].shard] != unit + 1;
-                seen[layout->extents[e].shard] = unit + 1;
-            }
-        }
-        if (bytes == 0) continue;
-        unit_count++;
-        ratio_sum += (double)used / plan_may_use(cut, bytes, able);
-        if (used > report->unit_spread_max) report->unit_spread_max = used;
-    }
-    report->unit_spread_of_possible = unit_count == 0 ? 1 : ratio_sum / unit_count;
-}
-
-cairn_status plan_describe(const struct plan_cut *cut, const struct layout *layout,
-                           struct plan_report *report_out)
-{
-    struct plan_report report = { .total_bytes = cut->total_bytes };
-    uint64_t *loads = calloc(layout->shard_count, sizeof *loads);
-    uint64_t *old_loads = calloc(layout->shard_count, sizeof *old_loads);
-    uint32_t *seen = calloc(layout->shard_count, sizeof *seen);
-    const int got_all = loads != NULL && old_loads != NULL && seen != NULL;
-    if (got_all) {
-        weigh_shards_report(cut, layout, loads, &report);
-        report_moves(cut, layout, old_loads, &report);
-        measure_spread(cut, layout, seen, &report);
-        *report_out = report;
-    }
-    free(loads);
-    free(old_loads);
-    free(seen);
-    return got_all ? plan_count(layout, report_out) : CAIRN_ERR_NO_MEMORY;
-}
-
-/* ==== moves ==== */
+/* ==== the walk ==== */
 
 /* The walk need not look at the tensors, because both tables have the same quanta in the same order. */
 int plan_walk_next(struct plan_walk *walk, struct plan_run *run_out)
@@ -328,13 +29,12 @@ int plan_walk_next(struct plan_walk *walk, struct plan_run *run_out)
     return 1;
 }
 
-/* Returns the bytes of the quanta [first, first + count) of the run's tensor. */
-static uint64_t plan_run_bytes(const struct plan_walk *walk, const struct plan_run *run,
-                               uint64_t first, uint64_t count)
+uint64_t plan_run_bytes(const struct plan_walk *walk, const struct plan_run *run, uint64_t first,
+                        uint64_t count)
 {
-    const struct geometry *g = &walk->current->geometry[run->extent->tensor];
-    const uint64_t elems = quantum_first_elem(g, first + count) - quantum_first_elem(g, first);
-    return elems * walk->tensors[run->extent->tensor].elem_bytes;
+    const uint32_t tensor = run->extent->tensor;
+    return plan_quanta_bytes(&walk->current->geometry[tensor], walk->tensors[tensor].elem_bytes,
+                             first, count);
 }
 
 /* ==== reshard ==== */
@@ -397,7 +97,7 @@ static cairn_status no_memory(const struct aiming *a)
 static cairn_status judge_weights(const struct aiming *a)
 {
     double most = 0;
-    for (uint32_t s = 0; s < a->request->shard_count; s++) {
+    for (uint32_t s = 0; s < a->request->plan.shard_count; s++) {
         const double weight = weight_of(a, s);
         if (!isfinite(weight) || weight < 0)
             return fail_with(a->why, CAIRN_ERR_INVALID,
@@ -412,26 +112,26 @@ static cairn_status judge_weights(const struct aiming *a)
 
 static cairn_status judge_request(const struct aiming *a)
 {
-    const struct reshard_request *request = a->request;
+    const struct plan_request *request = &a->request->plan;
     if (request->shard_count == 0 || request->shard_count > CAIRN_SHARDS_MAX)
         return fail_with(a->why, CAIRN_ERR_INVALID, "%u shards: a job has 1 to %u",
                          request->shard_count, CAIRN_SHARDS_MAX);
-    if (request->shard_count < request->current->shard_count)
+    if (request->shard_count < request->held->shard_count)
         return fail_with(
             a->why, CAIRN_ERR_INVALID,
             "%u shards, but the job's table numbers %u: a shard that leaves keeps its number "
             "and gets the weight 0",
-            request->shard_count, request->current->shard_count);
-    if (request->current->tensor_count != request->tensor_count)
+            request->shard_count, request->held->shard_count);
+    if (request->held->tensor_count != request->tensor_count)
         return fail_with(a->why, CAIRN_ERR_INVALID, "the table is of %u tensors, the job has %u",
-                         request->current->tensor_count, request->tensor_count);
+                         request->held->tensor_count, request->tensor_count);
     return judge_weights(a);
 }
 
 static void weigh_before(struct aiming *a)
 {
-    const struct layout *current = a->request->current;
-    struct plan_walk walk = { a->request->tensors, current, current, 0, 0 };
+    const struct layout *current = a->request->plan.held;
+    struct plan_walk walk = { a->request->plan.tensors, current, current, 0, 0 };
     struct plan_run run;
     while (plan_walk_next(&walk, &run)) {
         const uint64_t bytes = plan_run_bytes(&walk, &run, run.first, run.count);
@@ -462,13 +162,13 @@ static uint32_t pour(struct aiming *a, uint8_t *full)
 {
     double left = (double)a->total_bytes, weights = 0;
     uint32_t more = 0;
-    for (uint32_t s = 0; s < a->request->shard_count; s++) {
+    for (uint32_t s = 0; s < a->request->plan.shard_count; s++) {
         if (full[s])
             left -= a->shares[s];
         else
             weights += weight_of(a, s);
     }
-    for (uint32_t s = 0; s < a->request->shard_count; s++) {
+    for (uint32_t s = 0; s < a->request->plan.shard_count; s++) {
         if (full[s] || weight_of(a, s) == 0) continue;
         a->shares[s] = left * (weight_of(a, s) / weights);
         const double ceiling = ceiling_of(a, s);
@@ -482,12 +182,12 @@ static uint32_t pour(struct aiming *a, uint8_t *full)
 
 static cairn_status share_out(struct aiming *a)
 {
-    uint8_t *full = calloc(a->request->shard_count, 1);
+    uint8_t *full = calloc(a->request->plan.shard_count, 1);
     if (full == NULL) return no_memory(a);
     while (pour(a, full) > 0) continue;
     free(full);
     double given = 0;
-    for (uint32_t s = 0; s < a->request->shard_count; s++) given += a->shares[s];
+    for (uint32_t s = 0; s < a->request->plan.shard_count; s++) given += a->shares[s];
     if (given >= (double)a->total_bytes * (1 - 1e-9)) return CAIRN_OK;
     return fail_with(
         a->why, CAIRN_ERR_NO_MEMORY,
@@ -500,11 +200,11 @@ static cairn_status share_out(struct aiming *a)
 static void scale_weights(struct aiming *a)
 {
     double most = 0;
-    for (uint32_t s = 0; s < a->request->shard_count; s++) {
+    for (uint32_t s = 0; s < a->request->plan.shard_count; s++) {
         if (a->total_bytes == 0) a->shares[s] = weight_of(a, s);
         if (a->shares[s] > most) most = a->shares[s];
     }
-    for (uint32_t s = 0; s < a->request->shard_count; s++) {
+    for (uint32_t s = 0; s < a->request->plan.shard_count; s++) {
         const double scaled = a->shares[s] / most * UINT32_MAX;
         if (a->shares[s] > 0) a->weights[s] = scaled < 1 ? 1 : (uint32_t)scaled;
     }
@@ -549,7 +249,7 @@ static cairn_status add_pair(struct aiming *a, struct reshard_pair pair)
 
 static cairn_status weigh_moves(struct aiming *a)
 {
-    struct plan_walk walk = { a->request->tensors, a->request->current, a->target, 0, 0 };
+    struct plan_walk walk = { a->request->plan.tensors, a->request->plan.held, a->target, 0, 0 };
     struct plan_run run;
     cairn_status status = CAIRN_OK;
     while (status == CAIRN_OK && plan_walk_next(&walk, &run)) {
@@ -565,7 +265,7 @@ static cairn_status weigh_moves(struct aiming *a)
 static cairn_status judge_capacities(const struct aiming *a)
 {
     const uint64_t *capacities = a->request->capacity_bytes;
-    for (uint32_t s = 0; s < a->request->shard_count && capacities != NULL; s++) {
+    for (uint32_t s = 0; s < a->request->plan.shard_count && capacities != NULL; s++) {
         if (capacities[s] == 0 || a->after[s] <= capacities[s] || a->after[s] <= a->before[s])
             continue;
         return fail_with(
@@ -583,14 +283,14 @@ static double heaviest_of(const struct aiming *a, const uint64_t *loads)
 {
     double weights = 0, heaviest = 1;
     uint32_t weighed = 0;
-    for (uint32_t s = 0; s < a->request->shard_count; s++) {
+    for (uint32_t s = 0; s < a->request->plan.shard_count; s++) {
         weights += weight_of(a, s);
         weighed += weight_of(a, s) > 0;
     }
     const double average = weights / weighed;
-    for (uint32_t s = 0; s < a->request->shard_count; s++)
+    for (uint32_t s = 0; s < a->request->plan.shard_count; s++)
         if (weight_of(a, s) == 0 && loads[s] > 0) weights += average;
-    for (uint32_t s = 0; s < a->request->shard_count && a->total_bytes > 0; s++) {
+    for (uint32_t s = 0; s < a->request->plan.shard_count && a->total_bytes > 0; s++) {
         const double weight = weight_of(a, s) > 0 ? weight_of(a, s) : average;
         const double ratio = (double)loads[s] / ((double)a->total_bytes * (weight / weights));
         if (ratio > heaviest) heaviest = ratio;
@@ -601,14 +301,7 @@ static double heaviest_of(const struct aiming *a, const uint64_t *loads)
 static struct reshard_report report_of(struct aiming *a, const struct plan_report *plan)
 {
     struct reshard_report report = {
-        .total_bytes = plan->total_bytes,
-        .moved_bytes = plan->moved_bytes,
-        .least_bytes = plan->moved_bytes_bound,
-        .afresh_count = plan->afresh_count,
-        .pieces = plan->pieces,
-        .files = plan->files,
-        .pieces_fresh = plan->pieces_fresh,
-        .files_fresh = plan->files_fresh,
+        .plan = *plan,
         .heaviest_before = heaviest_of(a, a->before),
         .heaviest_after = heaviest_of(a, a->after),
         .pairs = a->pairs,
@@ -625,10 +318,10 @@ static cairn_status open_aiming(struct aiming *a, const struct reshard_request *
 {
     *a = (struct aiming) { .request = request, .why = why };
     CAIRN_TRY(judge_request(a));
-    a->before = calloc(request->shard_count, sizeof *a->before);
-    a->after = calloc(request->shard_count, sizeof *a->after);
-    a->shares = calloc(request->shard_count, sizeof *a->shares);
-    a->weights = calloc(request->shard_count, sizeof *a->weights);
+    a->before = calloc(request->plan.shard_count, sizeof *a->before);
+    a->after = calloc(request->plan.shard_count, sizeof *a->after);
+    a->shares = calloc(request->plan.shard_count, sizeof *a->shares);
+    a->weights = calloc(request->plan.shard_count, sizeof *a->weights);
     const int got_all = a->before != NULL && a->after != NULL && a->shares != NULL &&
                         a->weights != NULL;
     return got_all ? CAIRN_OK : no_memory(a);
@@ -644,17 +337,11 @@ static void close_aiming(struct aiming *a)
     layout_close(a->target);
 }
 
-static cairn_status plan_target(struct aiming *a, int least, struct plan_report *report)
+static cairn_status plan_target(struct aiming *a, enum plan_free free, struct plan_report *report)
 {
-    const struct plan_request request = {
-        .tensors = a->request->tensors,
-        .tensor_count = a->request->tensor_count,
-        .shard_count = a->request->shard_count,
-        .weights = a->weights,
-        .spread = a->request->spread,
-        .previous = a->request->current,
-        .least = least,
-    };
+    struct plan_request request = a->request->plan;
+    request.weights = a->weights;
+    request.free = free;
     const cairn_status status = plan_make(&request, &a->target, report);
     if (status == CAIRN_ERR_INVALID)
         return fail_with(a->why, status, "the job's table is not one of these tensors");
@@ -667,7 +354,7 @@ static cairn_status plan_target(struct aiming *a, int least, struct plan_report 
 static int has_room_on_the_way(const struct aiming *a)
 {
     const uint64_t *capacities = a->request->capacity_bytes;
-    for (uint32_t s = 0; s < a->request->shard_count && capacities != NULL; s++) {
+    for (uint32_t s = 0; s < a->request->plan.shard_count && capacities != NULL; s++) {
         const uint64_t most = a->after[s] + a->request->slice_bytes;
         if (capacities[s] > 0 && (most > capacities[s] || a->before[s] > capacities[s])) return 0;
     }
@@ -679,16 +366,16 @@ static void drop_target(struct aiming *a)
     layout_close(a->target);
     a->target = NULL;
     a->pair_count = 0;
-    for (uint32_t s = 0; s < a->request->shard_count; s++) a->after[s] = 0;
+    for (uint32_t s = 0; s < a->request->plan.shard_count; s++) a->after[s] = 0;
 }
 
 static cairn_status plan_within_room(struct aiming *a, struct plan_report *report)
 {
-    cairn_status status = plan_target(a, a->request->least, report);
+    cairn_status status = plan_target(a, a->request->plan.free, report);
     if (status != CAIRN_OK || report->afresh_count == 0 || has_room_on_the_way(a)) return status;
     const uint64_t pieces = report->pieces_fresh, files = report->files_fresh;
     drop_target(a);
-    status = plan_target(a, 1, report);
+    status = plan_target(a, CAIRN_FREE_LEAST, report);
     report->pieces_fresh = pieces;
     report->files_fresh = files;
     return status;
@@ -729,8 +416,7 @@ struct slicing {
     uint32_t shard_count;
 
     /* owned */
-    struct extent *table; /* [table_count]: the table of the next layout */
-    size_t table_count;
+    struct extent_list table; /* the table of the next layout */
     /* borrowed: the extent in which the table's last extent lies. If the last extent stays, this is an
      * extent of the current layout; if it moves, of the target */
     const struct extent *within;
@@ -768,11 +454,11 @@ static cairn_status open_slicing(struct slicing *s, const struct slice_request *
         .shard_count = shards_of_larger(request),
     };
     const size_t runs = request->current->extent_count + request->target->extent_count;
-    s->table = calloc(2 * runs + 1, sizeof *s->table);
+    s->table.items = calloc(2 * runs + 1, sizeof *s->table.items);
     s->given = calloc(s->shard_count, sizeof *s->given);
     s->taken = calloc(s->shard_count, sizeof *s->taken);
     s->above = calloc(s->shard_count, sizeof *s->above);
-    if (s->table == NULL || s->given == NULL || s->taken == NULL || s->above == NULL)
+    if (s->table.items == NULL || s->given == NULL || s->taken == NULL || s->above == NULL)
         return CAIRN_ERR_NO_MEMORY;
     struct plan_walk walk = s->walk;
     struct plan_run run;
@@ -786,7 +472,7 @@ static cairn_status open_slicing(struct slicing *s, const struct slice_request *
 
 static void close_slicing(struct slicing *s)
 {
-    free(s->table);
+    free(s->table.items);
     free(s->given);
     free(s->taken);
     free(s->above);
@@ -800,14 +486,14 @@ static void append(struct slicing *s, const struct plan_run *run, uint64_t first
     const struct extent *within = shard == run->extent->shard ? run->extent : run->target;
     if (count == 0) return;
     if (s->within == within) {
-        struct extent *last = &s->table[s->table_count - 1];
+        struct extent *last = &s->table.items[s->table.count - 1];
         if (last->shard == shard && last->first_quantum + last->quantum_count == first) {
             last->quantum_count += count;
             return;
         }
     }
     s->within = within;
-    s->table[s->table_count++] = (struct extent) { run->extent->tensor, shard, first, count };
+    s->table.items[s->table.count++] = (struct extent) { run->extent->tensor, shard, first, count };
 }
 
 static uint64_t lesser(uint64_t a, uint64_t b)
@@ -821,7 +507,7 @@ static uint64_t room_of(const struct slicing *s, const struct plan_run *run)
     const uint64_t *limits = s->request->limit_bytes;
     if (limits == NULL) return UINT64_MAX;
     const uint32_t from = run->extent->shard, to = run->to;
-    return lesser(minus(limits[from], s->given[from]), minus(limits[to], s->taken[to]));
+    return lesser(plan_minus(limits[from], s->given[from]), plan_minus(limits[to], s->taken[to]));
 }
 
 /* Returns how many bytes the taker may still take without having more than its bytes in the target plus a
@@ -872,7 +558,7 @@ static uint64_t tail_on_grid(const struct slicing *s, const struct plan_run *run
     const uint64_t step = chunk / common_divisor(leaves, chunk);
     const uint64_t begin = run->first + run->count - tail - run->extent->first_quantum;
     const uint64_t late = (step - begin % step) % step;
-    return minus(tail, late);
+    return plan_minus(tail, late);
 }
 
 /* Returns how many quanta at the end of the run move in this slice. */
@@ -904,16 +590,6 @@ static void fill_table(struct slicing *s)
     }
 }
 
-static cairn_status close_table(struct slicing *s, struct layout **next_out)
-{
-    const struct slice_request *request = s->request;
-    const cairn_status status = layout_make(request->tensors, request->tensor_count, s->shard_count,
-                                            request->current->version + 1, s->table, s->table_count,
-                                            next_out);
-    if (status == CAIRN_OK) s->table = NULL; // the layout owns it now
-    return status;
-}
-
 cairn_status plan_slice(const struct slice_request *request, struct layout **next_out,
                         uint64_t *moved_out)
 {
@@ -923,7 +599,9 @@ cairn_status plan_slice(const struct slice_request *request, struct layout **nex
     cairn_status status = open_slicing(&s, request);
     if (status == CAIRN_OK) {
         fill_table(&s);
-        if (s.moved_bytes > 0) status = close_table(&s, &next);
+        if (s.moved_bytes > 0)
+            status = plan_close_table(request->tensors, request->tensor_count, s.shard_count,
+                                      request->current->version + 1, &s.table, &next);
     }
     if (status == CAIRN_OK) {
         *next_out = next;
@@ -965,23 +643,5 @@ cairn_status plan_slices_left(const struct slice_request *request, struct slice_
         *left_out = left;
     }
     close_slicing(&s);
-    return status;
-}
-
-/* --- more shards ---------------------------------------------------------------------------------- */
-
-cairn_status plan_widen(const struct layout_tensor *tensors, uint32_t tensor_count,
-                        const struct layout *current, uint32_t shard_count,
-                        struct layout **next_out)
-{
-    if (current->tensor_count != tensor_count || shard_count < current->shard_count)
-        return CAIRN_ERR_INVALID;
-    struct extent *table = calloc(current->extent_count + 1, sizeof *table);
-    if (table == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (size_t e = 0; e < current->extent_count; e++) table[e] = current->extents[e];
-    const cairn_status status = layout_make(tensors, tensor_count, shard_count,
-                                            current->version + 1, table, current->extent_count,
-                                            next_out);
-    if (status != CAIRN_OK) free(table);
     return status;
 }

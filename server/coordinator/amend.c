@@ -235,12 +235,15 @@ static cairn_status plan_layout(const struct coord_job *job, struct coord_job *s
     const uint32_t count = (uint32_t)staged->spec.tensor_count;
     struct layout_tensor *tensors = plan_tensors(&staged->spec);
     uint32_t *was = calloc((size_t)count + 1, sizeof *was);
-    uint8_t *closed = calloc((size_t)job->layout->shard_count + 1, sizeof *closed);
-    cairn_status status = tensors == NULL || was == NULL || closed == NULL ? CAIRN_ERR_NO_MEMORY
-                                                                           : CAIRN_OK;
-    for (uint32_t i = 0; i < job->layout->shard_count && status == CAIRN_OK; i++)
-        closed[i] = job->shards[i].entry == NULL || job->shards[i].entry->leaving ||
-                    (coord_shard_unfit(job->shards[i].entry) && job->spec.offload_fraction < 1);
+    uint32_t *weights = calloc((size_t)job->layout->shard_count + 1, sizeof *weights);
+    cairn_status status = tensors == NULL || was == NULL || weights == NULL ? CAIRN_ERR_NO_MEMORY
+                                                                            : CAIRN_OK;
+    for (uint32_t i = 0; i < job->layout->shard_count && status == CAIRN_OK; i++) {
+        const struct coord_shard_entry *entry = job->shards[i].entry;
+        const bool is_closed = entry == NULL || entry->leaving ||
+                               (coord_shard_unfit(entry) && job->spec.offload_fraction < 1);
+        weights[i] = is_closed ? 0 : 1;
+    }
     for (uint32_t t = 0; t < count && status == CAIRN_OK; t++) {
         const size_t from = spec_find_tensor(&job->spec, staged->spec.tensors[t].name);
         // An alias has no elements and no extents. So a tensor that becomes an alias is planned as
@@ -249,12 +252,18 @@ static cairn_status plan_layout(const struct coord_job *job, struct coord_job *s
                                                staged->spec.tensors[t].alias_of == NULL);
         was[t] = kept ? (uint32_t)from : CAIRN_TENSOR_NEW;
     }
-    if (status == CAIRN_OK)
-        status = plan_extend(tensors, count, job->layout, was, closed, staged->spec.spread,
-                             &staged->layout);
+    const struct plan_request request = { .tensors = tensors,
+                                          .tensor_count = count,
+                                          .shard_count = job->layout->shard_count,
+                                          .weights = weights,
+                                          .spread = staged->spec.spread,
+                                          .held = job->layout,
+                                          .free = CAIRN_FREE_NEW,
+                                          .was = was };
+    if (status == CAIRN_OK) status = plan_make(&request, &staged->layout, NULL);
     free(tensors);
     free(was);
-    free(closed);
+    free(weights);
     if (status != CAIRN_OK) return status;
     staged->planned.layout = packed_layout(staged->layout);
     return staged->planned.layout != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;

@@ -433,8 +433,8 @@ static void note_begin(struct coord_job *job, const struct coord_reshard_wish *w
     struct coord_reshard_progress *progress = &job->reshard.progress;
     *progress = (struct coord_reshard_progress) {
         .state = CAIRN_RESHARD_MOVING,
-        .least_bytes = target->report->least_bytes,
-        .all_bytes = target->report->moved_bytes,
+        .least_bytes = target->report->plan.moved_bytes_bound,
+        .all_bytes = target->report->plan.moved_bytes,
         .heaviest_before = target->report->heaviest_before,
         .heaviest_after = target->report->heaviest_after,
         .slices = target->slices,
@@ -462,7 +462,7 @@ cairn_status coord_reshard_begin(struct coord_job *job, const struct coord_resha
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     }
     note_begin(job, wish, &target);
-    const uint32_t afresh = target.report->afresh_count;
+    const uint32_t afresh = target.report->plan.afresh_count;
     r->target = target.layout;
     target.layout = NULL;
     coord_reshard_target_release(&target);

@@ -252,15 +252,15 @@ static bool view_plan(const struct coord_job *job, const struct coord_reshard_wi
     out->state = wire_text("planned");
     out->pairs = view->list;
     out->n_pairs = report->pair_count;
-    out->least_bytes = report->least_bytes;
-    out->all_bytes = report->moved_bytes;
+    out->least_bytes = report->plan.moved_bytes_bound;
+    out->all_bytes = report->plan.moved_bytes;
     out->moved_bytes = out->elapsed_ms = out->slice = 0;
     out->heaviest_before = report->heaviest_before;
     out->heaviest_after = report->heaviest_after;
     out->pieces_before = layout_pieces(job->layout);
     out->pieces_after = layout_pieces(target->layout);
-    out->pieces_fresh = report->pieces_fresh;
-    out->afresh = report->afresh_count;
+    out->pieces_fresh = report->plan.pieces_fresh;
+    out->afresh = report->plan.afresh_count;
     out->slices = target->slices;
     out->shards_before = job->entry_count;
     out->shards_after = coord_reshard_wish_owners(wish);
@@ -437,7 +437,8 @@ static cairn_status spread_if_uneven(struct coord_job *job, const struct coord_r
     struct coord_reshard_target target;
     CAIRN_TRY(coord_reshard_plan(job, wish, &target, why));
     const double above = (double)job->cluster->options->rebalance_above / 1000;
-    const bool uneven = target.report->heaviest_before > above && target.report->moved_bytes > 0;
+    const bool uneven = target.report->heaviest_before > above &&
+                        target.report->plan.moved_bytes > 0;
     coord_reshard_target_release(&target);
     return uneven ? coord_reshard_begin(job, wish, why) : CAIRN_OK;
 }

@@ -86,7 +86,7 @@ double coord_reshard_expected_s(const struct coord_job *job,
 {
     const double rate = job->reshard.rate, median_us = coord_pace_median(&job->pace);
     if (!coord_pace_rests(job)) return target->slices * STEPS_A_SLICE * median_us * 1e-6;
-    return rate > 0 ? (double)target->report->moved_bytes / rate * 1e-6 : 0;
+    return rate > 0 ? (double)target->report->plan.moved_bytes / rate * 1e-6 : 0;
 }
 
 double coord_reshard_expected_pause_s(const struct coord_job *job, double pause)
@@ -216,11 +216,11 @@ static uint64_t bytes_of(const struct coord_job *job)
 
 /* True if a shard of the wish is being stopped. The shard will end in some seconds, even if not all
  * state has moved, so the plan moves no more than it must. */
-static int is_in_haste(const struct coord_reshard_wish *wish)
+static bool is_in_haste(const struct coord_reshard_wish *wish)
 {
     for (uint32_t i = 0; i < wish->count; i++)
-        if (wish->shards[i].entry != NULL && wish->shards[i].entry->drain.request != 0) return 1;
-    return 0;
+        if (wish->shards[i].entry != NULL && wish->shards[i].entry->drain.request != 0) return true;
+    return false;
 }
 
 /* Arrays for the planner, each of which has an element for each shard of the wish. All are
@@ -330,16 +330,16 @@ cairn_status coord_reshard_plan(const struct coord_job *job, const struct coord_
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     }
     const struct reshard_request request = {
-        .tensors = tensors,
-        .tensor_count = (uint32_t)job->spec.tensor_count,
-        .current = job->layout,
-        .shard_count = wish->count,
+        .plan = { .tensors = tensors,
+                  .tensor_count = (uint32_t)job->spec.tensor_count,
+                  .shard_count = wish->count,
+                  .spread = job->spec.spread,
+                  .held = job->layout,
+                  .free = is_in_haste(wish) ? CAIRN_FREE_LEAST : CAIRN_FREE_SURPLUS },
         .weights = asked.weights,
         .capacity_bytes = asked.capacities,
         .slice_bytes = largest_slice(job, wish->count),
-        .least = is_in_haste(wish),
         .names = asked.names,
-        .spread = job->spec.spread,
     };
     struct sentence reason = { "" };
     cairn_status status = plan_reshard(&request, &target.layout, target.report, &reason);
@@ -550,8 +550,8 @@ cairn_status coord_reshard_plan_anew(struct coord_job *job, struct sentence *why
     struct coord_reshard_progress *progress = &job->reshard.progress;
     job->reshard.target = target.layout;
     target.layout = NULL;
-    progress->least_bytes = progress->moved_bytes + target.report->least_bytes;
-    progress->all_bytes = progress->moved_bytes + target.report->moved_bytes;
+    progress->least_bytes = progress->moved_bytes + target.report->plan.moved_bytes_bound;
+    progress->all_bytes = progress->moved_bytes + target.report->plan.moved_bytes;
     progress->slices = progress->slice + target.slices;
     progress->heaviest_after = target.report->heaviest_after;
     if (progress->heaviest_before <= 0) progress->heaviest_before = target.report->heaviest_before;

@@ -125,6 +125,16 @@ struct layout *plan(const struct plan_request *request, struct plan_report *repo
     return layout;
 }
 
+struct layout *widened(const struct job *job, struct layout *layout, uint32_t shard_count)
+{
+    struct plan_request request = ask(job, shard_count);
+    request.held = layout;
+    request.free = CAIRN_FREE_NEW;
+    struct layout *wide = plan(&request, NULL);
+    layout_close(layout);
+    return wide;
+}
+
 /* --- the oracle ---------------------------------------------------------------------------------- */
 
 static uint64_t quantum_bytes(const struct geometry *g, uint64_t quantum, uint32_t elem_bytes)
@@ -169,13 +179,13 @@ static void count_tensor(const struct plan_request *request, const struct layout
     const struct geometry g = geometry_of(&request->tensors[t].shape);
     static uint32_t now[ORACLE_QUANTA_MAX], old[ORACLE_QUANTA_MAX];
     paint(layout, t, g.quantum_count, now);
-    if (request->previous != NULL) paint(request->previous, t, g.quantum_count, old);
+    if (request->held != NULL) paint(request->held, t, g.quantum_count, old);
     for (uint64_t q = 0; q < g.quantum_count; q++) {
         const uint64_t bytes = quantum_bytes(&g, q, request->tensors[t].elem_bytes);
         o->loads[now[q]] += bytes;
         o->total += bytes;
         if (bytes > o->heaviest_quantum) o->heaviest_quantum = bytes;
-        if (request->previous == NULL) continue;
+        if (request->held == NULL) continue;
         const uint32_t was = new_number(request, old[q]);
         if (was != CAIRN_SHARD_GONE) o->old_loads[was] += bytes;
         if (was != now[q]) o->moved += bytes;

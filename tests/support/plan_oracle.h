@@ -33,6 +33,9 @@ struct plan_request ask(const struct job *job, uint32_t shard_count);
 /* Asserts that it can be made. report may be NULL. */
 struct layout *plan(const struct plan_request *request, struct plan_report *report);
 
+/* The same table for more shards: nothing moves. Takes `layout`, and returns what takes its place. */
+struct layout *widened(const struct job *job, struct layout *layout, uint32_t shard_count);
+
 struct oracle {
     uint64_t loads[ORACLE_SHARDS_MAX];     /* by new number */
     uint64_t old_loads[ORACLE_SHARDS_MAX]; /* by new number, of what is still there */

@@ -257,8 +257,8 @@ TEST(the_table_is_the_same_for_any_order_of_the_tensor_list)
                 }
             }
             if (again) break;
-            request.previous = layout;
-            other_request.previous = same;
+            request.held = layout;
+            other_request.held = same;
             request.shard_count = other_request.shard_count = (uint32_t)(1 + random_below(20));
             struct layout *next = plan(&request, NULL), *next_same = plan(&other_request, NULL);
             layout_close(layout);
@@ -286,10 +286,10 @@ TEST(a_request_that_makes_no_sense_is_refused)
     bad[0].shard_count = 0;
     bad[1].shard_count = CAIRN_SHARDS_MAX + 1;
     bad[2].weights = no_weight;
-    bad[3].previous = layout, bad[3].renumbered = twice;
-    bad[4].previous = layout, bad[4].renumbered = far;
-    bad[5].previous = layout, bad[5].tensors = other.tensors;
-    bad[6].previous = layout, bad[6].tensor_count--;
+    bad[3].held = layout, bad[3].renumbered = twice;
+    bad[4].held = layout, bad[4].renumbered = far;
+    bad[5].held = layout, bad[5].tensors = other.tensors;
+    bad[6].held = layout, bad[6].tensor_count--;
     for (int i = 0; i < 7; i++)
         ck_assert_msg(plan_make(&bad[i], &none, NULL) == CAIRN_ERR_INVALID, "case %d", i);
     ck_assert_ptr_null(none);
@@ -324,7 +324,7 @@ TEST(a_thousand_shards_and_a_hundred_thousand_tensors_take_well_under_a_second)
            "heaviest/mean %.6f, furthest %.2f quanta, unit spread %.0f %% of possible\n",
            (double)report.total_bytes / 4e12, fresh, layout->extent_count,
            report.heaviest_over_mean, quanta_off(&report), 100 * report.unit_spread_of_possible);
-    request.previous = layout;
+    request.held = layout;
     request.shard_count = 1100;
     before = seconds_now();
     struct layout *next = plan(&request, &report);

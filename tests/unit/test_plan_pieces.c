@@ -128,13 +128,9 @@ static void weigh(struct story *s, uint32_t shard, uint32_t weight)
 
 static void join(struct story *s)
 {
-    struct layout *wide = NULL;
     weigh(s, s->numbers++, 1);
     s->present++;
-    ck_assert_int_eq(plan_widen(s->job.tensors, s->job.tensor_count, s->layout, s->numbers, &wide),
-                     CAIRN_OK);
-    layout_close(s->layout);
-    s->layout = wide;
+    s->layout = widened(&s->job, s->layout, s->numbers);
 }
 
 static void drain(struct story *s)
@@ -229,28 +225,29 @@ static void judge(struct story *s, int turn, const struct layout *target,
     struct plan_report of_fresh;
     struct layout *fresh = plan(&request, &of_fresh);
     const struct told now = count(target), usual = count(fresh);
-    ck_assert_uint_eq(report->pieces, now.pieces);
-    ck_assert_uint_eq(report->files, now.files);
-    ck_assert_uint_eq(report->pieces_fresh, usual.pieces);
-    ck_assert_uint_eq(report->files_fresh, usual.files);
+    ck_assert_uint_eq(report->plan.pieces, now.pieces);
+    ck_assert_uint_eq(report->plan.files, now.files);
+    ck_assert_uint_eq(report->plan.pieces_fresh, usual.pieces);
+    ck_assert_uint_eq(report->plan.files_fresh, usual.files);
     ck_assert_uint_le(now.pieces, 2 * usual.pieces);
     ck_assert_uint_le(now.files, 2 * usual.files);
     if (turn % ORACLE_EACH == 0) {
-        request.previous = s->layout;
+        request.held = s->layout;
         const struct oracle *o = count_all(&request, target); // each quantum has one owner
-        ck_assert_uint_eq(o->moved, report->moved_bytes);
-        ck_assert_uint_le(o->bound, report->least_bytes + NUMBERS_MAX);
+        ck_assert_uint_eq(o->moved, report->plan.moved_bytes);
+        ck_assert_uint_le(o->bound, report->plan.moved_bytes_bound + NUMBERS_MAX);
     }
-    if (report->afresh_count == 0) ck_assert_uint_le(report->moved_bytes, report->least_bytes);
+    if (report->plan.afresh_count == 0)
+        ck_assert_uint_le(report->plan.moved_bytes, report->plan.moved_bytes_bound);
     const double quanta = 1 + (quanta_off(&of_fresh) > 1 ? quanta_off(&of_fresh) : 1);
     const double uncut = (double)heaviest_uncut(&s->job);
     double allowed = quanta * (double)of_fresh.quantum_bytes_max;
     if (uncut > allowed) allowed = uncut;
     ck_assert_double_le(furthest(s, target), allowed + NUMBERS_MAX);
-    s->gathered += report->afresh_count > 0;
-    s->moved += report->moved_bytes;
-    s->least += report->least_bytes;
-    if (report->moved_bytes > s->moved_at_once) s->moved_at_once = report->moved_bytes;
+    s->gathered += report->plan.afresh_count > 0;
+    s->moved += report->plan.moved_bytes;
+    s->least += report->plan.moved_bytes_bound;
+    if (report->plan.moved_bytes > s->moved_at_once) s->moved_at_once = report->plan.moved_bytes;
     move(s, target, of_fresh.quantum_bytes_max);
     ck_assert_uint_eq(layout_pieces(s->layout), now.pieces);
     most(&s->pieces, now.pieces, usual.pieces);
@@ -261,11 +258,9 @@ static void judge(struct story *s, int turn, const struct layout *target,
 
 static struct reshard_request reshard_of(const struct story *s)
 {
-    return (struct reshard_request) { .tensors = s->job.tensors,
-                                      .tensor_count = s->job.tensor_count,
-                                      .current = s->layout,
-                                      .shard_count = s->numbers,
-                                      .weights = s->weights };
+    struct reshard_request request = { .plan = ask(&s->job, s->numbers), .weights = s->weights };
+    request.plan.held = s->layout;
+    return request;
 }
 
 static void reshard(struct story *s, int turn)
@@ -340,8 +335,8 @@ static void moves_the_least(const struct reshard_request *request)
     struct reshard_report report;
     struct layout *target = NULL;
     ck_assert_int_eq(plan_reshard(request, &target, &report, NULL), CAIRN_OK);
-    ck_assert_uint_eq(report.afresh_count, 0);
-    ck_assert_uint_le(report.moved_bytes, report.least_bytes);
+    ck_assert_uint_eq(report.plan.afresh_count, 0);
+    ck_assert_uint_le(report.plan.moved_bytes, report.plan.moved_bytes_bound);
     reshard_report_release(&report);
     layout_close(target);
 }
@@ -357,7 +352,7 @@ static struct story until_more_moves(void)
         change(&s, turn, true);
         const struct reshard_request request = reshard_of(&s);
         ck_assert_int_eq(plan_reshard(&request, &target, &report, NULL), CAIRN_OK);
-        const bool is_more = report.afresh_count > 0;
+        const bool is_more = report.plan.afresh_count > 0;
         reshard_report_release(&report);
         layout_close(target);
         if (is_more) return s;
@@ -370,7 +365,7 @@ TEST(a_plan_that_is_to_move_the_least_does_so_whatever_the_pieces)
 {
     struct story s = until_more_moves();
     struct reshard_request request = reshard_of(&s);
-    request.least = 1;
+    request.plan.free = CAIRN_FREE_LEAST;
     moves_the_least(&request);
     end(&s);
 }

@@ -27,11 +27,10 @@ struct history {
 
 static struct reshard_request reshard_of(const struct history *h)
 {
-    return (struct reshard_request) { .tensors = h->job.tensors,
-                                      .tensor_count = h->job.tensor_count,
-                                      .current = h->layout,
-                                      .shard_count = h->shard_count,
-                                      .weights = h->weights };
+    struct reshard_request request = { .plan = ask(&h->job, h->shard_count),
+                                       .weights = h->weights };
+    request.plan.held = h->layout;
+    return request;
 }
 
 static struct slice_request slice_of(const struct history *h, const struct layout *target)
@@ -91,14 +90,12 @@ static void change(struct history *h)
         h->weights[s] = h->quarters[s] / 4.0;
     }
     if (h->shard_count == h->layout->shard_count) return;
-    struct layout *wide = NULL;
-    ck_assert_int_eq(
-        plan_widen(h->job.tensors, h->job.tensor_count, h->layout, h->shard_count, &wide),
-        CAIRN_OK);
-    ck_assert_uint_eq(wide->shard_count, h->shard_count);
-    ck_assert_uint_eq(wide->version, h->layout->version + 1);
-    ck_assert_uint_eq(wide->extent_count, h->layout->extent_count);
-    replace(h, wide);
+    const uint64_t version = h->layout->version;
+    const size_t extent_count = h->layout->extent_count;
+    h->layout = widened(&h->job, h->layout, h->shard_count);
+    ck_assert_uint_eq(h->layout->shard_count, h->shard_count);
+    ck_assert_uint_eq(h->layout->version, version + 1);
+    ck_assert_uint_eq(h->layout->extent_count, extent_count);
 }
 
 /* What it says of the target is what the oracle counts quantum by quantum. */
@@ -106,7 +103,7 @@ static void judge_target(struct history *h, const struct layout *target,
                          const struct reshard_report *report)
 {
     struct plan_request request = ask(&h->job, h->shard_count);
-    request.previous = h->layout;
+    request.held = h->layout;
     request.weights = h->quarters;
     const struct oracle *o = count_all(&request, target);
     uint64_t by_pair = 0;
@@ -114,26 +111,27 @@ static void judge_target(struct history *h, const struct layout *target,
         by_pair += report->pairs[p].bytes;
         ck_assert_uint_ne(report->pairs[p].from, report->pairs[p].to);
     }
-    ck_assert_uint_eq(report->total_bytes, o->total);
-    ck_assert_uint_eq(report->moved_bytes, o->moved);
+    ck_assert_uint_eq(report->plan.total_bytes, o->total);
+    ck_assert_uint_eq(report->plan.moved_bytes, o->moved);
     ck_assert_uint_eq(by_pair, o->moved);
-    const uint64_t off = report->least_bytes > o->bound ? report->least_bytes - o->bound
-                                                        : o->bound - report->least_bytes;
+    const uint64_t off = report->plan.moved_bytes_bound > o->bound
+                             ? report->plan.moved_bytes_bound - o->bound
+                             : o->bound - report->plan.moved_bytes_bound;
     ck_assert_uint_le(off, SHARDS_MAX); // the weights are rounded anew
-    if (report->afresh_count == 0)
-        ck_assert_double_le((double)o->moved, 1.05 * (double)report->least_bytes);
-    h->afresh += report->afresh_count > 0;
+    if (report->plan.afresh_count == 0)
+        ck_assert_double_le((double)o->moved, 1.05 * (double)report->plan.moved_bytes_bound);
+    h->afresh += report->plan.afresh_count > 0;
     for (uint32_t s = 0; s < h->shard_count; s++)
         if (h->gone[s]) ck_assert_uint_eq(o->loads[s], 0);
-    if (report->least_bytes > 0 && report->afresh_count == 0) {
-        const double ratio = (double)o->moved / (double)report->least_bytes;
+    if (report->plan.moved_bytes_bound > 0 && report->plan.afresh_count == 0) {
+        const double ratio = (double)o->moved / (double)report->plan.moved_bytes_bound;
         if (ratio > h->worst) h->worst = ratio;
     }
     // Balance: as a fresh table's, or one quantum off, give or take another.
     const double quanta = o->heaviest_quantum == 0
                               ? 0
                               : (double)o->off_share / (double)o->heaviest_quantum;
-    request.compact = 1;
+    request.free = CAIRN_FREE_ALL;
     struct plan_report fresh;
     layout_close(plan(&request, &fresh));
     ck_assert_double_le(quanta, 1.001 + (quanta_off(&fresh) > 1 ? quanta_off(&fresh) : 1));
@@ -254,7 +252,7 @@ TEST(every_history_of_shards_moves_the_least_and_ends_in_the_target)
             ck_assert_int_eq(plan_reshard(&request, &again, NULL, NULL), CAIRN_OK);
             ck_assert_mem_eq(target->hash, again->hash, sizeof target->hash);
             judge_target(&h, target, &report);
-            run_slices(&h, target, report.moved_bytes);
+            run_slices(&h, target, report.plan.moved_bytes);
             reshard_report_release(&report);
             layout_close(again);
             layout_close(target);
@@ -342,8 +340,10 @@ TEST(a_slice_between_layouts_of_other_tensors_is_refused)
     ck_assert_ptr_null(next); // nothing is left to move
     slicing.chunk_leaves = 0;
     ck_assert_int_eq(plan_slice(&slicing, &next, NULL), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(plan_widen(h.job.tensors, h.job.tensor_count, h.layout, 0, &next),
-                     CAIRN_ERR_INVALID);
+    struct plan_request narrower = ask(&h.job, 0);
+    narrower.held = h.layout;
+    narrower.free = CAIRN_FREE_NEW;
+    ck_assert_int_eq(plan_make(&narrower, &next, NULL), CAIRN_ERR_INVALID);
     layout_close(layout);
     job_close(&other);
     end(&h);
@@ -390,8 +390,8 @@ TEST(a_shard_gets_no_more_than_it_has_room_for)
     struct reshard_report report;
     request.capacity_bytes = small;
     ck_assert_int_eq(plan_reshard(&request, &target, &report, NULL), CAIRN_OK);
-    ck_assert_uint_le(report.moved_bytes, 8 << 20);
-    ck_assert_uint_ge(report.moved_bytes, (8 << 20) - 5 * 16384);
+    ck_assert_uint_le(report.plan.moved_bytes, 8 << 20);
+    ck_assert_uint_ge(report.plan.moved_bytes, (8 << 20) - 5 * 16384);
     reshard_report_release(&report);
     layout_close(target);
     end(&h);
@@ -427,7 +427,7 @@ TEST(what_cannot_be_is_refused_with_the_shard_and_the_numbers)
         request.names = names;
         request.weights = table[i].weights;
         request.capacity_bytes = table[i].capacities;
-        request.shard_count = table[i].shard_count;
+        request.plan.shard_count = table[i].shard_count;
         ck_assert_int_eq(plan_reshard(&request, &target, NULL, &why), table[i].status);
         ck_assert_msg(strstr(why.text, table[i].says) != NULL, "%zu: %s", i, why.text);
         ck_assert_ptr_null(target);
@@ -451,7 +451,7 @@ TEST(a_shard_that_would_own_more_than_it_has_room_for_is_named)
     ck_assert_int_eq(plan_reshard(&request, &target, NULL, &why), CAIRN_OK);
     layout_close(target);
     target = NULL;
-    request.spread = 1;
+    request.plan.spread = 1;
     ck_assert_int_eq(plan_reshard(&request, &target, NULL, &why), CAIRN_ERR_NO_MEMORY);
     ck_assert_ptr_nonnull(
         strstr(why.text, "would own 64.0 MiB of the job and has room for 40.0 MiB"));
@@ -482,8 +482,9 @@ TEST(a_big_job_is_sliced_in_little_time)
         slicing.current = next;
     }
     printf("7 B from 4 to 5 shards: %.2f GiB, moved / least %.4f, %u slices, %zu extents\n",
-           (double)report.moved_bytes / (1 << 30),
-           (double)report.moved_bytes / (double)report.least_bytes, count, h.layout->extent_count);
+           (double)report.plan.moved_bytes / (1 << 30),
+           (double)report.plan.moved_bytes / (double)report.plan.moved_bytes_bound, count,
+           h.layout->extent_count);
     ck_assert_uint_lt(h.layout->extent_count, 20 * h.job.tensor_count);
     reshard_report_release(&report);
     layout_close(target);

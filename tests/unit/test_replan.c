@@ -25,7 +25,7 @@ static void check_replan(const struct plan_request *request, struct replan_figur
     const struct oracle *o = count_all(request, layout);
     report_is_true(&report, o);
     ck_assert_uint_eq(report.moved_bytes_bound, o->bound);
-    ck_assert_uint_eq(layout->version, request->previous->version + 1);
+    ck_assert_uint_eq(layout->version, request->held->version + 1);
     // More only where it would lie in too many pieces.
     ck_assert_msg(o->moved <= o->bound || report.afresh_count > 0, "moved %" PRIu64 " of %" PRIu64,
                   o->moved, o->bound);
@@ -39,7 +39,7 @@ static void check_replan(const struct plan_request *request, struct replan_figur
     layout_close(layout);
 
     struct plan_request compact = *request;
-    compact.compact = 1;
+    compact.free = CAIRN_FREE_ALL;
     struct plan_report fresh;
     layout_close(plan(&compact, &fresh));
     const double fresh_quanta = quanta_off(&fresh);
@@ -69,7 +69,7 @@ TEST(a_re_plan_moves_no_more_than_the_bound_whatever_changes)
         struct plan_request request = ask(&job, (uint32_t)(1 + random_below(20)));
         struct layout *layout = plan(&request, NULL);
         const uint32_t old_count = request.shard_count;
-        request.previous = layout;
+        request.held = layout;
         request.shard_count = (uint32_t)(1 + random_below(20));
         check_replan(&request, &figures);
 
@@ -100,7 +100,7 @@ TEST(growing_shrinking_and_reweighing_a_transformer_stays_level)
     struct layout *layout = plan(&request, NULL);
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         const uint32_t before = request.shard_count;
-        request.previous = layout;
+        request.held = layout;
         request.shard_count = steps[i];
         struct plan_report report;
         struct layout *next = plan(&request, &report);
@@ -132,10 +132,10 @@ TEST(compact_gives_exactly_the_fresh_table)
         struct layout *first = plan(&request, NULL);
         request.shard_count = (uint32_t)(1 + random_below(20));
         struct layout *fresh = plan(&request, NULL);
-        request.previous = first;
+        request.held = first;
         struct layout *kept = plan(&request, NULL);
-        request.previous = kept;
-        request.compact = 1;
+        request.held = kept;
+        request.free = CAIRN_FREE_ALL;
         struct layout *compact = plan(&request, NULL);
         ck_assert_mem_eq(compact->hash, fresh->hash, sizeof fresh->hash);
         ck_assert_uint_eq(compact->extent_count, fresh->extent_count);
@@ -153,7 +153,7 @@ TEST(nothing_moves_when_nothing_changes)
     struct job job = transformer(4, 512, 1000);
     struct plan_request request = ask(&job, 6);
     struct layout *layout = plan(&request, NULL);
-    request.previous = layout;
+    request.held = layout;
     struct plan_report report;
     struct layout *same = plan(&request, &report);
     ck_assert_uint_le(report.moved_bytes, report.moved_bytes_bound);

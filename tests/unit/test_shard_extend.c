@@ -67,8 +67,13 @@ static void amend_scene(cairn_init_kind init)
         };
         was[t] = t < T_WEIGHT ? t : t == T_WEIGHT ? CAIRN_TENSOR_NEW : T_WEIGHT;
     }
-    ck_assert_int_eq(plan_extend(tensors, TENSORS + 1, scene.layout, was, NULL, 0, &layout),
-                     CAIRN_OK);
+    const struct plan_request request = { .tensors = tensors,
+                                          .tensor_count = TENSORS + 1,
+                                          .shard_count = scene.layout->shard_count,
+                                          .held = scene.layout,
+                                          .free = CAIRN_FREE_NEW,
+                                          .was = was };
+    ck_assert_int_eq(plan_make(&request, &layout, NULL), CAIRN_OK);
     shard_map_release(&scene.map);
     layout_close(scene.layout);
     scene.layout = layout;
