@@ -578,13 +578,14 @@ static void take_heritage(struct coord_adoption *adoption)
  * not report what it holds is treated like a shard that is away, and is listed as silent. */
 static cairn_status adoption_plan(struct coord_adoption *adoption)
 {
-    struct coord_strangers strangers;
+    struct coord_answer memory = { 0 };
+    Cairn__ClusterForgotten strangers = CAIRN__CLUSTER_FORGOTTEN__INIT; // for its list of parts
     if (list_silent(adoption) != CAIRN_OK) return CAIRN_ERR_NO_MEMORY;
-    if (!coord_strangers_init(&strangers, adoption->cluster)) return CAIRN_ERR_NO_MEMORY;
-    adoption->jobs = calloc(strangers.count + 1, sizeof *adoption->jobs);
-    cairn_status status = adoption->jobs == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;
-    for (size_t i = 0; i < strangers.count && status == CAIRN_OK; i++) {
-        const Cairn__HeldJob *part = strangers.list[i]->part;
+    coord_strangers_add(adoption->cluster, &memory, &strangers.base, "parts");
+    adoption->jobs = calloc(strangers.n_parts + 1, sizeof *adoption->jobs);
+    cairn_status status = memory.failed || adoption->jobs == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;
+    for (size_t i = 0; i < strangers.n_parts && status == CAIRN_OK; i++) {
+        const Cairn__HeldJob *part = strangers.parts[i]->part;
         size_t at = 0;
         while (at < adoption->job_count && adoption->jobs[at].id != part->job) at++;
         if (at < adoption->job_count) continue;
@@ -596,7 +597,7 @@ static cairn_status adoption_plan(struct coord_adoption *adoption)
         if (adoption->jobs[at].name == NULL || adoption->jobs[at].shards == NULL)
             status = CAIRN_ERR_NO_MEMORY;
     }
-    coord_strangers_release(&strangers);
+    coord_answer_release(&memory);
     adoption->incarnation = store_meta(adoption->cluster->store)->incarnation;
     for (const struct coord_shard_entry *s = adoption->cluster->shards; s != NULL; s = s->next)
         if (s->seen.incarnation > adoption->incarnation)

@@ -1,8 +1,11 @@
 /* Implements what every file of the coordinator uses (see base.h): questions to shards, work on
- * other threads, messages to sessions, the clock, and the list of jobs. */
+ * other threads, messages to sessions, the memory of answers, the clock, and the list of jobs. */
 #include "server/coordinator/base.h"
 
+#include <assert.h>
+#include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -182,6 +185,13 @@ static void on_run(uv_work_t *req)
     work->run(work);
 }
 
+static void finish_work(struct coord_work *work)
+{
+    void (*free_it)(struct coord_work *) = work->free_it;
+    work->done(work); // frees the work if free_it is not set
+    if (free_it != NULL) free_it(work);
+}
+
 static void on_back(uv_work_t *req, int uv_status)
 {
     struct coord_work *work = req->data;
@@ -191,7 +201,7 @@ static void on_back(uv_work_t *req, int uv_status)
     while (*at != work) at = &(*at)->next;
     *at = work->next;
     if (work->session != NULL) work->session->wait_count--;
-    work->done(work); // frees the work
+    finish_work(work);
     if (cluster->closing) cluster->close_step(cluster);
 }
 
@@ -218,8 +228,28 @@ bool coord_work_do(struct coord_work *work, struct coord *cluster, struct coord_
     work->session = session;
     work->request = request;
     work->run(work);
-    work->done(work);
+    finish_work(work);
     return true;
+}
+
+void coord_work_ask(struct coord_work *work, struct coord_session *session, uint32_t request)
+{
+    if (work == NULL) {
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
+    } else if (!coord_work_start(work, session->cluster, session, request)) {
+        work->free_it(work);
+        coord_session_error(session, request, CAIRN_ERR_BUSY,
+                            "too many requests wait on this connection");
+    }
+}
+
+void coord_work_answer(const struct coord_work *work, uint16_t type,
+                       const ProtobufCMessage *message)
+{
+    if (work->status == CAIRN_OK)
+        coord_session_send(work->session, type, work->request, message);
+    else
+        coord_session_error(work->session, work->request, work->status, work->why.text);
 }
 
 /* ---- freed ---- */
@@ -236,7 +266,7 @@ static void run_freeing(struct coord_work *work)
     freeing->free_it(freeing->what);
 }
 
-static void done_freeing(struct coord_work *work)
+void coord_work_free(struct coord_work *work)
 {
     free(work);
 }
@@ -246,7 +276,7 @@ void coord_free_by(struct coord *cluster, void (*free_it)(void *what), void *wha
     struct freeing *freeing = cluster->closing ? NULL : calloc(1, sizeof *freeing);
     if (freeing != NULL) {
         freeing->work.run = run_freeing;
-        freeing->work.done = done_freeing;
+        freeing->work.done = coord_work_free;
         freeing->free_it = free_it;
         freeing->what = what;
         if (coord_work_do(&freeing->work, cluster, NULL, 0, bytes)) return;
@@ -311,6 +341,91 @@ void coord_waiters_fail(struct coord_waiters *list, cairn_status status, const c
     error.status = (int32_t)status;
     error.text = wire_text(text);
     coord_waiters_answer(list, CAIRN_MSG_ERROR, &error.base);
+}
+
+/* ==== answers ==== */
+
+#define BLOCK_BYTES 4096
+
+struct answer_block {
+    struct answer_block *next;
+    size_t used, size;
+    _Alignas(max_align_t) char bytes[]; /* [size] */
+};
+
+void *coord_answer_bytes(struct coord_answer *answer, size_t bytes)
+{
+    const size_t need = (bytes + _Alignof(max_align_t) - 1) / _Alignof(max_align_t) *
+                        _Alignof(max_align_t);
+    struct answer_block *block = answer->blocks;
+    if (block == NULL || need > block->size - block->used) {
+        const size_t size = need > BLOCK_BYTES ? need : BLOCK_BYTES;
+        block = calloc(1, sizeof *block + size);
+        if (block == NULL) {
+            answer->failed = true;
+            return NULL;
+        }
+        block->size = size;
+        block->next = answer->blocks;
+        answer->blocks = block;
+    }
+    block->used += need;
+    return block->bytes + block->used - need;
+}
+
+char *coord_answer_text(struct coord_answer *answer, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    const int length = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    char *text = coord_answer_bytes(answer, (size_t)length + 1);
+    if (text == NULL) return wire_text("");
+    va_start(args, format);
+    vsnprintf(text, (size_t)length + 1, format, args);
+    va_end(args);
+    return text;
+}
+
+void *coord_answer_add(struct coord_answer *answer, ProtobufCMessage *to, const char *field)
+{
+    const ProtobufCFieldDescriptor *f = protobuf_c_message_descriptor_get_field_by_name(
+        to->descriptor, field);
+    assert(f != NULL && f->label == PROTOBUF_C_LABEL_REPEATED &&
+           f->type == PROTOBUF_C_TYPE_MESSAGE);
+    const ProtobufCMessageDescriptor *type = f->descriptor;
+    size_t *count = (size_t *)(void *)((char *)to + f->quantifier_offset);
+    ProtobufCMessage ***list = (ProtobufCMessage ***)(void *)((char *)to + f->offset);
+    if ((*count & (*count - 1)) == 0) { // the list is full, because its room is a power of two
+        ProtobufCMessage **larger = coord_answer_bytes(answer, (*count == 0 ? 1 : 2 * *count) *
+                                                                   sizeof(ProtobufCMessage *));
+        if (larger == NULL) return NULL;
+        if (*count > 0) memcpy(larger, *list, *count * sizeof(ProtobufCMessage *));
+        *list = larger;
+    }
+    ProtobufCMessage *message = coord_answer_bytes(answer, type->sizeof_message);
+    if (message == NULL) return NULL;
+    type->message_init(message);
+    return (*list)[(*count)++] = message;
+}
+
+void coord_answer_release(struct coord_answer *answer)
+{
+    while (answer->blocks != NULL) {
+        struct answer_block *block = answer->blocks;
+        answer->blocks = block->next;
+        free(block);
+    }
+}
+
+void coord_answer_send(struct coord_answer *answer, struct coord_session *session, uint32_t request,
+                       uint16_t type, const ProtobufCMessage *message)
+{
+    if (answer->failed)
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
+    else
+        coord_session_send(session, type, request, message);
+    coord_answer_release(answer);
 }
 
 /* ==== session ==== */

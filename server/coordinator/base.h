@@ -218,6 +218,28 @@ void coord_session_done(struct coord_session *session, uint32_t request);
 void coord_session_pages(struct coord_session *session, uint32_t request, enum page_what what,
                          struct packed *packed);
 
+/* ==== answers ==== */
+
+/* An answer is a message that points to lists, other messages and texts. This memory holds all of them until
+ * the answer is sent. So whoever fills in a part of an answer need not count beforehand, and frees nothing.
+ * If there is no memory for a part, the part is left out, and coord_answer_send sends an error instead. */
+struct coord_answer {
+    struct answer_block *blocks; /* owned */
+    bool failed;                 /* true: there was no memory for a part */
+};
+
+/* Returns zeros; NULL: no memory. */
+void *coord_answer_bytes(struct coord_answer *answer, size_t bytes);
+/* Returns a copy of the formatted text; "": no memory. */
+char *coord_answer_text(struct coord_answer *answer, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* Adds a message, initialized, to the repeated field of that name of `to`. NULL: no memory. */
+void *coord_answer_add(struct coord_answer *answer, ProtobufCMessage *to, const char *field);
+/* Sends the message to which the parts belong, or the error, and releases the answer. */
+void coord_answer_send(struct coord_answer *answer, struct coord_session *session, uint32_t request,
+                       uint16_t type, const ProtobufCMessage *message);
+void coord_answer_release(struct coord_answer *answer);
+
 /* ==== works ==== */
 
 /* Work that blocks, on libuv's threads, and the sessions that wait for its outcome. Writes to the store
@@ -233,8 +255,13 @@ struct coord_work {
     /* the session to answer; NULL: there is none, or the session has ended */
     struct coord_session *session;
     uint32_t request;
-    void (*run)(struct coord_work *work);  /* runs on another thread */
-    void (*done)(struct coord_work *work); /* called on the loop; frees the work */
+    void (*run)(struct coord_work *work); /* runs on another thread */
+    void (*done)(
+        struct coord_work *work); /* called on the loop; frees the work, unless free_it is set */
+    void (*free_it)(struct coord_work *work); /* NULL, or called after `done` */
+    /* the outcome, if `run` sets it */
+    cairn_status status;
+    struct sentence why;
 };
 
 /* Returns false, and begins nothing, if the session waits for too many answers or no thread can take the
@@ -246,6 +273,15 @@ bool coord_work_start(struct coord_work *work, struct coord *cluster, struct coo
  * returns. */
 bool coord_work_do(struct coord_work *work, struct coord *cluster, struct coord_session *session,
                    uint32_t request, size_t bytes);
+/* For work whose memory is the struct alone. */
+void coord_work_free(struct coord_work *work);
+/* Begins work, which has free_it, to answer the session's request. If the work cannot begin, frees it, and
+ * answers that. `work` NULL: there was no memory for it. */
+void coord_work_ask(struct coord_work *work, struct coord_session *session, uint32_t request);
+/* Answers the session that waits for the work, if there is one: with the message if the work's status is
+ * CAIRN_OK, else with the error. */
+void coord_work_answer(const struct coord_work *work, uint16_t type,
+                       const ProtobufCMessage *message);
 /* Calls free_it(what), on another thread or at once, as coord_work_do decides by `bytes`. `bytes` is the
  * size of the data that `what` was made from. Nobody else may use `what`. */
 void coord_free_by(struct coord *cluster, void (*free_it)(void *what), void *what, size_t bytes);

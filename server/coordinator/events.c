@@ -192,11 +192,12 @@ void coord_events_faults(const struct coord *cluster, const char *job, struct ev
     }
 }
 
-/* Fills in a message that borrows the event's texts. Nobody writes to the texts through the
- * message. */
-static void fill_event(Cairn__Event *out, const struct stored_event *event)
+/* Adds the event to a page. Nobody writes to the event's texts through the message. */
+static void add_event(struct coord_answer *answer, Cairn__Events *page,
+                      const struct stored_event *event)
 {
-    cairn__event__init(out);
+    Cairn__Event *out = coord_answer_add(answer, &page->base, "events");
+    if (out == NULL) return;
     out->number = event->number;
     out->unix_ms = event->unix_ms;
     out->kind = wire_text(event->kind);
@@ -209,24 +210,18 @@ static void on_events_get(struct coord_session *session, uint32_t request, const
 {
     const Cairn__EventsGet *get = any;
     const struct coord_events *events = &session->cluster->events;
-    Cairn__Event filled[PAGE_EVENTS];
-    Cairn__Event *list[PAGE_EVENTS];
+    struct coord_answer answer = { 0 };
     Cairn__Events page = CAIRN__EVENTS__INIT;
     uint64_t number = get->after >= events->first ? get->after + 1 : events->first;
-    page.events = list;
     page.process = session->cluster->identity.id.process;
     page.began = events->began;
-    for (; number < events->next; number++) {
+    for (; number < events->next && !page.more; number++) {
         const struct stored_event *event = *place_of(events, number);
         if (event == NULL || event->unix_ms < get->since_unix_ms) continue;
-        if (page.n_events == PAGE_EVENTS) {
-            page.more = true;
-            break;
-        }
-        list[page.n_events] = &filled[page.n_events];
-        fill_event(&filled[page.n_events++], event);
+        page.more = page.n_events == PAGE_EVENTS;
+        if (!page.more) add_event(&answer, &page, event);
     }
-    coord_session_send(session, CAIRN_MSG_EVENTS, request, &page.base);
+    coord_answer_send(&answer, session, request, CAIRN_MSG_EVENTS, &page.base);
 }
 
 /* ==== backup ==== */

@@ -481,7 +481,8 @@ bool coord_groups_fault(struct coord_job *job, uint64_t member, const char *text
 
 /* ---- what there is ---- */
 
-void coord_groups_show(const struct coord_job *job, struct groups_view *view, Cairn__JobStatus *out)
+void coord_groups_show(const struct coord_job *job, struct coord_answer *answer,
+                       Cairn__JobStatus *out)
 {
     static const char no_tiles[] = CAIRN_GROUPS_NOT_OF_TILES;
     const struct coord_groups *groups = job->groups;
@@ -489,15 +490,13 @@ void coord_groups_show(const struct coord_job *job, struct groups_view *view, Ca
     if (groups == NULL || job->tiles.world != 0) return;
     out->reduce_groups_off = wire_text(groups->off.text);
     out->reduce_group_count = groups->now.group_count;
-    out->reduce_groups = view->list;
     for (uint32_t g = 0; g < groups->now.group_count && g < CAIRN_GROUPS_SHOWN; g++) {
-        Cairn__ReduceGroup *to = &view->groups[g];
+        Cairn__ReduceGroup *to = coord_answer_add(answer, &out->base, "reduce_groups");
         uint32_t count;
-        cairn__reduce_group__init(to);
+        if (to == NULL) return;
         to->ranks = (uint32_t *)(uintptr_t)rank_groups_at(&groups->now, g, &count);
         to->n_ranks = count;
         if (groups->names != NULL && groups->names[g] != NULL) to->host = groups->names[g];
-        view->list[out->n_reduce_groups++] = to;
     }
 }
 

@@ -544,16 +544,10 @@ void coord_bytes_read(struct coord_member *member, uint64_t bytes);
  * move `out`, because it has pointers into itself. */
 const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes_view *out);
 
-struct memory_view {
-    Cairn__MemoryTold *told;  /* owned: [the job's entry_count], by index */
-    Cairn__MemoryTold **list; /* owned: [entry_count], points into `told` */
-    size_t count;             /* 0: no memory */
-    uint64_t sum;
-};
-/* Lists the memory that the job's shards last reported. The names are borrowed; release the list with
- * coord_memory_release. */
-void coord_memory_of(const struct coord_job *job, struct memory_view *out);
-void coord_memory_release(struct memory_view *view);
+/* Fills in `memory` of the status, which is what the job's shards last reported, by index, and the sum. The
+ * names are borrowed. */
+void coord_memory_show(const struct coord_job *job, struct coord_answer *answer,
+                       Cairn__JobStatus *status);
 
 /* ==== missed ==== */
 

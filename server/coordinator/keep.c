@@ -15,8 +15,6 @@ struct keeping {
     struct retention_rules rules;
     struct retention_clock clock; /* at the start of the sweep */
     bool is_plan;                 /* true: the sweep only reports what it would remove */
-    cairn_status status;
-    struct sentence why;
     /* owned */
     char *job;
     struct coord_found found;
@@ -27,8 +25,9 @@ struct keeping {
 static void snapshot_retire(struct coord *cluster, const char *job, const char *id,
                             enum removal_cause cause);
 
-static void free_keeping(struct keeping *keeping)
+static void free_keeping(struct coord_work *work)
 {
+    struct keeping *keeping = (struct keeping *)work;
     coord_found_release(&keeping->found);
     snapshot_words_release(&keeping->words);
     free(keeping->items);
@@ -38,11 +37,30 @@ static void free_keeping(struct keeping *keeping)
 
 /* ---- on another thread ---- */
 
-static bool has_tag(const struct snapshot_words *words, const char *id)
+/* Loads the job's snapshots and their words. The caller always releases `found` and `words`. */
+static cairn_status look_at_snapshots(const struct coord *cluster, const char *job,
+                                      struct coord_found *found, struct snapshot_words *words,
+                                      struct sentence *why)
+{
+    *words = (struct snapshot_words) { .latest = "" };
+    cairn_status status = coord_find_snapshots(cluster, job, NULL, found, why);
+    if (status == CAIRN_OK) status = snapshot_words_load(cluster->storage.path, job, words, why);
+    return status;
+}
+
+static const struct found_snapshot *is_listed(const struct coord_found *found, const char *id)
+{
+    for (size_t i = 0; i < found->count; i++)
+        if (strcmp(found->list[i].place.id, id) == 0) return &found->list[i];
+    return NULL;
+}
+
+/* Returns a tag of the snapshot, or NULL. */
+static const struct snapshot_tag *tag_of(const struct snapshot_words *words, const char *id)
 {
     for (size_t i = 0; i < words->tag_count; i++)
-        if (strcmp(words->tags[i].id, id) == 0) return true;
-    return false;
+        if (strcmp(words->tags[i].id, id) == 0) return &words->tags[i];
+    return NULL;
 }
 
 /* True if the snapshot is periodic and belongs to another job of the same name. The manifest of a
@@ -66,7 +84,7 @@ static struct retention_item item_of(const struct keeping *keeping, const struct
     for (size_t i = 0; i < m->file_count; i++) item.bytes += m->files[i].bytes;
     item.is_others = is_others(keeping, f);
     item.is_periodic = m->periodic != 0 && !item.is_others;
-    item.is_tagged = has_tag(&keeping->words, f->place.id);
+    item.is_tagged = tag_of(&keeping->words, f->place.id) != NULL;
     item.is_latest = strcmp(keeping->words.latest, f->place.id) == 0;
     item.is_damaged = m->nonfinite.nonfinite > 0 || (check != NULL && !check->is_good);
     item.is_left = f->is_left;
@@ -77,14 +95,12 @@ static struct retention_item item_of(const struct keeping *keeping, const struct
 static void run_sweep(struct coord_work *work)
 {
     struct keeping *k = (struct keeping *)work;
-    k->status = coord_find_snapshots(work->cluster, k->job, NULL, &k->found, &k->why);
-    if (k->status == CAIRN_OK)
-        k->status = snapshot_words_load(work->cluster->storage.path, k->job, &k->words, &k->why);
-    if (k->status != CAIRN_OK) return;
+    work->status = look_at_snapshots(work->cluster, k->job, &k->found, &k->words, &work->why);
+    if (work->status != CAIRN_OK) return;
     if (k->number != 0) find_line(&k->found, &k->origin);
     k->items = calloc(k->found.count + 1, sizeof *k->items);
     if (k->items == NULL) {
-        k->status = fail_with(&k->why, CAIRN_ERR_NO_MEMORY, "out of memory");
+        work->status = fail_with(&work->why, CAIRN_ERR_NO_MEMORY, "out of memory");
         return;
     }
     for (size_t i = 0; i < k->found.count; i++) k->items[i] = item_of(k, &k->found.list[i]);
@@ -93,20 +109,13 @@ static void run_sweep(struct coord_work *work)
 
 /* ---- on the loop ---- */
 
-static bool is_committed(const struct keeping *k, const char *id)
-{
-    for (size_t i = 0; i < k->found.count; i++)
-        if (strcmp(k->found.list[i].place.id, id) == 0) return true;
-    return false;
-}
-
 /* True if a crash has left the snapshot behind: it was begun for this very job, it is not committed
  * now, and the job is not taking any snapshot. */
 static bool is_left(const struct keeping *k, const struct snapshot_begun *begun)
 {
     const struct coord_job *job = coord_job_by_id(k->work.cluster, k->number);
     return job != NULL && job->snapshots.running == NULL && begun->job == k->number &&
-           !is_committed(k, begun->id) && k->found.count < CAIRN_FOUND_MAX;
+           is_listed(&k->found, begun->id) == NULL && k->found.count < CAIRN_FOUND_MAX;
 }
 
 static void remove_them(const struct keeping *k)
@@ -122,52 +131,40 @@ static void remove_them(const struct keeping *k)
 
 static void answer_keeping(const struct keeping *k)
 {
+    struct coord_answer answer = { 0 };
     Cairn__SnapshotPruned message = CAIRN__SNAPSHOT_PRUNED__INIT;
-    const size_t most = k->found.count + k->words.begun_count + 1;
-    Cairn__SnapshotFate *fates = calloc(most, sizeof *fates);
-    Cairn__SnapshotFate **list = calloc(most, sizeof *list);
-    for (size_t i = 0; fates != NULL && list != NULL && i < most - 1; i++) {
-        Cairn__SnapshotFate *fate = &fates[message.n_fates];
-        const bool is_found = i < k->found.count;
-        cairn__snapshot_fate__init(fate);
-        if (is_found) {
-            fate->id = k->found.list[i].place.id;
-            fate->step = k->items[i].step;
-            fate->bytes = k->items[i].bytes;
-            fate->created_unix_ms = k->items[i].created_unix_s * 1000;
-            fate->goes = retention_goes(k->items[i].fate);
-            fate->reason = wire_text(retention_reason(k->items[i].fate));
-        } else {
-            const struct snapshot_begun *begun = &k->words.begun[i - k->found.count];
-            if (!is_left(k, begun)) continue;
-            fate->id = wire_text(begun->id);
-            fate->goes = true;
-            fate->reason = wire_text("a crash left it: half made, or half removed");
-        }
-        list[message.n_fates++] = fate;
+    for (size_t i = 0; i < k->found.count; i++) {
+        Cairn__SnapshotFate *fate = coord_answer_add(&answer, &message.base, "fates");
+        if (fate == NULL) break;
+        fate->id = k->found.list[i].place.id;
+        fate->step = k->items[i].step;
+        fate->bytes = k->items[i].bytes;
+        fate->created_unix_ms = k->items[i].created_unix_s * 1000;
+        fate->goes = retention_goes(k->items[i].fate);
+        fate->reason = wire_text(retention_reason(k->items[i].fate));
     }
-    message.fates = list;
-    if (fates != NULL && list != NULL)
-        coord_session_send(k->work.session, CAIRN_MSG_SNAPSHOT_PRUNED, k->work.request,
-                           &message.base);
-    else
-        coord_session_error(k->work.session, k->work.request, CAIRN_ERR_NO_MEMORY, "out of memory");
-    free(fates);
-    free(list);
+    for (size_t i = 0; i < k->words.begun_count; i++) {
+        if (!is_left(k, &k->words.begun[i])) continue;
+        Cairn__SnapshotFate *fate = coord_answer_add(&answer, &message.base, "fates");
+        if (fate == NULL) break;
+        fate->id = k->words.begun[i].id;
+        fate->goes = true;
+        fate->reason = wire_text("a crash left it: half made, or half removed");
+    }
+    coord_answer_send(&answer, k->work.session, k->work.request, CAIRN_MSG_SNAPSHOT_PRUNED,
+                      &message.base);
 }
 
 static void on_judged(struct coord_work *work)
 {
-    struct keeping *k = (struct keeping *)work;
-    if (k->status != CAIRN_OK) {
-        log_warn("all snapshots of job %s stay: %s", k->job, k->why.text);
-        if (work->session != NULL)
-            coord_session_error(work->session, work->request, k->status, k->why.text);
-    } else {
-        if (work->session != NULL) answer_keeping(k);
-        if (!k->is_plan && !work->cluster->closing) remove_them(k);
+    const struct keeping *k = (struct keeping *)work;
+    if (work->status != CAIRN_OK) {
+        log_warn("all snapshots of job %s stay: %s", k->job, work->why.text);
+        coord_work_answer(work, 0, NULL);
+        return;
     }
-    free_keeping(k);
+    if (work->session != NULL) answer_keeping(k);
+    if (!k->is_plan && !work->cluster->closing) remove_them(k);
 }
 
 static struct keeping *new_keeping(struct coord *cluster, const char *job)
@@ -183,6 +180,7 @@ static struct keeping *new_keeping(struct coord *cluster, const char *job)
     k->work.cluster = cluster;
     k->work.run = run_sweep;
     k->work.done = on_judged;
+    k->work.free_it = free_keeping;
     if (known == NULL) return k;
     const struct policy *policy = &known->spec.policy;
     k->number = known->id;
@@ -198,7 +196,7 @@ void coord_snapshot_keep(struct coord *cluster, const char *job)
 {
     struct keeping *k = new_keeping(cluster, job);
     if (k == NULL) return; // a later sweep does the same work
-    if (!coord_work_start(&k->work, cluster, NULL, 0)) free_keeping(k);
+    if (!coord_work_start(&k->work, cluster, NULL, 0)) free_keeping(&k->work);
 }
 
 static void on_snapshot_prune(struct coord_session *session, uint32_t request, const void *any)
@@ -211,18 +209,13 @@ static void on_snapshot_prune(struct coord_session *session, uint32_t request, c
         return;
     }
     struct keeping *k = new_keeping(session->cluster, message->job);
-    if (k != NULL) {
-        k->is_plan = message->plan;
-        if (message->has_rules)
-            k->rules = (struct retention_rules) { .keep_last = message->keep_last,
-                                                  .keep_every = message->keep_every,
-                                                  .keep_within_s = message->keep_within_s,
-                                                  .max_bytes = message->max_bytes };
-        if (coord_work_start(&k->work, session->cluster, session, request)) return;
-        free_keeping(k);
-    }
-    coord_session_error(session, request, CAIRN_ERR_BUSY,
-                        "too many requests wait on this connection");
+    if (k != NULL) k->is_plan = message->plan;
+    if (k != NULL && message->has_rules)
+        k->rules = (struct retention_rules) { .keep_last = message->keep_last,
+                                              .keep_every = message->keep_every,
+                                              .keep_within_s = message->keep_within_s,
+                                              .max_bytes = message->max_bytes };
+    coord_work_ask(k != NULL ? &k->work : NULL, session, request);
 }
 
 /* ==== keep words ==== */
@@ -272,24 +265,6 @@ newest(const struct coord_found *found, const struct snapshot_words *words, cons
         if (strcmp(id, but) != 0 && !found->list[i].is_left && is_so(&found->list[i], words))
             return id;
     }
-    return NULL;
-}
-
-/* Loads the job's snapshots and their words. The caller always releases `found` and `words`. */
-static cairn_status look_at_snapshots(const struct coord *cluster, const char *job,
-                                      struct coord_found *found, struct snapshot_words *words,
-                                      struct sentence *why)
-{
-    *words = (struct snapshot_words) { .latest = "" };
-    cairn_status status = coord_find_snapshots(cluster, job, NULL, found, why);
-    if (status == CAIRN_OK) status = snapshot_words_load(cluster->storage.path, job, words, why);
-    return status;
-}
-
-static const struct found_snapshot *is_listed(const struct coord_found *found, const char *id)
-{
-    for (size_t i = 0; i < found->count; i++)
-        if (strcmp(found->list[i].place.id, id) == 0) return &found->list[i];
     return NULL;
 }
 
@@ -373,12 +348,12 @@ static cairn_status judge_release(const struct coord_found *found,
                                   const char *id, enum removal_cause cause, struct sentence *why)
 {
     const struct found_snapshot *it = is_listed(found, id);
-    for (size_t i = 0; i < words->tag_count; i++)
-        if (strcmp(words->tags[i].id, id) == 0)
-            return fail_with(why, CAIRN_ERR_REFUSED,
-                             "snapshot %s of job %s has the tag %s: `cairn snapshot tag %s %s %s "
-                             "--delete` takes it off, --force removes it all the same",
-                             id, job, words->tags[i].name, job, id, words->tags[i].name);
+    const struct snapshot_tag *tag = tag_of(words, id);
+    if (tag != NULL)
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "snapshot %s of job %s has the tag %s: `cairn snapshot tag %s %s %s "
+                         "--delete` takes it off, --force removes it all the same",
+                         id, job, tag->name, job, id, tag->name);
     if (it == NULL || newest(found, words, id, is_sound) != NULL) return CAIRN_OK;
     if (is_sound(it, words))
         return fail_with(why, CAIRN_ERR_REFUSED,
@@ -562,16 +537,15 @@ struct coord_removal {
     struct coord_work work;
     struct coord_removal *next; /* of the cluster's list */
     struct snapshot_removed removed;
-    cairn_status status;
-    struct sentence why;
     enum removal_cause cause;
     uint64_t number; /* the job's number; 0: the job is not in the cluster */
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     char *job, *folder; /* owned */
 };
 
-static void free_removal(struct coord_removal *removal)
+static void free_removal(struct coord_work *work)
 {
+    struct coord_removal *removal = (struct coord_removal *)work;
     struct coord_removal **at = &removal->work.cluster->removals;
     while (*at != NULL && *at != removal) at = &(*at)->next;
     if (*at == removal) *at = removal->next;
@@ -598,42 +572,37 @@ static void run_removal(struct coord_work *work)
     struct coord_removal *removal = (struct coord_removal *)work;
     struct snapshot_removed first = { 0 };
     const char *root = work->cluster->storage.path;
-    removal->status = coord_storage_seen(work->cluster, &removal->why);
-    if (removal->status == CAIRN_OK) {
+    work->status = coord_storage_seen(work->cluster, &work->why);
+    if (work->status == CAIRN_OK) {
         note_begun(removal, root);
-        removal->status = coord_snapshot_release(work->cluster, removal->job, removal->id,
-                                                 removal->cause, &first, &removal->why);
+        work->status = coord_snapshot_release(work->cluster, removal->job, removal->id,
+                                              removal->cause, &first, &work->why);
     }
-    if (removal->status == CAIRN_ERR_REFUSED)
+    if (work->status == CAIRN_ERR_REFUSED)
         // the snapshot is committed, and stays
         snapshot_begun_forget(root, removal->job, removal->id);
-    if (removal->status != CAIRN_OK) return;
-    removal->status = snapshot_remove(root, removal->job, removal->id, &removal->removed,
-                                      &removal->why);
+    if (work->status != CAIRN_OK) return;
+    work->status = snapshot_remove(root, removal->job, removal->id, &removal->removed, &work->why);
     removal->removed.files += first.files;
     removal->removed.bytes += first.bytes;
-    if (removal->status != CAIRN_OK && removal->status != CAIRN_ERR_NOT_FOUND) return;
+    if (work->status != CAIRN_OK && work->status != CAIRN_ERR_NOT_FOUND) return;
     snapshot_check_forget(root, removal->job, removal->id);
     snapshot_begun_forget(root, removal->job, removal->id);
 }
 
 static void on_removed(struct coord_work *work)
 {
-    struct coord_removal *removal = (struct coord_removal *)work;
+    const struct coord_removal *removal = (struct coord_removal *)work;
     Cairn__SnapshotRemoved message = CAIRN__SNAPSHOT_REMOVED__INIT;
-    message.id = removal->id;
+    message.id = wire_text(removal->id);
     message.job = removal->job;
     message.files = removal->removed.files;
     message.bytes = removal->removed.bytes;
-    if (removal->status == CAIRN_OK)
+    if (work->status == CAIRN_OK)
         log_info("snapshot %s of job %s is removed", removal->id, removal->job);
     else
-        log_warn("snapshot %s of job %s: %s", removal->id, removal->job, removal->why.text);
-    if (work->session != NULL && removal->status == CAIRN_OK)
-        coord_session_send(work->session, CAIRN_MSG_SNAPSHOT_REMOVED, work->request, &message.base);
-    else if (work->session != NULL)
-        coord_session_error(work->session, work->request, removal->status, removal->why.text);
-    free_removal(removal);
+        log_warn("snapshot %s of job %s: %s", removal->id, removal->job, work->why.text);
+    coord_work_answer(work, CAIRN_MSG_SNAPSHOT_REMOVED, &message.base);
 }
 
 bool coord_snapshot_removing(const struct coord *cluster, const char *folder)
@@ -701,6 +670,7 @@ static cairn_status begin_removal(struct coord *cluster, struct coord_session *s
     removal->work.cluster = cluster;
     removal->work.run = run_removal;
     removal->work.done = on_removed;
+    removal->work.free_it = free_removal;
     removal->cause = cause;
     removal->number = known != NULL ? known->id : 0;
     removal->job = name;
@@ -709,7 +679,7 @@ static cairn_status begin_removal(struct coord *cluster, struct coord_session *s
     removal->next = cluster->removals;
     cluster->removals = removal;
     if (coord_work_start(&removal->work, cluster, session, request)) return CAIRN_OK;
-    free_removal(removal);
+    free_removal(&removal->work);
     return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
 }
 
@@ -757,8 +727,6 @@ struct tagging {
     struct coord_work work;
     bool is_removal;
     char job[CAIRN_NAME_MAX + 1], id[CAIRN_SNAPSHOT_ID_BYTES], name[CAIRN_SNAPSHOT_TAG_BYTES];
-    cairn_status status;
-    struct sentence why;
 };
 
 /* Returns the tag of that name, or NULL if no snapshot has such a tag. */
@@ -805,29 +773,26 @@ static void run_tag(struct coord_work *work)
     struct tagging *t = (struct tagging *)work;
     struct snapshot_words words = { .latest = "" };
     coord_snapshot_words_lock();
-    t->status = coord_storage_seen(work->cluster, &t->why);
-    if (t->status == CAIRN_OK)
-        t->status = snapshot_words_load(work->cluster->storage.path, t->job, &words, &t->why);
-    if (t->status == CAIRN_OK) t->status = (t->is_removal ? take_off : put_on)(t, &words, &t->why);
+    work->status = coord_storage_seen(work->cluster, &work->why);
+    if (work->status == CAIRN_OK)
+        work->status = snapshot_words_load(work->cluster->storage.path, t->job, &words, &work->why);
+    if (work->status == CAIRN_OK)
+        work->status = (t->is_removal ? take_off : put_on)(t, &words, &work->why);
     coord_snapshot_words_unlock();
     snapshot_words_release(&words);
 }
 
-static void on_done(struct coord_work *work)
+static void on_tagged(struct coord_work *work)
 {
     struct tagging *t = (struct tagging *)work;
     Cairn__SnapshotTagged message = CAIRN__SNAPSHOT_TAGGED__INIT;
     message.job = t->job;
     message.id = t->id;
     message.name = t->name;
-    if (t->status == CAIRN_OK)
+    if (work->status == CAIRN_OK)
         log_info("snapshot %s of job %s: tag %s is %s", t->id, t->job, t->name,
                  t->is_removal ? "off" : "on");
-    if (work->session != NULL && t->status == CAIRN_OK)
-        coord_session_send(work->session, CAIRN_MSG_SNAPSHOT_TAGGED, work->request, &message.base);
-    else if (work->session != NULL)
-        coord_session_error(work->session, work->request, t->status, t->why.text);
-    free(t);
+    coord_work_answer(work, CAIRN_MSG_SNAPSHOT_TAGGED, &message.base);
 }
 
 static cairn_status judge_tag(const Cairn__SnapshotTag *message, struct sentence *why)
@@ -850,22 +815,22 @@ static void on_snapshot_tag(struct coord_session *session, uint32_t request, con
 {
     const Cairn__SnapshotTag *message = any;
     struct sentence why;
-    cairn_status status = judge_tag(message, &why);
-    struct tagging *t = status == CAIRN_OK ? calloc(1, sizeof *t) : NULL;
-    if (status == CAIRN_OK && t == NULL)
-        status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    if (status == CAIRN_OK) {
+    const cairn_status status = judge_tag(message, &why);
+    if (status != CAIRN_OK) {
+        coord_session_error(session, request, status, why.text);
+        return;
+    }
+    struct tagging *t = calloc(1, sizeof *t);
+    if (t != NULL) {
         t->work.run = run_tag;
-        t->work.done = on_done;
+        t->work.done = on_tagged;
+        t->work.free_it = coord_work_free;
         t->is_removal = message->remove;
         snprintf(t->job, sizeof t->job, "%s", message->job);
         snprintf(t->id, sizeof t->id, "%s", message->id);
         snprintf(t->name, sizeof t->name, "%s", message->name);
-        if (coord_work_start(&t->work, session->cluster, session, request)) return;
-        free(t);
-        status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     }
-    coord_session_error(session, request, status, why.text);
+    coord_work_ask(t != NULL ? &t->work : NULL, session, request);
 }
 
 /* ==== find ==== */

@@ -273,16 +273,10 @@ struct marks coord_job_marks(const struct coord_job *job);
 /* Returns true if a shard holds, or may hold, a job of that name that is not ours. `why` says what to
  * do. */
 bool coord_job_is_strange(const struct coord *cluster, const char *name, struct sentence *why);
-/* The parts on which we do not act. Texts in the messages are borrowed from the entries. */
-struct coord_strangers {
-    Cairn__StrangePart **list; /* [count] */
-    size_t count;
-    /* owned */
-    Cairn__StrangePart *parts;
-    struct sentence *texts;
-};
-bool coord_strangers_init(struct coord_strangers *strangers, const struct coord *cluster);
-void coord_strangers_release(struct coord_strangers *strangers);
+/* Adds the parts on which we do not act to the repeated field of that name of `to`. Texts in the messages are
+ * borrowed from the entries. */
+void coord_strangers_add(const struct coord *cluster, struct coord_answer *answer,
+                         ProtobufCMessage *to, const char *field);
 
 /* ==== tiles ==== */
 

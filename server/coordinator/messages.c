@@ -39,18 +39,18 @@ static void on_cluster_forget(struct coord_session *session, uint32_t request, c
 {
     const Cairn__ClusterForget *message = any;
     struct coord *cluster = session->cluster;
-    struct coord_strangers strangers;
+    struct coord_answer answer = { 0 };
     struct sentence why;
-    if (!coord_strangers_init(&strangers, cluster)) {
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
-        return;
-    }
     Cairn__ClusterForgotten forgotten = CAIRN__CLUSTER_FORGOTTEN__INIT;
-    forgotten.parts = strangers.list;
-    for (size_t i = 0; i < strangers.count; i++)
-        if (is_named(strangers.list[i]->part, message->job))
-            forgotten.parts[forgotten.n_parts++] = strangers.list[i];
-    if (forgotten.n_parts == 0) {
+    coord_strangers_add(cluster, &answer, &forgotten.base, "parts");
+    const size_t count = answer.failed ? 0 : forgotten.n_parts;
+    forgotten.n_parts = 0;
+    for (size_t i = 0; i < count; i++)
+        if (is_named(forgotten.parts[i]->part, message->job))
+            forgotten.parts[forgotten.n_parts++] = forgotten.parts[i];
+    if (answer.failed) {
+        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
+    } else if (forgotten.n_parts == 0) {
         sentence_set(&why,
                      "no connected shard holds parts of a job \"%.128s\" that this store does not "
                      "know; `cairn cluster status` lists such parts",
@@ -62,7 +62,7 @@ static void on_cluster_forget(struct coord_session *session, uint32_t request, c
     for (size_t i = 0; i < forgotten.n_parts && !message->plan; i++)
         forget_part(cluster, coord_shard_find(cluster, forgotten.parts[i]->shard),
                     forgotten.parts[i]->part);
-    coord_strangers_release(&strangers);
+    coord_answer_release(&answer);
 }
 
 static void on_shard_forget(struct coord_session *session, uint32_t request, const void *any)

@@ -143,13 +143,11 @@ static cairn_status reshard_wish_asked(const struct coord_job *job, const Cairn_
 
 /* ---- what is told ---- */
 
-/* The answer about a job, with the memory that the answer owns. */
-struct view {
-    Cairn__ReshardJob message;
-    struct sentence text;
-    Cairn__ReshardPair *pairs; /* owned */
-    Cairn__ReshardPair **list; /* owned */
-    uint32_t serial;           /* serial of the run that the request begins; 0: no run begins */
+/* The answer to a request, which is about one or several jobs. */
+struct reply {
+    struct coord_answer answer;
+    Cairn__ReshardTold told;
+    uint32_t first, last; /* serials of the runs that the request begins; 0: no run begins */
 };
 
 static const char *state_name(enum coord_reshard_state state)
@@ -200,16 +198,15 @@ static uint32_t count_staying(const struct coord_job *job)
     return count;
 }
 
-static void view_run(const struct coord_job *job, struct view *view)
+static void view_run(const struct coord_job *job, struct reply *reply, Cairn__ReshardJob *out)
 {
     const struct coord_reshard_progress *progress = &job->reshard.progress;
-    Cairn__ReshardJob *out = &view->message;
-    cairn__reshard_job__init(out);
-    say_waiting(job, &view->text);
+    struct sentence text;
+    say_waiting(job, &text);
     out->name = job->spec.name;
     out->state = wire_text(
         state_name(job->reshard.running ? CAIRN_RESHARD_MOVING : progress->state));
-    out->text = view->text.text;
+    out->text = coord_answer_text(&reply->answer, "%s", text.text);
     out->layout_hash = layout_number(job->layout);
     out->least_bytes = progress->least_bytes;
     out->all_bytes = progress->all_bytes;
@@ -232,26 +229,21 @@ static void view_run(const struct coord_job *job, struct view *view)
     out->rests = coord_pace_rests(job);
 }
 
-static bool view_plan(const struct coord_job *job, const struct coord_reshard_wish *wish,
-                      const struct coord_reshard_target *target, struct view *view)
+static void view_plan(const struct coord_job *job, const struct coord_reshard_wish *wish,
+                      const struct coord_reshard_target *target, struct reply *reply,
+                      Cairn__ReshardJob *out)
 {
     const struct reshard_report *report = target->report;
-    Cairn__ReshardJob *out = &view->message;
-    view_run(job, view);
-    view->pairs = calloc(report->pair_count + 1, sizeof *view->pairs);
-    view->list = calloc(report->pair_count + 1, sizeof *view->list);
-    if (view->pairs == NULL || view->list == NULL) return false;
+    view_run(job, reply, out);
     for (size_t i = 0; i < report->pair_count; i++) {
-        cairn__reshard_pair__init(&view->pairs[i]);
-        view->pairs[i].from = wish->shards[report->pairs[i].from].entry->name;
-        view->pairs[i].to = wish->shards[report->pairs[i].to].entry->name;
-        view->pairs[i].bytes = report->pairs[i].bytes;
-        view->list[i] = &view->pairs[i];
+        Cairn__ReshardPair *pair = coord_answer_add(&reply->answer, &out->base, "pairs");
+        if (pair == NULL) return;
+        pair->from = wish->shards[report->pairs[i].from].entry->name;
+        pair->to = wish->shards[report->pairs[i].to].entry->name;
+        pair->bytes = report->pairs[i].bytes;
     }
-    view->text.text[0] = '\0';
+    out->text = wire_text("");
     out->state = wire_text("planned");
-    out->pairs = view->list;
-    out->n_pairs = report->pair_count;
     out->least_bytes = report->plan.moved_bytes_bound;
     out->all_bytes = report->plan.moved_bytes;
     out->moved_bytes = out->elapsed_ms = out->slice = 0;
@@ -267,24 +259,17 @@ static bool view_plan(const struct coord_job *job, const struct coord_reshard_wi
     out->worst_step = 0;
     out->expected_s = coord_reshard_expected_s(job, target);
     out->expected_pause_s = coord_reshard_expected_pause_s(job, wish->pause);
-    return true;
 }
 
 /* Shows why a wish is refused. If the job has a run under way, this run is not shown. */
-static void view_refused(const struct coord_job *job, const struct sentence *why, struct view *view)
+static void view_refused(const struct coord_job *job, const struct sentence *why,
+                         struct reply *reply, Cairn__ReshardJob *out)
 {
-    cairn__reshard_job__init(&view->message);
-    view->text = *why;
-    view->message.name = job->spec.name;
-    view->message.state = wire_text("refused");
-    view->message.text = view->text.text;
-    view->message.layout_hash = layout_number(job->layout);
-}
-
-static void view_release(struct view *view)
-{
-    free(view->pairs);
-    free(view->list);
+    cairn__reshard_job__init(out); // drops what was filled in before the refusal
+    out->name = job->spec.name;
+    out->state = wire_text("refused");
+    out->text = coord_answer_text(&reply->answer, "%s", why->text);
+    out->layout_hash = layout_number(job->layout);
 }
 
 /* ---- one job ---- */
@@ -299,15 +284,14 @@ static cairn_status judge_hash(const struct coord_job *job, const Cairn__Reshard
 }
 
 static cairn_status plan_asked(struct coord_job *job, const Cairn__ReshardAsk *ask,
-                               struct view *view, struct sentence *why)
+                               struct reply *reply, Cairn__ReshardJob *out, struct sentence *why)
 {
     struct coord_reshard_wish wish;
     struct coord_reshard_target target;
     CAIRN_TRY(reshard_wish_asked(job, ask, &wish, why));
     cairn_status status = coord_reshard_plan(job, &wish, &target, why);
     if (status == CAIRN_OK) {
-        if (!view_plan(job, &wish, &target, view))
-            status = fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        view_plan(job, &wish, &target, reply, out);
         coord_reshard_target_release(&target);
     }
     coord_reshard_wish_release(&wish);
@@ -315,7 +299,7 @@ static cairn_status plan_asked(struct coord_job *job, const Cairn__ReshardAsk *a
 }
 
 static cairn_status apply_asked(struct coord_job *job, const Cairn__ReshardAsk *ask,
-                                struct view *view, struct sentence *why)
+                                struct reply *reply, Cairn__ReshardJob *out, struct sentence *why)
 {
     struct coord_reshard_wish wish;
     cairn_status status = judge_hash(job, ask, why);
@@ -323,9 +307,11 @@ static cairn_status apply_asked(struct coord_job *job, const Cairn__ReshardAsk *
     if (status != CAIRN_OK) return status;
     status = coord_reshard_begin(job, &wish, why);
     coord_reshard_wish_release(&wish);
-    if (status == CAIRN_OK) view_run(job, view);
-    if (status == CAIRN_OK) view->serial = job->reshard.serial;
-    return status;
+    if (status != CAIRN_OK) return status;
+    view_run(job, reply, out);
+    if (reply->first == 0) reply->first = job->reshard.serial;
+    reply->last = job->reshard.serial;
+    return CAIRN_OK;
 }
 
 /* Cancels the job's run, and also the drains of the job's shards, because a drain would begin the
@@ -338,68 +324,52 @@ static cairn_status cancel_asked(struct coord_job *job, struct sentence *why)
 }
 
 static cairn_status answer_job(struct coord_job *job, const Cairn__ReshardAsk *ask,
-                               struct view *view, struct sentence *why)
+                               struct reply *reply, Cairn__ReshardJob *out, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     switch (ask->op) {
-    case CAIRN_RESHARD_PLAN: return plan_asked(job, ask, view, why);
-    case CAIRN_RESHARD_APPLY: return apply_asked(job, ask, view, why);
+    case CAIRN_RESHARD_PLAN: return plan_asked(job, ask, reply, out, why);
+    case CAIRN_RESHARD_APPLY: return apply_asked(job, ask, reply, out, why);
     case CAIRN_RESHARD_CANCEL: status = cancel_asked(job, why); break;
     case CAIRN_RESHARD_STATUS: break;
     default:
         return fail_with(why, CAIRN_ERR_INVALID, "%" PRIu32 " is no request of a re-sharding",
                          ask->op);
     }
-    if (status == CAIRN_OK) view_run(job, view);
+    if (status == CAIRN_OK) view_run(job, reply, out);
     return status;
 }
 
 /* ---- asked ---- */
 
 /* Answers at once, or, if the request begins runs, when all these runs are in the store. */
-static void answer_asked(struct coord_session *session, uint32_t request, Cairn__ReshardJob **list,
-                         const struct view *views, size_t count)
+static void send_reply(struct coord_session *session, uint32_t request, struct reply *reply)
 {
-    Cairn__ReshardTold told = CAIRN__RESHARD_TOLD__INIT;
-    uint32_t first = 0, last = 0;
-    told.jobs = list;
-    told.n_jobs = count;
-    for (size_t i = 0; i < count; i++) {
-        if (views[i].serial == 0) continue;
-        first = first == 0 ? views[i].serial : first;
-        last = views[i].serial;
+    if (reply->last == 0 || reply->answer.failed) {
+        coord_answer_send(&reply->answer, session, request, CAIRN_MSG_RESHARD_TOLD,
+                          &reply->told.base);
+        return;
     }
-    if (last == 0)
-        coord_session_send(session, CAIRN_MSG_RESHARD_TOLD, request, &told.base);
-    else if (!coord_reshard_tell_later(session, request, &told, first, last))
+    if (!coord_reshard_tell_later(session, request, &reply->told, reply->first, reply->last))
         coord_session_error(session, request, CAIRN_ERR_BUSY,
                             "it begins, but too many requests wait on this connection to say when "
                             "it is in the store: see `cairn reshard status`");
+    coord_answer_release(&reply->answer);
 }
 
 /* Answers a wish for all jobs. A job for which the wish is refused is listed with the reason. */
 static void answer_all(struct coord_session *session, uint32_t request,
-                       const Cairn__ReshardAsk *ask)
+                       const Cairn__ReshardAsk *ask, struct reply *reply)
 {
-    struct view *views = calloc(CAIRN_JOBS_MAX, sizeof *views);
-    Cairn__ReshardJob **list = calloc(CAIRN_JOBS_MAX, sizeof *list);
     struct coord_job *next;
-    size_t count = 0;
-    if (views == NULL || list == NULL) {
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
-    } else {
-        for (struct coord_job *j = session->cluster->jobs; j != NULL; j = next) {
-            struct view *view = &views[count];
-            struct sentence why;
-            next = j->next;
-            if (answer_job(j, ask, view, &why) != CAIRN_OK) view_refused(j, &why, view);
-            list[count++] = &view->message;
-        }
-        answer_asked(session, request, list, views, count);
-        for (size_t i = 0; i < count; i++) view_release(&views[i]);
+    for (struct coord_job *j = session->cluster->jobs; j != NULL; j = next) {
+        Cairn__ReshardJob *out = coord_answer_add(&reply->answer, &reply->told.base, "jobs");
+        struct sentence why;
+        next = j->next;
+        if (out == NULL) break;
+        if (answer_job(j, ask, reply, out, &why) != CAIRN_OK) view_refused(j, &why, reply, out);
     }
-    free(views);
-    free(list);
+    send_reply(session, request, reply);
 }
 
 static void on_reshard_ask(struct coord_session *session, uint32_t request, const void *any)
@@ -407,24 +377,25 @@ static void on_reshard_ask(struct coord_session *session, uint32_t request, cons
     const Cairn__ReshardAsk *ask = any;
     struct coord_job *job = coord_job_find(session->cluster, ask->job);
     struct sentence why;
-    struct view view = { .pairs = NULL };
+    struct reply reply = { .told = CAIRN__RESHARD_TOLD__INIT };
     if (ask->all || (ask->job[0] == '\0' && ask->op == CAIRN_RESHARD_STATUS)) {
-        answer_all(session, request, ask);
+        answer_all(session, request, ask, &reply);
         return;
     }
+    Cairn__ReshardJob *out = coord_answer_add(&reply.answer, &reply.told.base, "jobs");
     const cairn_status status =
-        job == NULL
+        out == NULL ? fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory")
+        : job == NULL
             ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
                         "there is no job \"%.128s\"; `cairn job list` shows those there are",
                         ask->job)
-            : answer_job(job, ask, &view, &why);
+            : answer_job(job, ask, &reply, out, &why);
     if (status == CAIRN_OK) {
-        Cairn__ReshardJob *one = &view.message;
-        answer_asked(session, request, &one, &view, 1);
-    } else {
-        coord_session_error(session, request, status, why.text);
+        send_reply(session, request, &reply);
+        return;
     }
-    view_release(&view);
+    coord_session_error(session, request, status, why.text);
+    coord_answer_release(&reply.answer);
 }
 
 /* ==== by policy ==== */

@@ -601,29 +601,18 @@ static void mark_slowest(struct times_entry *entries, size_t count, uint32_t *va
     entries[slowest].told.slowest = own > SLOWER_FACTOR * middle && own > middle + SLOWER_US;
 }
 
-bool coord_times_show(const struct coord_job *job, struct times_view *view,
+void coord_times_show(const struct coord_job *job, struct coord_answer *answer,
                       Cairn__JobStatus *status)
 {
     const size_t most = job->members.count + (size_t)job->entry_count + 1;
-    uint32_t *values = calloc(most, sizeof *values);
-    view->entries = calloc(most, sizeof *view->entries);
-    view->list = calloc(most, sizeof *view->list);
-    const bool have = values != NULL && view->entries != NULL && view->list != NULL;
-    if (have) {
-        const size_t workers = list_workers(job, view->entries);
-        const size_t shards = list_shards(job, view->entries + workers);
-        mark_slowest(view->entries, workers, values);
-        mark_slowest(view->entries + workers, shards, values);
-        for (size_t i = 0; i < workers + shards; i++) view->list[i] = &view->entries[i].told;
-        status->times = view->list;
-        status->n_times = workers + shards;
-    }
-    free(values);
-    return have;
-}
-
-void coord_times_release(struct times_view *view)
-{
-    free(view->entries);
-    free(view->list);
+    uint32_t *values = coord_answer_bytes(answer, most * sizeof *values);
+    struct times_entry *entries = coord_answer_bytes(answer, most * sizeof *entries);
+    status->times = coord_answer_bytes(answer, most * sizeof *status->times);
+    if (values == NULL || entries == NULL || status->times == NULL) return;
+    const size_t workers = list_workers(job, entries);
+    const size_t shards = list_shards(job, entries + workers);
+    mark_slowest(entries, workers, values);
+    mark_slowest(entries + workers, shards, values);
+    status->n_times = workers + shards;
+    for (size_t i = 0; i < status->n_times; i++) status->times[i] = &entries[i].told;
 }

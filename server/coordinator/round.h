@@ -193,14 +193,9 @@ bool step_ring_recent(const struct step_ring *ring, uint32_t steps,
  * the values. */
 uint32_t times_median(uint32_t *values, size_t count);
 
-struct times_view {
-    struct times_entry *entries; /* owned */
-    Cairn__StepTimes **list;     /* owned: points into the entries */
-};
-/* Fills in `times` of the status. False: no memory. */
-bool coord_times_show(const struct coord_job *job, struct times_view *view,
+/* Fills in `times` of the status. */
+void coord_times_show(const struct coord_job *job, struct coord_answer *answer,
                       Cairn__JobStatus *status);
-void coord_times_release(struct times_view *view);
 
 /* ==== straggler ==== */
 
@@ -271,13 +266,8 @@ void coord_straggler_lacks(struct coord_job *job, const Cairn__Lacks *lacks);
 /* Judges again, and logs what is new. */
 void coord_straggler_tick(struct coord_job *job);
 
-/* A message with the text that it borrows. */
-struct straggler_view {
-    Cairn__Straggler told;
-    struct sentence text;
-};
 /* Fills in `straggler` of the status. If nobody delays the job, leaves `straggler` NULL. */
-void coord_straggler_show(const struct coord_job *job, struct straggler_view *view,
+void coord_straggler_show(const struct coord_job *job, struct coord_answer *answer,
                           Cairn__JobStatus *status);
 
 /* ==== groups ==== */
@@ -404,13 +394,9 @@ bool coord_groups_fault(struct coord_job *job, uint64_t member, const char *text
 #define CAIRN_GROUPS_NOT_OF_TILES "the workers hold tiles"
 
 #define CAIRN_GROUPS_SHOWN 64
-struct groups_view {
-    Cairn__ReduceGroup groups[CAIRN_GROUPS_SHOWN];
-    Cairn__ReduceGroup *list[CAIRN_GROUPS_SHOWN];
-};
 /* Shows the groups of the last round that opened, borrowed from the job. If workers hold tiles,
  * there are none. */
-void coord_groups_show(const struct coord_job *job, struct groups_view *view,
+void coord_groups_show(const struct coord_job *job, struct coord_answer *answer,
                        Cairn__JobStatus *out);
 
 #endif

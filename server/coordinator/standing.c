@@ -236,42 +236,23 @@ bool coord_job_is_strange(const struct coord *cluster, const char *name, struct 
     return true;
 }
 
-static void add_strangers(struct coord_strangers *strangers, const struct coord_shard_entry *entry)
+void coord_strangers_add(const struct coord *cluster, struct coord_answer *answer,
+                         ProtobufCMessage *to, const char *field)
 {
-    for (size_t i = 0; entry->session != NULL && entry->parts != NULL && i < entry->parts->n_held;
-         i++) {
-        struct sentence *text = &strangers->texts[strangers->count];
-        Cairn__StrangePart *out = &strangers->parts[strangers->count];
-        Cairn__HeldJob *part = entry->parts->held[i];
-        if (strangers->count == PARTS_MAX || !is_strange(entry, part, text)) continue;
-        cairn__strange_part__init(out);
-        out->shard = entry->name;
-        out->part = part;
-        out->why = text->text;
-        strangers->list[strangers->count++] = out;
+    struct sentence why;
+    size_t count = 0;
+    for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) {
+        const bool is_known = s->session != NULL && s->parts != NULL;
+        for (size_t i = 0; is_known && i < s->parts->n_held && count < PARTS_MAX; i++) {
+            if (!is_strange(s, s->parts->held[i], &why)) continue;
+            Cairn__StrangePart *out = coord_answer_add(answer, to, field);
+            if (out == NULL) return;
+            out->shard = s->name;
+            out->part = s->parts->held[i];
+            out->why = coord_answer_text(answer, "%s", why.text);
+            count++;
+        }
     }
-}
-
-bool coord_strangers_init(struct coord_strangers *strangers, const struct coord *cluster)
-{
-    strangers->count = 0;
-    strangers->list = calloc(PARTS_MAX, sizeof *strangers->list);
-    strangers->parts = calloc(PARTS_MAX, sizeof *strangers->parts);
-    strangers->texts = calloc(PARTS_MAX + 1, sizeof *strangers->texts);
-    if (strangers->list == NULL || strangers->parts == NULL || strangers->texts == NULL) {
-        coord_strangers_release(strangers);
-        return false;
-    }
-    for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
-        add_strangers(strangers, s);
-    return true;
-}
-
-void coord_strangers_release(struct coord_strangers *strangers)
-{
-    free(strangers->list);
-    free(strangers->parts);
-    free(strangers->texts);
 }
 
 /* ==== entries ==== */

@@ -134,30 +134,22 @@ const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes
 
 /* ---- memory ---- */
 
-void coord_memory_of(const struct coord_job *job, struct memory_view *out)
+void coord_memory_show(const struct coord_job *job, struct coord_answer *answer,
+                       Cairn__JobStatus *status)
 {
-    *out = (struct memory_view) { .told = calloc(job->entry_count + 1, sizeof *out->told),
-                                  .list = calloc(job->entry_count + 1, sizeof *out->list) };
-    if (out->told == NULL || out->list == NULL) return;
     CAIRN_EACH_SHARD (job, s) {
-        Cairn__MemoryTold *told = out->list[out->count] = &out->told[out->count];
-        out->count++;
         const struct coord_shard_entry *entry = job->shards[s].entry;
-        cairn__memory_told__init(told);
+        Cairn__MemoryTold *told = coord_answer_add(answer, &status->base, "memory");
+        if (told == NULL) return;
         told->untold = true;
         for (size_t i = 0; i < entry->memory_count; i++)
             if (entry->memory[i].job == job->id) *told = entry->memory[i];
         told->job = job->id;
         told->shard_index = s;
         told->shard = entry->name;
-        out->sum += told->state + told->published + told->landing + told->staging + told->tables;
+        status->state_bytes += told->state + told->published + told->landing + told->staging +
+                               told->tables;
     }
-}
-
-void coord_memory_release(struct memory_view *view)
-{
-    free(view->told);
-    free(view->list);
 }
 
 /* ==== job status ==== */
@@ -166,31 +158,14 @@ void coord_memory_release(struct memory_view *view)
 
 #define LEASES_SHOWN 64
 
-/* A status message, and the memory from which the message borrows. */
-struct job_view {
-    Cairn__JobStatus status;
-    Cairn__JobSpec spec;
-    struct sentence awaited, saving, gradient, moving, loss, path_cut;
-    char layout_hash[2 * CAIRN_LAYOUT_HASH_BYTES + 1];
-    Cairn__GroupSpec *groups; /* owned */
-    Cairn__GroupSpec **list;  /* owned */
-    char *frozen[FROZEN_SHOWN];
-    Cairn__LeaseStatus leases[LEASES_SHOWN];
-    Cairn__LeaseStatus *lease_list[LEASES_SHOWN];
-    struct bytes_view bytes;
-    struct memory_view memory;
-    struct times_view times;
-    struct groups_view reduce_groups;
-    struct straggler_view straggler;
-    char nonfinite[CAIRN_RESULTS_BYTES];
-};
-
-static void fill_rounds(struct job_view *view, const struct coord_job *job)
+static void fill_rounds(struct coord_answer *answer, Cairn__JobStatus *s,
+                        const struct coord_job *job)
 {
-    Cairn__JobStatus *s = &view->status;
     s->loss_scale = job->spec.loss_scale;
     if (job->core == NULL) return;
     struct payload head;
+    struct sentence gradient;
+    char nonfinite[CAIRN_RESULTS_BYTES];
     const struct round_counts counts = round_counts_of(job->core);
     const struct decision *last = round_last(job->core);
     s->epoch = round_epoch_of(job->core);
@@ -202,64 +177,90 @@ static void fill_rounds(struct job_view *view, const struct coord_job *job)
     s->skips_in_row = round_skips(job->core).in_row;
     s->rounds_abandoned = counts.abandoned;
     s->loss_scale = round_loss_scale(job->core);
-    s->nonfinite = coord_halts_nonfinite(job, view->nonfinite);
-    s->nonfinite_tensors = view->nonfinite;
-    if (last->payload_bytes > 0 &&
-        payload_decode(last->payload, last->payload_bytes, &head) == CAIRN_OK) {
-        s->last_grad_norm = head.grad_norm;
-        if (!head.finite) {
-            const struct results gradients = coord_halts_gradients(job, last->round);
-            results_gradient(&gradients, &job->spec, &view->gradient);
-            s->gradient = view->gradient.text;
-        }
-        s->client_state_bytes = head.state_bytes;
-    }
+    s->nonfinite = coord_halts_nonfinite(job, nonfinite);
+    s->nonfinite_tensors = coord_answer_text(answer, "%s", nonfinite);
+    if (last->payload_bytes == 0 ||
+        payload_decode(last->payload, last->payload_bytes, &head) != CAIRN_OK)
+        return;
+    s->last_grad_norm = head.grad_norm;
+    s->client_state_bytes = head.state_bytes;
+    if (head.finite) return;
+    const struct results gradients = coord_halts_gradients(job, last->round);
+    results_gradient(&gradients, &job->spec, &gradient);
+    s->gradient = coord_answer_text(answer, "%s", gradient.text);
 }
 
-static void fill_shards(struct job_view *view, const struct coord_job *job)
+static void fill_shards(struct coord_answer *answer, Cairn__JobStatus *s,
+                        const struct coord_job *job)
 {
-    Cairn__JobStatus *s = &view->status;
-    const Cairn__BytesTold *all = coord_bytes_of(job, &view->bytes);
-    s->bytes = view->bytes.list;
-    s->n_bytes = view->bytes.count;
+    struct bytes_view *bytes = coord_answer_bytes(answer, sizeof *bytes);
+    if (bytes == NULL) return;
+    const Cairn__BytesTold *all = coord_bytes_of(job, bytes);
+    s->bytes = bytes->list;
+    s->n_bytes = bytes->count;
     s->pushed_bytes = all->pushed_shared + all->pushed_carried + all->put;
     s->fetched_bytes = all->fetched_shared + all->fetched_carried;
     s->shards = job->entry_count;
     CAIRN_EACH_SHARD (job, i) s->shards_told += job->shards[i].entry->has_stats;
-    coord_memory_of(job, &view->memory);
-    s->memory = view->memory.list;
-    s->n_memory = view->memory.count;
-    s->state_bytes = view->memory.sum;
+    coord_memory_show(job, answer, s);
 }
 
-static void list_frozen(struct job_view *view, const struct job_spec_data *spec)
+static void list_frozen(struct coord_answer *answer, Cairn__JobStatus *s,
+                        const struct job_spec_data *spec)
 {
-    Cairn__JobStatus *s = &view->status;
-    s->frozen_tensors = view->frozen;
+    s->frozen_tensors = coord_answer_bytes(answer, FROZEN_SHOWN * sizeof *s->frozen_tensors);
+    if (s->frozen_tensors == NULL) return;
     for (size_t i = 0; i < spec->tensor_count; i++) {
         if (!spec->tensors[i].frozen) continue;
         s->frozen_tensor_count++;
         if (s->n_frozen_tensors < FROZEN_SHOWN)
-            view->frozen[s->n_frozen_tensors++] = spec->tensors[i].name;
+            s->frozen_tensors[s->n_frozen_tensors++] = spec->tensors[i].name;
     }
 }
 
 /* Shows the leases that are granted. The other leases still wait. */
-static void fill_leases(struct job_view *view, const struct coord_job *job)
+static void fill_leases(struct coord_answer *answer, Cairn__JobStatus *s,
+                        const struct coord_job *job)
 {
-    Cairn__JobStatus *s = &view->status;
     const uint64_t now_ms = coord_now_ms(job->cluster);
-    s->leases = view->lease_list;
     for (const struct coord_lease *l = job->leases.list; l != NULL; l = l->next) {
         if (l->ends_ms == 0 || s->n_leases == LEASES_SHOWN) continue;
-        Cairn__LeaseStatus *out = &view->leases[s->n_leases];
-        cairn__lease_status__init(out);
+        Cairn__LeaseStatus *out = coord_answer_add(answer, &s->base, "leases");
+        if (out == NULL) return;
         out->generation = l->version.generation;
         out->step = l->version.step;
         out->holder = l->member->session->name;
         out->role = l->member->role;
         out->left_ms = l->ends_ms > now_ms ? l->ends_ms - now_ms : 0;
-        view->lease_list[s->n_leases++] = out;
+    }
+}
+
+static void fill_groups(struct coord_answer *answer, Cairn__JobStatus *s,
+                        const struct coord_job *job)
+{
+    for (uint32_t i = 0; i < job->spec.group_count; i++) {
+        const struct group_spec *group = &job->spec.groups[i];
+        Cairn__GroupSpec *out = coord_answer_add(answer, &s->base, "groups");
+        if (out == NULL) return;
+        group_to_message(group, out);
+        out->lr_now = job->core != NULL ? round_lr(job->core, i) : group->lr;
+    }
+}
+
+static void fill_layout(struct coord_answer *answer, Cairn__JobStatus *s,
+                        const struct coord_job *job)
+{
+    char hash[2 * CAIRN_LAYOUT_HASH_BYTES + 1];
+    for (int i = 0; i < CAIRN_LAYOUT_HASH_BYTES; i++)
+        snprintf(&hash[2 * i], 3, "%02x", job->layout->hash[i]);
+    s->layout_hash = coord_answer_text(answer, "%s", hash);
+    s->heaviest_over_mean = job->planned.heaviest_over_mean;
+    s->extents = job->layout->extent_count;
+    s->pieces = layout_pieces(job->layout);
+    for (size_t i = 0; i < job->spec.tensor_count; i++) {
+        const bool is_blob = job->spec.tensors[i].kind == CAIRN_BLOB;
+        *(is_blob ? &s->blob_bytes : &s->elems) += job->layout->geometry[i].elems;
+        s->blobs += is_blob;
     }
 }
 
@@ -274,140 +275,97 @@ static void show_reshard(const struct coord_job *job, struct sentence *out)
                  job->reshard.canceled ? "; it ends after this slice" : "");
 }
 
-static bool view_init(struct job_view *view, const struct coord_job *job)
+/* Fills in what the job waits for, and what else stands in words. */
+static void fill_texts(struct coord_answer *answer, Cairn__JobStatus *s,
+                       const struct coord_job *job)
+{
+    struct sentence text;
+    coord_job_waiting(job, &text);
+    s->awaited = coord_answer_text(answer, "%s", text.text);
+    coord_snapshot_show(job, &text);
+    s->saving = coord_answer_text(answer, "%s", text.text);
+    show_reshard(job, &text);
+    s->moving = coord_answer_text(answer, "%s", text.text);
+    coord_unheard_of_job(job, &text);
+    s->path_cut = coord_answer_text(answer, "%s", text.text);
+    if (job->state == CAIRN_CLUSTER_JOB_LOST) s->loss = wire_text(job->loss.why.text);
+    s->put_out = wire_text(job->rounds.put_out.text);
+    s->snapshot_failed = wire_text(job->snapshots.failed.text);
+    s->passed_over = wire_text(job->snapshots.passed_over.text);
+}
+
+static void fill_job(struct coord_answer *answer, Cairn__JobStatus *s, const struct coord_job *job)
 {
     const struct job_spec_data *spec = &job->spec;
-    Cairn__JobStatus *s = &view->status;
-    cairn__job_status__init(s);
-    view->groups = calloc(spec->group_count + 1, sizeof *view->groups);
-    view->list = calloc(spec->group_count + 1, sizeof *view->list);
-    if (view->groups == NULL || view->list == NULL) return false;
     const struct cairn_version version = coord_job_version(job);
-    coord_job_waiting(job, &view->awaited);
-    for (int i = 0; i < CAIRN_LAYOUT_HASH_BYTES; i++)
-        snprintf(&view->layout_hash[2 * i], 3, "%02x", job->layout->hash[i]);
-    for (size_t i = 0; i < spec->group_count; i++) {
-        group_to_message(&spec->groups[i], &view->groups[i]);
-        view->groups[i].lr_now = job->core != NULL ? round_lr(job->core, (uint32_t)i)
-                                                   : spec->groups[i].lr;
-        view->list[i] = &view->groups[i];
-    }
-    for (size_t i = 0; i < spec->tensor_count; i++) {
-        const bool is_blob = spec->tensors[i].kind == CAIRN_BLOB;
-        *(is_blob ? &s->blob_bytes : &s->elems) += job->layout->geometry[i].elems;
-        s->blobs += is_blob;
-    }
     s->name = spec->name;
     s->state = wire_text(coord_job_state_name(job));
     s->generation = version.generation;
     s->step = version.step;
     s->version_unknown = job->version_unknown;
-    s->awaited = view->awaited.text;
-    if (job->state == CAIRN_CLUSTER_JOB_LOST) s->loss = wire_text(job->loss.why.text);
-    s->put_out = wire_text(job->rounds.put_out.text);
     s->stepped = job->rounds.has_stepped;
     if (s->stepped) s->stepped_ms_ago = coord_now_ms(job->cluster) - job->rounds.stepped_ms;
     s->still_ms = coord_job_still_ms(job);
-    s->snapshot_failed = wire_text(job->snapshots.failed.text);
-    s->passed_over = wire_text(job->snapshots.passed_over.text);
-    coord_snapshot_show(job, &view->saving);
-    s->saving = view->saving.text;
-    show_reshard(job, &view->moving);
-    s->moving = view->moving.text;
-    coord_unheard_of_job(job, &view->path_cut);
-    s->path_cut = view->path_cut.text;
     s->restores = version.step > job->base_step ? 0 : job->loss.recovery.restores;
     s->workers_min = spec->workers_min;
     s->workers_max = spec->workers_max;
     s->tensors = spec->tensor_count;
-    s->groups = view->list;
-    s->n_groups = spec->group_count;
-    s->layout_hash = view->layout_hash;
-    s->heaviest_over_mean = job->planned.heaviest_over_mean;
-    s->extents = job->layout != NULL ? job->layout->extent_count : 0;
-    s->pieces = job->layout != NULL ? layout_pieces(job->layout) : 0;
-    spec_to_message(spec, &view->spec);
-    s->spec = &view->spec;
-    list_frozen(view, spec);
-    fill_rounds(view, job);
-    fill_shards(view, job);
-    fill_leases(view, job);
-    coord_groups_show(job, &view->reduce_groups, s);
-    coord_straggler_show(job, &view->straggler, s);
-    return true;
-}
-
-static void view_release(struct job_view *view)
-{
-    free(view->groups);
-    free(view->list);
-    coord_memory_release(&view->memory);
-    coord_times_release(&view->times);
+    s->spec = coord_answer_bytes(answer, sizeof *s->spec);
+    if (s->spec != NULL) spec_to_message(spec, s->spec);
+    fill_texts(answer, s, job);
+    fill_layout(answer, s, job);
+    fill_groups(answer, s, job);
+    list_frozen(answer, s, spec);
+    fill_rounds(answer, s, job);
+    fill_shards(answer, s, job);
+    fill_leases(answer, s, job);
+    coord_groups_show(job, answer, s);
+    coord_straggler_show(job, answer, s);
 }
 
 #define BRIEF_CHARS 160
 
 /* Drops all from the status of a job but the description of the job, and for whom the job waits. So
  * a list fits a frame, even with the maximum number of jobs. `job show` shows the rest. */
-static void shorten_job_status(struct job_view *view)
+static void shorten_job_status(struct coord_answer *answer, Cairn__JobStatus *s)
 {
-    Cairn__JobStatus *s = &view->status;
+    char **const texts[] = { &s->awaited, &s->loss, &s->path_cut };
     s->n_groups = s->n_memory = s->n_leases = s->n_frozen_tensors = 0;
-    view->awaited = sentence_brief(view->awaited.text, BRIEF_CHARS);
-    view->loss = sentence_brief(s->loss, BRIEF_CHARS);
-    s->loss = view->loss.text;
-    view->path_cut = sentence_brief(view->path_cut.text, BRIEF_CHARS);
-    view->saving.text[0] = view->moving.text[0] = '\0';
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        *texts[i] = coord_answer_text(answer, "%s", sentence_brief(*texts[i], BRIEF_CHARS).text);
     if (s->snapshot_failed[0] != '\0') s->snapshot_failed = wire_text("`cairn job show` says why");
-    s->put_out = s->passed_over = s->nonfinite_tensors = s->gradient = wire_text("");
+    s->saving = s->moving = s->put_out = s->passed_over = s->nonfinite_tensors = s->gradient =
+        wire_text("");
     s->straggler = NULL;
 }
 
 static void on_job_list_get(struct coord_session *session, uint32_t request, const void *any)
 {
     (void)any;
-    size_t count = 0;
-    for (struct coord_job *j = session->cluster->jobs; j != NULL; j = j->next) count++;
-    struct job_view *views = calloc(count + 1, sizeof *views);
-    Cairn__JobStatus **list = calloc(count + 1, sizeof *list);
-    bool whole = views != NULL && list != NULL;
-    size_t n = 0;
-    for (struct coord_job *j = session->cluster->jobs; whole && j != NULL; j = j->next, n++) {
-        whole = view_init(&views[n], j);
-        if (!whole) break;
-        views[n].status.n_bytes = 0; // only `job show` shows these
-        views[n].status.n_reduce_groups = 0;
-        list[n] = &views[n].status;
+    struct coord_answer answer = { 0 };
+    Cairn__JobList jobs = CAIRN__JOB_LIST__INIT;
+    for (struct coord_job *j = session->cluster->jobs; j != NULL; j = j->next) {
+        Cairn__JobStatus *status = coord_answer_add(&answer, &jobs.base, "jobs");
+        if (status == NULL) break;
+        fill_job(&answer, status, j);
+        status->n_bytes = status->n_reduce_groups = 0; // only `job show` shows these
     }
-    if (whole) {
-        Cairn__JobList jobs = CAIRN__JOB_LIST__INIT;
-        jobs.jobs = list;
-        jobs.n_jobs = count;
-        const bool is_large = cairn__job_list__get_packed_size(&jobs) >
-                              CAIRN_FRAME_BYTES_MAX - CAIRN_FRAME_HEADER_BYTES;
-        for (size_t i = 0; is_large && i < count; i++) shorten_job_status(&views[i]);
-        coord_session_send(session, CAIRN_MSG_JOB_LIST, request, &jobs.base);
-    } else {
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
-    }
-    for (size_t i = 0; views != NULL && i < count; i++) view_release(&views[i]);
-    free(views);
-    free(list);
+    const bool is_large = !answer.failed && cairn__job_list__get_packed_size(&jobs) >
+                                                CAIRN_FRAME_BYTES_MAX - CAIRN_FRAME_HEADER_BYTES;
+    for (size_t i = 0; is_large && i < jobs.n_jobs; i++) shorten_job_status(&answer, jobs.jobs[i]);
+    coord_answer_send(&answer, session, request, CAIRN_MSG_JOB_LIST, &jobs.base);
 }
 
 static void on_job_show(struct coord_session *session, uint32_t request, const void *any)
 {
     const Cairn__JobShow *show = any;
     struct coord_job *job = coord_job_named(session, request, show->name);
-    struct job_view view = { .groups = NULL };
+    struct coord_answer answer = { 0 };
+    Cairn__JobStatus status = CAIRN__JOB_STATUS__INIT;
     if (job == NULL) return;
-    if (view_init(&view, job) &&
-        (!show->times || coord_times_show(job, &view.times, &view.status))) {
-        coord_session_send(session, CAIRN_MSG_JOB_STATUS, request, &view.status.base);
-    } else {
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
-    }
-    view_release(&view);
+    fill_job(&answer, &status, job);
+    if (show->times) coord_times_show(job, &answer, &status);
+    coord_answer_send(&answer, session, request, CAIRN_MSG_JOB_STATUS, &status.base);
 }
 
 /* ==== cluster status ==== */
@@ -421,17 +379,16 @@ static char *path_of(const uint8_t *address, size_t bytes)
     return wire_text(fabric_address_ways(address, bytes));
 }
 
-/* Writes the places of the address into `text`, and returns `text`. */
-static char *place_of(const uint8_t *address, size_t bytes, char text[CAIRN_PLACE_BYTES])
+static char *place_of(const uint8_t *address, size_t bytes, struct coord_answer *answer)
 {
+    char text[CAIRN_PLACE_BYTES];
     fabric_address_print_places(address, bytes, text);
-    return text;
+    return coord_answer_text(answer, "%s", text);
 }
 
 static void fill_shard(Cairn__MemberStatus *out, struct coord_shard_entry *entry,
-                       char place[CAIRN_PLACE_BYTES], uint64_t now_ms)
+                       struct coord_answer *answer, uint64_t now_ms)
 {
-    cairn__member_status__init(out);
     out->name = entry->name;
     out->role = CAIRN_ROLE_WIRE_SHARD;
     out->state = wire_text(entry->session == NULL     ? "away"
@@ -440,7 +397,7 @@ static void fill_shard(Cairn__MemberStatus *out, struct coord_shard_entry *entry
     if (entry->session != NULL) {
         out->address = wire_text(peer_name(entry->session->peer));
         out->path = path_of(entry->fabric_address, entry->fabric_address_bytes);
-        out->place = place_of(entry->fabric_address, entry->fabric_address_bytes, place);
+        out->place = place_of(entry->fabric_address, entry->fabric_address_bytes, answer);
         out->without = entry->session->without;
         out->version = entry->session->version;
         if (coord_shard_apart(entry)) out->apart = wire_text(CAIRN_SHARD_APART_TEXT);
@@ -456,16 +413,15 @@ static void fill_shard(Cairn__MemberStatus *out, struct coord_shard_entry *entry
 }
 
 static void fill_session(Cairn__MemberStatus *out, const struct coord_session *session,
-                         char place[CAIRN_PLACE_BYTES], uint64_t now_ms)
+                         struct coord_answer *answer, uint64_t now_ms)
 {
-    cairn__member_status__init(out);
     out->name = session->name;
     out->role = session->role;
     out->state = wire_text("up");
     out->version = session->version;
     out->address = wire_text(peer_name(session->peer));
     out->path = path_of(session->fabric_address, session->fabric_address_bytes);
-    out->place = place_of(session->fabric_address, session->fabric_address_bytes, place);
+    out->place = place_of(session->fabric_address, session->fabric_address_bytes, answer);
     out->since_ms = now_ms - session->since_ms;
     out->unheard = wire_text(coord_unheard_text(session));
 }
@@ -477,32 +433,22 @@ static bool is_shown(const struct coord_session *session)
     return session->role == CAIRN_ROLE_WIRE_WORKER || session->role == CAIRN_ROLE_WIRE_READER;
 }
 
-static size_t count_members(const struct coord *cluster)
-{
-    size_t n = 0;
-    for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) n++;
-    for (const struct coord_session *s = cluster->sessions; s != NULL; s = s->next)
-        n += is_shown(s);
-    return n < MEMBERS_MAX ? n : MEMBERS_MAX;
-}
-
-/* Fills in the shards first, then workers and readers, at most `max` in all. Returns how many
- * members were filled in. */
-static size_t fill_members(const struct coord *cluster, Cairn__MemberStatus *out,
-                           char (*places)[CAIRN_PLACE_BYTES], size_t max)
+/* Fills in the shards first, then workers and readers. */
+static void fill_members(const struct coord *cluster, struct coord_answer *answer,
+                         Cairn__ClusterStatus *status)
 {
     const uint64_t now_ms = uv_now(cluster->loop);
-    size_t n = 0;
-    for (struct coord_shard_entry *s = cluster->shards; s != NULL && n < max; s = s->next) {
-        fill_shard(&out[n], s, places[n], now_ms);
-        n++;
+    for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) {
+        if (status->n_members == MEMBERS_MAX) return;
+        Cairn__MemberStatus *out = coord_answer_add(answer, &status->base, "members");
+        if (out != NULL) fill_shard(out, s, answer, now_ms);
     }
-    for (const struct coord_session *s = cluster->sessions; s != NULL && n < max; s = s->next) {
+    for (const struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
         if (!is_shown(s)) continue;
-        fill_session(&out[n], s, places[n], now_ms);
-        n++;
+        if (status->n_members == MEMBERS_MAX) return;
+        Cairn__MemberStatus *out = coord_answer_add(answer, &status->base, "members");
+        if (out != NULL) fill_session(out, s, answer, now_ms);
     }
-    return n;
 }
 
 /* Answers `cairn cluster status`. */
@@ -510,39 +456,20 @@ static void on_cluster_status_get(struct coord_session *session, uint32_t reques
 {
     (void)any;
     const struct coord *cluster = session->cluster;
-    struct coord_strangers strangers;
-    const size_t max = count_members(cluster);
-    Cairn__MemberStatus *members = calloc(max + 1, sizeof *members);
-    Cairn__MemberStatus **list = calloc(max + 1, sizeof *list);
-    char(*places)[CAIRN_PLACE_BYTES] = calloc(max + 1, sizeof *places);
-    if (members == NULL || list == NULL || places == NULL ||
-        !coord_strangers_init(&strangers, cluster)) {
-        free(members);
-        free(list);
-        free(places);
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
-        return;
-    }
+    const char *build = cluster->options->build;
+    struct coord_answer answer = { 0 };
     Cairn__ClusterStatus status = CAIRN__CLUSTER_STATUS__INIT;
     status.cluster = cluster->options->name;
     status.coordinator_incarnation = cluster->identity.id.incarnation;
-    const char *build = cluster->options->build;
     status.version = wire_text(build != NULL ? build : CAIRN_VERSION);
     status.uptime_ms = uv_now(cluster->loop) - cluster->clock.started_ms;
     status.shards_expected = (uint32_t)cluster->options->shards;
-    status.members = list;
-    status.n_members = fill_members(cluster, members, places, max);
-    for (size_t i = 0; i < status.n_members; i++) list[i] = &members[i];
     for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) status.job_count++;
     status.store = cluster->identity.id.store;
     status.storage = wire_text(cluster->storage.watch.said.text);
-    status.strangers = strangers.list;
-    status.n_strangers = strangers.count;
-    coord_session_send(session, CAIRN_MSG_CLUSTER_STATUS, request, &status.base);
-    coord_strangers_release(&strangers);
-    free(members);
-    free(list);
-    free(places);
+    fill_members(cluster, &answer, &status);
+    coord_strangers_add(cluster, &answer, &status.base, "strangers");
+    coord_answer_send(&answer, session, request, CAIRN_MSG_CLUSTER_STATUS, &status.base);
 }
 
 /* ==== snapshots ==== */
@@ -552,53 +479,32 @@ static void on_cluster_status_get(struct coord_session *session, uint32_t reques
 
 struct listing {
     struct coord_work work;
-    cairn_status status;
-    struct sentence why;
     /* owned */
     char *job; /* NULL: the snapshots of all jobs */
     char *id;  /* the id of the only snapshot to show; NULL: list all */
     struct key_ring ring;
     struct coord_found found;
-    struct said *said; /* [found.count]; NULL: no words were read */
+    /* owned: [found.count]: the words of a job stand at the first snapshot of the job. NULL: no memory */
+    struct snapshot_words *words;
 };
 
-/* The part of a job's words (struct snapshot_words) that is about one snapshot: whether it is the
- * latest, how it was checked, and its tags. */
-struct said {
-    bool latest, check_failed;
-    uint64_t checked_unix_s;
-    size_t tag_count;
-    char (*tags)[CAIRN_SNAPSHOT_TAG_BYTES]; /* owned */
-    char **list;                            /* owned: [tag_count] pointers into `tags` */
-};
-
-static void free_listing(struct listing *listing)
+static void free_listing(struct coord_work *work)
 {
-    for (size_t i = 0; listing->said != NULL && i < listing->found.count; i++) {
-        free(listing->said[i].tags);
-        free(listing->said[i].list);
-    }
-    free(listing->said);
+    struct listing *listing = (struct listing *)work;
+    for (size_t i = 0; listing->words != NULL && i < listing->found.count; i++)
+        snapshot_words_release(&listing->words[i]);
+    free(listing->words);
     coord_found_release(&listing->found);
     free(listing->job);
     free(listing->id);
     free(listing);
 }
 
-static void take_words(const struct snapshot_words *words, const char *id, struct said *out)
+/* True if the snapshot is the first of its job in the list, which has the snapshots of a job together. */
+static bool begins_job(const struct coord_found *found, size_t i)
 {
-    const struct snapshot_check *check = snapshot_words_check(words, id);
-    out->latest = strcmp(words->latest, id) == 0;
-    if (check != NULL) out->checked_unix_s = check->unix_s;
-    out->check_failed = check != NULL && !check->is_good;
-    out->tags = calloc(words->tag_count + 1, sizeof *out->tags);
-    out->list = calloc(words->tag_count + 1, sizeof *out->list);
-    for (size_t i = 0; out->tags != NULL && out->list != NULL && i < words->tag_count; i++) {
-        if (strcmp(words->tags[i].id, id) != 0) continue;
-        memcpy(out->tags[out->tag_count], words->tags[i].name, sizeof *out->tags);
-        out->list[out->tag_count] = out->tags[out->tag_count];
-        out->tag_count++;
-    }
+    return i == 0 ||
+           strcmp(found->list[i - 1].manifest.spec.name, found->list[i].manifest.spec.name) != 0;
 }
 
 /* Reads the words of each job. If the words of a job cannot be read, its snapshots are listed
@@ -606,38 +512,21 @@ static void take_words(const struct snapshot_words *words, const char *id, struc
 static void read_words(struct listing *listing)
 {
     const struct coord_found *found = &listing->found;
-    listing->said = calloc(found->count + 1, sizeof *listing->said);
-    for (size_t i = 0; listing->said != NULL && i < found->count; i++) {
+    listing->words = calloc(found->count + 1, sizeof *listing->words);
+    for (size_t i = 0; listing->words != NULL && i < found->count; i++) {
         const char *job = found->list[i].manifest.spec.name;
-        struct snapshot_words words;
         struct sentence why;
-        // the words were read with an earlier snapshot of the job
-        if (listing->said[i].tags != NULL) continue;
-        if (snapshot_words_load(listing->work.cluster->storage.path, job, &words, &why) != CAIRN_OK)
+        if (begins_job(found, i) && snapshot_words_load(listing->work.cluster->storage.path, job,
+                                                        &listing->words[i], &why) != CAIRN_OK)
             log_warn("the words of the snapshots of job %s: %s", job, why.text);
-        for (size_t k = i; k < found->count; k++)
-            if (strcmp(found->list[k].manifest.spec.name, job) == 0)
-                take_words(&words, found->list[k].place.id, &listing->said[k]);
-        snapshot_words_release(&words);
     }
-}
-
-static void fill_words(const struct listing *listing, size_t i, Cairn__SnapshotStatus *out)
-{
-    if (listing->said == NULL) return;
-    const struct said *said = &listing->said[i];
-    out->latest = said->latest;
-    out->checked_unix_ms = said->checked_unix_s * 1000;
-    out->check_failed = said->check_failed;
-    out->tags = said->list;
-    out->n_tags = said->tag_count;
 }
 
 static void read_store(struct coord_work *work)
 {
     struct listing *listing = (struct listing *)work;
-    listing->status = coord_find_snapshots(work->cluster, listing->job, listing->id,
-                                           &listing->found, &listing->why);
+    work->status = coord_find_snapshots(work->cluster, listing->job, listing->id, &listing->found,
+                                        &work->why);
     for (size_t i = 0; i < listing->found.count; i++) {
         struct found_snapshot *f = &listing->found.list[i];
         struct sentence what;
@@ -645,7 +534,7 @@ static void read_store(struct coord_work *work)
         snprintf(f->signature, sizeof f->signature, "%.*s", (int)sizeof f->signature - 1,
                  sentence_brief(what.text, sizeof f->signature - 1).text);
     }
-    if (listing->status == CAIRN_OK) read_words(listing);
+    if (work->status == CAIRN_OK) read_words(listing);
 }
 
 /* True if the snapshot has been found in the folder already, although the loop has not heard yet
@@ -659,99 +548,93 @@ static bool is_found(const struct listing *listing, const Cairn__SnapshotStatus 
     return false;
 }
 
-/* Lists the snapshots that are being taken. The list borrows from their jobs. The caller frees both
- * arrays. Returns false if there is no memory. */
-static bool list_running(const struct listing *listing, struct snapshot_view **views,
+/* Lists the snapshots that are being taken. The list borrows from their jobs. */
+static void list_running(const struct listing *listing, struct coord_answer *answer,
                          Cairn__SnapshotList *message)
 {
-    size_t count = 0;
-    const struct coord_job *jobs = listing->work.cluster->jobs;
-    for (const struct coord_job *j = jobs; j != NULL; j = j->next) count++;
-    *views = calloc(count + 1, sizeof **views);
-    message->running = calloc(count + 1, sizeof *message->running);
-    if (*views == NULL || message->running == NULL) return false;
-    for (const struct coord_job *j = jobs; j != NULL; j = j->next) {
-        struct snapshot_view *view = *views + message->n_running;
+    for (const struct coord_job *j = listing->work.cluster->jobs; j != NULL; j = j->next) {
+        struct snapshot_view *view = coord_answer_bytes(answer, sizeof *view);
+        if (view == NULL) return;
         if (listing->job != NULL && strcmp(listing->job, j->spec.name) != 0) continue;
         if (!coord_snapshot_running(j, view) || is_found(listing, &view->status)) continue;
-        message->running[message->n_running++] = &view->status;
+        Cairn__SnapshotStatus *out = coord_answer_add(answer, &message->base, "running");
+        if (out != NULL) *out = view->status;
     }
-    return true;
 }
 
-static void send_list(struct listing *listing)
+/* Fills in what the job's words say about one snapshot: whether it is the latest, how it was checked, and its
+ * tags. */
+static void fill_words(const struct snapshot_words *words, struct coord_answer *answer,
+                       Cairn__SnapshotStatus *out)
 {
-    struct sentence why;
-    // If there is neither a job of this name here nor a snapshot of one, the name is most likely
-    // mistyped.
-    if (listing->job != NULL && listing->found.count == 0 &&
-        coord_job_find(listing->work.cluster, listing->job) == NULL) {
-        sentence_set(&why, "there is no job %s and no snapshot of one; `cairn job list`",
-                     listing->job);
-        coord_session_error(listing->work.session, listing->work.request, CAIRN_ERR_NOT_FOUND,
-                            why.text);
-        return;
-    }
-    struct snapshot_view *views = calloc(listing->found.count + 1, sizeof *views);
-    Cairn__SnapshotStatus **list = calloc(listing->found.count + 1, sizeof *list);
-    struct snapshot_view *running;
+    const struct snapshot_check *check = snapshot_words_check(words, out->id);
+    out->latest = strcmp(words->latest, out->id) == 0;
+    if (check != NULL) out->checked_unix_ms = check->unix_s * 1000;
+    out->check_failed = check != NULL && !check->is_good;
+    out->tags = coord_answer_bytes(answer, (words->tag_count + 1) * sizeof *out->tags);
+    for (size_t i = 0; out->tags != NULL && i < words->tag_count; i++)
+        if (strcmp(words->tags[i].id, out->id) == 0) out->tags[out->n_tags++] = words->tags[i].name;
+}
+
+/* Fills in a snapshot that was found. The message borrows from the listing. `words`: those of its job, or
+ * NULL. */
+static void fill_found(const struct found_snapshot *f, const struct snapshot_words *words,
+                       struct coord_answer *answer, Cairn__SnapshotStatus *out)
+{
+    struct snapshot_view *view = coord_answer_bytes(answer, sizeof *view);
+    if (view == NULL) return;
+    coord_manifest_to_view(&f->manifest, f->place.id, f->folder, view);
+    *out = view->status;
+    out->signature = wire_text(f->signature);
+    if (words != NULL) fill_words(words, answer, out);
+}
+
+static void send_list(const struct listing *listing, struct coord_answer *answer)
+{
     Cairn__SnapshotList message = CAIRN__SNAPSHOT_LIST__INIT;
-    const bool whole = list_running(listing, &running, &message);
-    if (whole && views != NULL && list != NULL) {
-        for (size_t i = 0; i < listing->found.count; i++) {
-            const struct found_snapshot *f = &listing->found.list[i];
-            coord_manifest_to_view(&f->manifest, f->place.id, f->folder, &views[i]);
-            views[i].status.signature = wire_text(f->signature);
-            fill_words(listing, i, &views[i].status);
-            list[i] = &views[i].status;
-        }
-        message.snapshots = list;
-        message.n_snapshots = listing->found.count;
-        message.unread = listing->found.unread.text;
-        coord_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_LIST, listing->work.request,
-                           &message.base);
-    } else {
-        coord_session_error(listing->work.session, listing->work.request, CAIRN_ERR_NO_MEMORY,
-                            "out of memory");
+    const struct snapshot_words *words = NULL;
+    list_running(listing, answer, &message);
+    for (size_t i = 0; i < listing->found.count; i++) {
+        Cairn__SnapshotStatus *out = coord_answer_add(answer, &message.base, "snapshots");
+        if (out == NULL) break;
+        if (listing->words != NULL && begins_job(&listing->found, i)) words = &listing->words[i];
+        fill_found(&listing->found.list[i], words, answer, out);
     }
-    free(running);
-    free(message.running);
-    free(views);
-    free(list);
+    message.unread = wire_text(listing->found.unread.text);
+    coord_answer_send(answer, listing->work.session, listing->work.request, CAIRN_MSG_SNAPSHOT_LIST,
+                      &message.base);
 }
 
-static void send_one(struct listing *listing)
+static void send_one(const struct listing *listing, struct coord_answer *answer)
 {
-    struct snapshot_view view;
-    struct sentence why;
-    if (listing->found.count == 0) {
-        sentence_set(&why, "there is no committed snapshot %s of job %s; see `cairn snapshot list`",
-                     listing->id, listing->job);
-        coord_session_error(listing->work.session, listing->work.request, CAIRN_ERR_NOT_FOUND,
-                            why.text);
-        return;
-    }
-    const struct found_snapshot *f = listing->found.list;
-    coord_manifest_to_view(&f->manifest, f->place.id, f->folder, &view);
-    view.status.signature = wire_text(f->signature);
-    fill_words(listing, 0, &view.status);
-    coord_session_send(listing->work.session, CAIRN_MSG_SNAPSHOT_STATUS, listing->work.request,
-                       &view.status.base);
+    Cairn__SnapshotStatus message = CAIRN__SNAPSHOT_STATUS__INIT;
+    fill_found(&listing->found.list[0], listing->words, answer, &message);
+    coord_answer_send(answer, listing->work.session, listing->work.request,
+                      CAIRN_MSG_SNAPSHOT_STATUS, &message.base);
 }
 
 static void on_read(struct coord_work *work)
 {
-    struct listing *listing = (struct listing *)work;
-    if (work->session != NULL) {
-        if (listing->status != CAIRN_OK) {
-            coord_session_error(work->session, work->request, listing->status, listing->why.text);
-        } else if (listing->id != NULL) {
-            send_one(listing);
-        } else {
-            send_list(listing);
-        }
-    }
-    free_listing(listing);
+    const struct listing *listing = (struct listing *)work;
+    struct coord_answer answer = { 0 };
+    if (work->session == NULL) return; // nobody waits any more
+    const bool is_empty = work->status == CAIRN_OK && listing->found.count == 0;
+    if (is_empty && listing->id != NULL)
+        work->status = fail_with(
+            &work->why, CAIRN_ERR_NOT_FOUND,
+            "there is no committed snapshot %s of job %s; see `cairn snapshot list`", listing->id,
+            listing->job);
+    // If there is neither a job of this name here nor a snapshot of one, the name is most likely
+    // mistyped.
+    else if (is_empty && listing->job != NULL &&
+             coord_job_find(work->cluster, listing->job) == NULL)
+        work->status = fail_with(&work->why, CAIRN_ERR_NOT_FOUND,
+                                 "there is no job %s and no snapshot of one; `cairn job list`",
+                                 listing->job);
+    if (work->status != CAIRN_OK)
+        coord_work_answer(work, 0, NULL);
+    else
+        (listing->id != NULL ? send_one : send_list)(listing, &answer);
 }
 
 static void begin_list(struct coord_session *session, uint32_t request, const char *job,
@@ -761,16 +644,17 @@ static void begin_list(struct coord_session *session, uint32_t request, const ch
     bool whole = listing != NULL;
     if (whole && job != NULL) whole = (listing->job = strdup(job)) != NULL;
     if (whole && id != NULL) whole = (listing->id = strdup(id)) != NULL;
-    if (whole) {
+    if (!whole && listing != NULL) {
+        free_listing(&listing->work);
+        listing = NULL;
+    }
+    if (listing != NULL) {
         coord_keys_ring(session->cluster, &listing->ring);
         listing->work.run = read_store;
         listing->work.done = on_read;
-        whole = coord_work_start(&listing->work, session->cluster, session, request);
+        listing->work.free_it = free_listing;
     }
-    if (whole) return;
-    if (listing != NULL) free_listing(listing);
-    coord_session_error(session, request, CAIRN_ERR_BUSY,
-                        "too many requests wait on this connection");
+    coord_work_ask(listing != NULL ? &listing->work : NULL, session, request);
 }
 
 static void on_snapshot_list_get(struct coord_session *session, uint32_t request, const void *any)

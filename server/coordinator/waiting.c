@@ -672,23 +672,26 @@ void coord_straggler_tick(struct coord_job *job)
     free(all.scratch);
 }
 
-void coord_straggler_show(const struct coord_job *job, struct straggler_view *view,
+void coord_straggler_show(const struct coord_job *job, struct coord_answer *answer,
                           Cairn__JobStatus *status)
 {
     const struct coord_straggler *s = &job->straggler;
     const struct coord_member *m = job->members.list;
     while (m != NULL && m->id != s->member) m = m->next_of_job;
     if (s->member == 0 || m == NULL) return;
-    cairn__straggler__init(&view->told);
-    say_straggler(s, m, &view->text);
-    view->told.name = m->session->name;
-    view->told.rank = m->rank;
-    view->told.phase = wire_text(phase_names[s->phase]);
-    view->told.us = s->us;
-    view->told.others_us = s->others_us != UINT32_MAX ? s->others_us : 0;
-    view->told.waited_ms = s->waited_ms;
-    view->told.text = view->text.text;
-    status->straggler = &view->told;
+    struct sentence text;
+    Cairn__Straggler *told = coord_answer_bytes(answer, sizeof *told);
+    if (told == NULL) return;
+    cairn__straggler__init(told);
+    say_straggler(s, m, &text);
+    told->name = m->session->name;
+    told->rank = m->rank;
+    told->phase = wire_text(phase_names[s->phase]);
+    told->us = s->us;
+    told->others_us = s->others_us != UINT32_MAX ? s->others_us : 0;
+    told->waited_ms = s->waited_ms;
+    told->text = coord_answer_text(answer, "%s", text.text);
+    status->straggler = told;
 }
 
 /* ==== messages ==== */

@@ -152,21 +152,22 @@ TEST(memory_is_told_by_job_and_added_up_by_shard)
     beat.memory = list;
     beat.n_memory = 2;
     coord_bytes_take(&seats[0], &beat);
-    struct memory_view all;
-    coord_memory_of(&job, &all);
-    ck_assert_uint_eq(all.count, SHARDS);
-    ck_assert_uint_eq(all.list[0]->state, 100); // and nothing of the other job
-    ck_assert_uint_eq(all.list[1]->state, 0);   // it has told nothing
-    ck_assert_int_eq(all.list[0]->untold, false);
-    ck_assert_int_eq(all.list[1]->untold, true);
-    ck_assert_uint_eq(all.list[1]->shard_index, 1);
-    ck_assert_uint_eq(all.sum, 110);
-    coord_memory_release(&all);
+    struct coord_answer answer = { 0 };
+    Cairn__JobStatus all = CAIRN__JOB_STATUS__INIT;
+    coord_memory_show(&job, &answer, &all);
+    ck_assert_uint_eq(all.n_memory, SHARDS);
+    ck_assert_uint_eq(all.memory[0]->state, 100); // and nothing of the other job
+    ck_assert_uint_eq(all.memory[1]->state, 0);   // it has told nothing
+    ck_assert_int_eq(all.memory[0]->untold, false);
+    ck_assert_int_eq(all.memory[1]->untold, true);
+    ck_assert_uint_eq(all.memory[1]->shard_index, 1);
+    ck_assert_uint_eq(all.state_bytes, 110);
     beat.n_memory = 0;
     coord_bytes_take(&seats[0], &beat); // it holds it no more
-    coord_memory_of(&job, &all);
-    ck_assert_uint_eq(all.sum, 0);
-    coord_memory_release(&all);
+    cairn__job_status__init(&all);
+    coord_memory_show(&job, &answer, &all);
+    ck_assert_uint_eq(all.state_bytes, 0);
+    coord_answer_release(&answer);
 }
 
 /* Of a newer version: an unknown field is in the message's memory, which is freed. */
@@ -183,12 +184,13 @@ TEST(what_a_newer_shard_tells_besides_is_not_kept)
     beat.memory = list;
     beat.n_memory = 1;
     coord_bytes_take(&seats[0], &beat);
-    struct memory_view all;
-    coord_memory_of(&job, &all);
-    ck_assert_uint_eq(all.list[0]->base.n_unknown_fields, 0);
-    ck_assert_ptr_null(all.list[0]->base.unknown_fields);
-    ck_assert_str_eq(all.list[0]->shard, "s0");
-    coord_memory_release(&all);
+    struct coord_answer answer = { 0 };
+    Cairn__JobStatus all = CAIRN__JOB_STATUS__INIT;
+    coord_memory_show(&job, &answer, &all);
+    ck_assert_uint_eq(all.memory[0]->base.n_unknown_fields, 0);
+    ck_assert_ptr_null(all.memory[0]->base.unknown_fields);
+    ck_assert_str_eq(all.memory[0]->shard, "s0");
+    coord_answer_release(&answer);
 }
 
 SUITE(30, NULL, tear_down);

@@ -120,9 +120,9 @@ static void attach(uint32_t worker_count)
 static int slowest(bool of_shard)
 {
     Cairn__JobStatus status = CAIRN__JOB_STATUS__INIT;
-    struct times_view view;
+    struct coord_answer answer = { 0 };
     int marked = -1;
-    ck_assert(coord_times_show(&job, &view, &status));
+    coord_times_show(&job, &answer, &status);
     ck_assert_uint_eq(status.n_times, job.members.count + SHARDS);
     for (size_t i = 0; i < status.n_times; i++) {
         const Cairn__StepTimes *t = status.times[i];
@@ -133,7 +133,7 @@ static int slowest(bool of_shard)
         ck_assert_int_eq(marked, -1);
         marked = (int)t->number;
     }
-    coord_times_release(&view);
+    coord_answer_release(&answer);
     return marked;
 }
 
