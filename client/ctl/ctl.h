@@ -179,6 +179,10 @@ int ctl_usage_fail(const struct ctl *ctl, const char *fmt, ...)
 /* Reads a number from 1 to max; the suffix K, M, G or T multiplies by powers of a thousand. -1:
  * continue; else the exit status. */
 int ctl_parse_number(const char *name, const char *text, uint32_t max, uint32_t *out);
+/* Checks that the option's text is one of the words of `choices`, "f32|bf16". *number_out: its number,
+ * from 0. -1: continue; else the exit status. */
+int ctl_parse_choice(const char *option, const char *choices, const char *text,
+                     uint64_t *number_out);
 
 /* Reads "2h" (ms, s, m, h, d before now) or RFC 3339, "2026-11-24T14:00:00Z". */
 bool ctl_since(const char *text, uint64_t now_ms, uint64_t *unix_ms_out);

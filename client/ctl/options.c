@@ -626,12 +626,12 @@ static void print_options(FILE *out, const char *takes)
     }
 }
 
-/* Checks that the text is one of the words of "f32|bf16". *number_out: its number, from 0. */
-static int parse_choice(const struct option_row *row, const char *text, uint64_t *number_out)
+int ctl_parse_choice(const char *option, const char *choices, const char *text,
+                     uint64_t *number_out)
 {
     struct sentence allowed = { "" };
     char words[64], *rest = words;
-    snprintf(words, sizeof words, "%s", row->value);
+    snprintf(words, sizeof words, "%s", choices);
     *number_out = 0;
     for (char *word; (word = strsep(&rest, "|")) != NULL; ++*number_out) {
         if (strcmp(word, text) == 0) return -1;
@@ -641,8 +641,13 @@ static int parse_choice(const struct option_row *row, const char *text, uint64_t
                                              : " and ",
                      word);
     }
-    return ctl_fail(CAIRN_ERR_INVALID, "%s%s %s: %s are allowed", row->letter != 0 ? "-" : "--",
-                    row->letter != 0 ? "o" : row->name, text, allowed.text);
+    return ctl_fail(CAIRN_ERR_INVALID, "%s%s %s: %s are allowed", option[1] != '\0' ? "--" : "-",
+                    option, text, allowed.text);
+}
+
+static int parse_choice(const struct option_row *row, const char *text, uint64_t *number_out)
+{
+    return ctl_parse_choice(row->letter != 0 ? "o" : row->name, row->value, text, number_out);
 }
 
 /* Adds the setting of the row's field. The value is one of the words shown for the option, or is

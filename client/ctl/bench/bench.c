@@ -5,6 +5,7 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,43 +14,141 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
 
 #include "client/ctl/ctl.h"
 #include "gpu/gpu.h"
+#include "proto/base/machine.h"
 
-/* ==== crew ==== */
+/* ==== processes and threads ==== */
 
 #define TURN_MS 100
 #define STOP_MS 1000
 
-/* ---- the worker's end of the pipes ---- */
-
-static bool read_all(int fd, void *out, size_t bytes)
+bool bench_is_interrupted(struct local *local)
 {
-    for (size_t have = 0; have < bytes;) {
-        const ssize_t got = read(fd, (char *)out + have, bytes - have);
+    if (local == NULL) return false;
+    const int number = local_signal(local, 0, NULL);
+    return (number != 0 && number != SIGCHLD) || local_daemons_reap(local) > 0;
+}
+
+bool bench_child_start(struct bench_child *child, struct local *local, int (*run)(void *own),
+                       void *own)
+{
+    int ends[2];
+    *child = (struct bench_child) { .pid = 0 };
+    if (pipe2(ends, O_CLOEXEC) != 0) {
+        (void)ctl_fail(CAIRN_ERR_IO, "no pipe: %s", strerror(errno));
+        return false;
+    }
+    fflush(NULL); // else the child would print buffered output again
+    const pid_t pid = local != NULL ? local_fork(local) : fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        dup2(ends[1], STDOUT_FILENO);
+        close(ends[0]), close(ends[1]);
+        const int status = run(own);
+        fflush(NULL);
+        _exit(status);
+    }
+    close(ends[1]);
+    if (pid < 0)
+        close(ends[0]);
+    else
+        *child = (struct bench_child) { pid, ends[0] };
+    return pid > 0;
+}
+
+int bench_child_become(const char *program, char *const *arguments)
+{
+    const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+    dup2(nothing, STDIN_FILENO), dup2(nothing, STDERR_FILENO);
+    execvp(program, arguments);
+    return 127;
+}
+
+int bench_child_read(const struct bench_child *child, struct local *local, int limit_ms, char *text,
+                     size_t text_bytes)
+{
+    size_t have = 0;
+    int waited_ms = 0;
+    while (have < text_bytes - 1) {
+        struct pollfd wait = { .fd = child->out_fd, .events = POLLIN };
+        if (poll(&wait, 1, TURN_MS) <= 0) {
+            waited_ms += TURN_MS;
+            if (bench_is_interrupted(local)) return -1;
+            if (limit_ms >= 0 && waited_ms >= limit_ms) return 0;
+            continue;
+        }
+        const ssize_t got = read(child->out_fd, text + have, text_bytes - 1 - have);
         if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) return false;
+        if (got <= 0) {
+            text[have] = '\0';
+            return got == 0;
+        }
         have += (size_t)got;
     }
-    return true;
+    return 0;
 }
 
-static bool write_all(int fd, const void *data, size_t bytes)
+int bench_child_end(struct bench_child *child, int signal_number)
 {
-    ssize_t written;
-    do { // an order or a report has fewer bytes than a pipe accepts at once
-        written = write(fd, data, bytes);
-    } while (written < 0 && errno == EINTR);
-    return written == (ssize_t)bytes;
+    int status = 0;
+    if (child->pid <= 0) return -1;
+    if (signal_number != 0) kill(child->pid, signal_number);
+    close(child->out_fd);
+    while (waitpid(child->pid, &status, 0) < 0 && errno == EINTR) {}
+    child->pid = 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
+
+int bench_child_numbers(struct bench_child *child, struct local *local,
+                        double numbers_out[static 2])
+{
+    char text[128];
+    const int is_read = bench_child_read(child, local, -1, text, sizeof text);
+    bench_child_end(child, SIGKILL); // a process that has printed has no more work
+    if (is_read <= 0) return is_read;
+    return sscanf(text, "%lf %lf", &numbers_out[0], &numbers_out[1]) == 2;
+}
+
+struct thread {
+    pthread_t id;
+    uint32_t number;
+    void (*run)(void *own, uint32_t number);
+    void *own;
+};
+
+static void *thread_main(void *context)
+{
+    const struct thread *thread = context;
+    thread->run(thread->own, thread->number);
+    return NULL;
+}
+
+int bench_threads_run(uint32_t count, void (*run)(void *own, uint32_t number), void *own)
+{
+    struct thread threads[BENCH_THREADS_MAX];
+    uint32_t started = 1;
+    int failed = 0;
+    for (; started < count; started++) {
+        threads[started] = (struct thread) { .number = started, .run = run, .own = own };
+        failed = pthread_create(&threads[started].id, NULL, thread_main, &threads[started]);
+        if (failed != 0) break;
+    }
+    run(own, 0);
+    for (uint32_t i = 1; i < started; i++) pthread_join(threads[i].id, NULL);
+    return failed;
+}
+
+/* ==== workers ==== */
 
 bool bench_worker_report(const struct bench_worker *worker, const struct bench_report *report)
 {
-    return write_all(worker->reports_fd, report, sizeof *report);
+    return send(worker->fd, report, sizeof *report, MSG_NOSIGNAL) == sizeof *report;
 }
 
 int bench_serve(const struct bench_worker *worker, struct bench_member *member,
@@ -60,111 +159,76 @@ int bench_serve(const struct bench_worker *worker, struct bench_member *member,
     struct bench_order order;
     struct bench_report report = { { 0 } };
     while (bench_worker_report(worker, &report) &&
-           read_all(worker->orders_fd, &order, sizeof order))
+           recv(worker->fd, &order, sizeof order, 0) == sizeof order)
         if (!obey(own, &order, &report)) return 1;
     cairn_close(member->session);
     return 0;
 }
 
-/* ---- the bench's end of the pipes ---- */
-
-bool bench_is_interrupted(struct local *local)
+static bool start_worker(struct bench *b, int (*run)(const struct bench_worker *worker))
 {
-    const int number = local_signal(local, 0, NULL);
-    return (number != 0 && number != SIGCHLD) || local_daemons_reap(local) > 0;
-}
-
-static bool await_report(const struct bench *b, uint32_t i, struct bench_report *out)
-{
-    struct pollfd wait = { .fd = b->crew.reports_fds[i], .events = POLLIN };
-    while (poll(&wait, 1, TURN_MS) <= 0)
-        if (bench_is_interrupted(b->local)) return false;
-    return read_all(b->crew.reports_fds[i], out, sizeof *out);
-}
-
-static bool start_one(struct bench *b, int (*run)(const struct bench_worker *worker))
-{
-    int orders[2], reports[2];
-    struct bench_crew *crew = &b->crew;
-    const uint32_t i = crew->count;
-    if (pipe2(orders, O_CLOEXEC) != 0) return false;
-    if (pipe2(reports, O_CLOEXEC) != 0) {
-        close(orders[0]), close(orders[1]);
-        return false;
-    }
+    int ends[2];
+    const uint32_t i = b->crew.count;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return false;
     const pid_t pid = local_fork(b->local);
     if (pid == 0) {
-        for (uint32_t k = 0; k < i; k++) close(crew->orders_fds[k]), close(crew->reports_fds[k]);
-        close(orders[1]), close(reports[0]);
-        const struct bench_worker worker = { i, b->workers, orders[0], reports[1], b };
+        for (uint32_t k = 0; k < i; k++) close(b->crew.fds[k]);
+        close(ends[0]);
+        const struct bench_worker worker = { i, b->workers, ends[1], b };
         _exit(run(&worker));
     }
-    close(orders[0]), close(reports[1]);
+    close(ends[1]);
     if (pid < 0) {
-        close(orders[1]), close(reports[0]);
+        close(ends[0]);
         return false;
     }
-    crew->pids[i] = pid;
-    crew->orders_fds[i] = orders[1];
-    crew->reports_fds[i] = reports[0];
-    crew->count++;
+    b->crew.pids[i] = pid;
+    b->crew.fds[i] = ends[0];
+    b->crew.count++;
+    return true;
+}
+
+/* Waits for a report of every worker, and takes the greatest figures. */
+static bool await_reports(struct bench *b)
+{
+    memset(b->figures, 0, sizeof b->figures);
+    for (uint32_t i = 0; i < b->crew.count; i++) {
+        struct bench_report report;
+        struct pollfd wait = { .fd = b->crew.fds[i], .events = POLLIN };
+        while (poll(&wait, 1, TURN_MS) <= 0)
+            if (bench_is_interrupted(b->local)) return false;
+        if (recv(b->crew.fds[i], &report, sizeof report, 0) != sizeof report) return false;
+        for (int f = 0; f < BENCH_FIGURES; f++)
+            if (report.figures[f] > b->figures[f]) b->figures[f] = report.figures[f];
+    }
     return true;
 }
 
 bool bench_crew_start(struct bench *b, int (*run)(const struct bench_worker *worker))
 {
     while (b->crew.count < b->workers)
-        if (!start_one(b, run)) return false;
-    for (uint32_t i = 0; i < b->workers; i++)
-        if (!await_report(b, i, &b->crew.reports[i])) return false;
-    return true;
+        if (!start_worker(b, run)) return false;
+    return await_reports(b);
 }
 
 double bench_order(struct bench *b, uint32_t word, uint32_t count)
 {
     const struct bench_order order = { word, count };
     for (uint32_t i = 0; i < b->crew.count; i++)
-        if (!write_all(b->crew.orders_fds[i], &order, sizeof order)) return 0;
-    for (uint32_t i = 0; i < b->crew.count; i++)
-        if (!await_report(b, i, &b->crew.reports[i])) return 0;
-    return bench_most(b, 0);
-}
-
-double bench_most(const struct bench *b, int figure)
-{
-    double most = 0;
-    for (uint32_t i = 0; i < b->crew.count; i++)
-        if (b->crew.reports[i].figures[figure] > most) most = b->crew.reports[i].figures[figure];
-    return most;
+        if (send(b->crew.fds[i], &order, sizeof order, MSG_NOSIGNAL) != sizeof order) return 0;
+    return await_reports(b) ? b->figures[0] : 0;
 }
 
 void bench_crew_stop(struct bench *b)
 {
-    struct bench_crew *crew = &b->crew;
-    for (uint32_t i = 0; i < crew->count; i++) close(crew->orders_fds[i]);
-    for (uint32_t i = 0; i < crew->count; i++) {
-        struct pollfd wait = { .fd = crew->reports_fds[i] }; // the worker's end shows as a hang-up
-        if (poll(&wait, 1, STOP_MS) <= 0) kill(crew->pids[i], SIGKILL);
-        close(crew->reports_fds[i]);
-        while (waitpid(crew->pids[i], NULL, 0) < 0 && errno == EINTR) {}
+    for (uint32_t i = 0; i < b->crew.count; i++) shutdown(b->crew.fds[i], SHUT_WR);
+    for (uint32_t i = 0; i < b->crew.count; i++) {
+        struct pollfd wait = { .fd = b->crew.fds[i] }; // the worker's end shows as a hang-up
+        if (poll(&wait, 1, STOP_MS) <= 0) kill(b->crew.pids[i], SIGKILL);
+        close(b->crew.fds[i]);
+        while (waitpid(b->crew.pids[i], NULL, 0) < 0 && errno == EINTR) {}
     }
-    crew->count = 0;
-}
-
-/* ---- figures of every run ---- */
-
-double bench_series_run(struct bench *b, uint32_t word, struct bench_series *series)
-{
-    const double all = bench_order(b, word, 1);
-    if (!(all > 0) || series->count > BENCH_RUNS_MAX) return all;
-    for (int f = 0; f < BENCH_FIGURES; f++) series->values[f][series->count] = bench_most(b, f);
-    series->count++;
-    return all;
-}
-
-double bench_series_median(struct bench_series *series, int figure)
-{
-    return bench_spread_of(series->values[figure] + 1, series->count - 1).median;
+    b->crew.count = 0;
 }
 
 /* ==== machine ==== */
@@ -236,16 +300,6 @@ bool bench_is_ok(cairn_status status)
 {
     if (status != CAIRN_OK) (void)ctl_fail(status, "a worker of the bench: %s", cairn_error());
     return status == CAIRN_OK;
-}
-
-/* True for a data path that --path may name, and for NULL, which means no --path. CAIRN_FABRIC passes the
- * path to the library. */
-static bool is_path(const char *name)
-{
-    static const char *const paths[] = { "auto", "mapped", "ucx" };
-    for (size_t i = 0; name != NULL && i < sizeof paths / sizeof *paths; i++)
-        if (strcmp(name, paths[i]) == 0) return true;
-    return name == NULL;
 }
 
 void bench_model_cut(struct bench_model *model, uint64_t params)
@@ -337,23 +391,31 @@ cairn_status bench_fetch_each(const struct bench_member *member, const struct be
     return status;
 }
 
-bool bench_step_run(struct bench_step *s, struct bench_report *report)
+cairn_status bench_step_do(struct bench_step *s)
 {
     struct cairn_result result = { .struct_size = sizeof result };
     s->round = (struct cairn_round) { .struct_size = sizeof s->round };
     s->at[0] = bench_now();
     cairn_status status = cairn_round_begin(s->job, BENCH_CALL_MS, &s->round);
-    if (status == CAIRN_OK) status = s->push(s->own, &s->round);
     s->at[1] = bench_now();
+    if (status == CAIRN_OK && s->push != NULL) status = s->push(s->own, &s->round);
+    s->at[2] = bench_now();
     if (status == CAIRN_OK)
         status = cairn_commit(s->job, &s->round, s->micros, NULL, 0, BENCH_CALL_MS, &result);
-    s->at[2] = bench_now();
-    if (status == CAIRN_OK) status = s->fetch(s->own, result.version);
+    s->version = result.version;
     s->at[3] = bench_now();
-    report->figures[BENCH_FIGURE_ALL] = s->at[3] - s->at[0];
-    report->figures[BENCH_FIGURE_PUSH] = s->at[1] - s->at[0];
-    report->figures[BENCH_FIGURE_COMMIT] = s->at[2] - s->at[1];
-    report->figures[BENCH_FIGURE_FETCH] = s->at[3] - s->at[2];
+    if (status == CAIRN_OK && s->fetch != NULL) status = s->fetch(s->own, result.version);
+    s->at[4] = bench_now();
+    return status;
+}
+
+bool bench_step_run(struct bench_step *s, struct bench_report *report)
+{
+    const cairn_status status = bench_step_do(s);
+    report->figures[BENCH_FIGURE_ALL] = s->at[4] - s->at[0];
+    report->figures[BENCH_FIGURE_PUSH] = s->at[2] - s->at[0];
+    report->figures[BENCH_FIGURE_COMMIT] = s->at[3] - s->at[2];
+    report->figures[BENCH_FIGURE_FETCH] = s->at[4] - s->at[3];
     return bench_is_ok(status);
 }
 
@@ -361,14 +423,26 @@ bool bench_step_run(struct bench_step *s, struct bench_report *report)
 
 int bench_check(const struct ctl *ctl, uint32_t workers, uint32_t tensors)
 {
+    uint64_t path; // the library takes it from CAIRN_FABRIC
     if (workers > BENCH_WORKERS_MAX)
         return ctl_fail(CAIRN_ERR_INVALID, "--workers %u: 1 to %d is allowed", workers,
                         BENCH_WORKERS_MAX);
     if (tensors > BENCH_TENSORS_MAX)
         return ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed", tensors,
                         BENCH_TENSORS_MAX);
-    if (is_path(ctl->path)) return -1;
-    return ctl_fail(CAIRN_ERR_INVALID, "--path %s: auto, mapped and ucx are allowed", ctl->path);
+    return ctl->path != NULL ? ctl_parse_choice("path", "auto|mapped|ucx", ctl->path, &path) : -1;
+}
+
+int bench_check_device(const struct ctl *ctl)
+{
+    if (ctl->bench.device == NULL || bench_is_on_card(ctl)) return -1;
+    return ctl_usage_fail(ctl, "--device %s: the host has none; give --backend cuda, too",
+                          ctl->bench.device);
+}
+
+bool bench_is_on_card(const struct ctl *ctl)
+{
+    return ctl->bench.backend != NULL && strcmp(ctl->bench.backend, "cuda") == 0;
 }
 
 int bench_check_memory(uint64_t needed_bytes, const char *what, const char *fewer)
@@ -379,24 +453,26 @@ int bench_check_memory(uint64_t needed_bytes, const char *what, const char *fewe
                     ctl_bytes(needed_bytes), what, ctl_bytes(there), fewer);
 }
 
-void *bench_share(size_t bytes)
+void *bench_memory_map(size_t bytes, enum bench_pages pages)
 {
-    void *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared != MAP_FAILED) return shared;
-    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-    return NULL;
+    const int sharing = pages == BENCH_SHARED ? MAP_SHARED : MAP_PRIVATE;
+    void *memory = pages_map(bytes, PROT_READ | PROT_WRITE, sharing | MAP_ANONYMOUS, -1);
+    if (memory == MAP_FAILED) {
+        (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory for %s", ctl_bytes(bytes));
+        return NULL;
+    }
+    if (pages == BENCH_LARGE) madvise(memory, bytes, MADV_HUGEPAGE);
+    return memory;
 }
 
-int bench_listen(uint16_t *port)
+int bench_listen(uint16_t *port_out)
 {
-    struct sockaddr_in here = { .sin_family = AF_INET,
-                                .sin_port = htons(*port),
-                                .sin_addr = { htonl(INADDR_LOOPBACK) } };
+    struct sockaddr_in here = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
     socklen_t bytes = sizeof here;
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd >= 0 && bind(fd, (struct sockaddr *)&here, bytes) == 0 && listen(fd, 1) == 0 &&
         getsockname(fd, (struct sockaddr *)&here, &bytes) == 0) {
-        *port = ntohs(here.sin_port);
+        *port_out = ntohs(here.sin_port);
         return fd;
     }
     if (fd >= 0) close(fd);
@@ -423,12 +499,6 @@ bool bench_connect_self(int ends[static 2])
 /* Alternating runs, their medians, and the printing of a result. */
 
 #define SECONDS_DEFAULT 5.0
-
-struct runs {
-    double values[BENCH_RUNS_MAX], references[BENCH_RUNS_MAX];
-    double ratios[BENCH_RUNS_MAX];
-    uint32_t count;
-};
 
 double bench_clock(clockid_t clock)
 {
@@ -459,35 +529,41 @@ struct bench_spread bench_spread_of(double *values, uint32_t count)
     };
 }
 
-/* Runs the subject and the reference once. False: one of them failed. */
-static bool run_pair(bool less_is_better, bench_fn *subject, bench_fn *reference, void *context,
-                     struct runs *runs)
+/* Runs one side once, keeps its figures, and returns its value. */
+static double run_side(struct bench *b, int side, bench_fn *run)
 {
-    const double value = subject(context);
-    const double other = value > 0 ? reference(context) : 0;
-    if (!(value > 0) || !(other > 0)) return false;
-    runs->values[runs->count] = value;
-    runs->references[runs->count] = other;
-    runs->ratios[runs->count] = less_is_better ? other / value : value / other;
-    runs->count++;
-    return true;
+    struct bench_series *series = &b->series[side];
+    const double value = run(b);
+    for (int f = 0; f < BENCH_FIGURES; f++) series->values[f][series->count] = b->figures[f];
+    series->count++;
+    return value;
 }
 
-int bench_alternate(struct bench_result *result, double seconds, bench_fn *subject,
-                    bench_fn *reference, void *context)
+int bench_alternate(struct bench *b, struct bench_result *result, double seconds, bench_fn *subject,
+                    bench_fn *reference)
 {
-    static struct runs runs;
-    if (!(seconds > 0)) seconds = SECONDS_DEFAULT;
-    runs.count = 0;
-    if (!run_pair(result->less_is_better, subject, reference, context, &runs)) return 1;
-    runs.count = 0; // the first pair touches new memory and fills caches
-    const double end = bench_now() + seconds;
-    while (runs.count < BENCH_RUNS_MAX && (runs.count < BENCH_RUNS_MIN || bench_now() < end))
-        if (!run_pair(result->less_is_better, subject, reference, context, &runs)) return 1;
-    result->value = bench_spread_of(runs.values, runs.count);
-    result->reference = bench_spread_of(runs.references, runs.count);
-    result->ratio = bench_spread_of(runs.ratios, runs.count);
-    result->runs = runs.count;
+    static double values[BENCH_RUNS_MAX], others[BENCH_RUNS_MAX], ratios[BENCH_RUNS_MAX];
+    double end = 0;
+    uint32_t runs = 0;
+    b->series[BENCH_SUBJECT].count = b->series[BENCH_REFERENCE].count = 0;
+    for (bool is_first = true;
+         is_first || runs < BENCH_RUNS_MIN || (runs < BENCH_RUNS_MAX && bench_now() < end);) {
+        const double value = run_side(b, BENCH_SUBJECT, subject);
+        const double other = value > 0 ? run_side(b, BENCH_REFERENCE, reference) : 0;
+        if (!(other > 0)) return 1;
+        if (is_first) { // it touches new memory and fills caches
+            end = bench_now() + (seconds > 0 ? seconds : SECONDS_DEFAULT);
+            is_first = false;
+            continue;
+        }
+        values[runs] = value;
+        others[runs] = other;
+        ratios[runs++] = result->less_is_better ? other / value : value / other;
+    }
+    result->value = bench_spread_of(values, runs);
+    result->reference = bench_spread_of(others, runs);
+    result->ratio = bench_spread_of(ratios, runs);
+    result->runs = runs;
     return -1;
 }
 
@@ -567,6 +643,25 @@ void bench_add_parts(struct bench *b, const struct bench_figure *figures)
         json_object_set_new(b->parts, figures->name, json_real(figures->value));
 }
 
+double bench_median(struct bench *b, int side, int figure)
+{
+    struct bench_series *series = &b->series[side];
+    return bench_spread_of(series->values[figure] + 1, series->count - 1).median;
+}
+
+void bench_add_columns(struct bench *b, int side, const char *prefix,
+                       const struct bench_column *columns)
+{
+    for (; columns->name != NULL; columns++) {
+        char name[64];
+        const double median = bench_median(b, side, columns->figure);
+        snprintf(name, sizeof name, "%s%s", prefix, columns->name);
+        BENCH_PARTS(b, { name, median });
+        if (columns->ratio_name != NULL)
+            BENCH_PARTS(b, { columns->ratio_name, median / b->result.reference.median });
+    }
+}
+
 void bench_add_count(struct bench *b, const char *name, uint64_t count)
 {
     json_object_set_new(b->parts, name, json_integer((json_int_t)count));
@@ -625,6 +720,8 @@ uint64_t bench_process_peak(pid_t pid)
 
 /* ==== times ==== */
 
+#define TIMES_GROWTH 4096
+
 /* Returns the number after " key="; 0: there is none. */
 static uint64_t field(const char *line, const char *key)
 {
@@ -634,9 +731,10 @@ static uint64_t field(const char *line, const char *key)
     return found != NULL ? strtoull(found + strlen(wanted), NULL, 10) : 0;
 }
 
-static struct bench_times times_of(const char *line)
+static struct bench_times times_of(const char *line, int shard)
 {
     return (struct bench_times) {
+        .shard = (uint32_t)shard,
         .round = field(line, "round"),
         .grant = field(line, "grant_us"),
         .receive = field(line, "receive_us"),
@@ -651,29 +749,30 @@ static struct bench_times times_of(const char *line)
     };
 }
 
-bool bench_times_read(const struct local *local, int number, struct bench_times **out,
-                      size_t *count_out)
+static void read_shard_times(struct bench *b, int shard)
 {
     char path[PATH_MAX + 32], line[2560];
-    snprintf(path, sizeof path, "%s/shard-%d.log", local->folder, number);
+    snprintf(path, sizeof path, "%s/shard-%d.log", b->local->folder, shard);
     FILE *file = fopen(path, "re");
-    if (file == NULL) return false;
-    struct bench_times *list = NULL;
-    size_t count = 0, capacity = 0;
-    while (fgets(line, sizeof line, file) != NULL) {
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
         if (strstr(line, "msg=\"times of a round\"") == NULL) continue;
-        if (count == capacity) {
-            capacity = capacity == 0 ? 256 : 2 * capacity;
-            struct bench_times *grown = realloc(list, capacity * sizeof *list);
+        if (b->time_count % TIMES_GROWTH == 0) {
+            const size_t room = b->time_count + TIMES_GROWTH;
+            struct bench_times *grown = realloc(b->times, room * sizeof *grown);
             if (grown == NULL) break;
-            list = grown;
+            b->times = grown;
         }
-        list[count++] = times_of(line);
+        b->times[b->time_count++] = times_of(line, shard);
     }
-    fclose(file);
-    *out = list;
-    *count_out = count;
-    return true;
+    if (file != NULL) fclose(file);
+}
+
+void bench_times_read(struct bench *b)
+{
+    free(b->times);
+    b->times = NULL;
+    b->time_count = 0;
+    for (int s = 1; s < b->local->daemon_count; s++) read_shard_times(b, s);
 }
 
 /* ==== harness ==== */
@@ -696,7 +795,7 @@ static void tell_params(struct bench *b)
         { "workers", NULL, b->workers },
         { "shards", NULL, b->ctl->shards },
         { "threads", NULL, b->ctl->bench.threads },
-        { "wire", bench_wire_name(model), 0 },
+        { "wire", bench_wire_name(model->wire), 0 },
         { "path", b->ctl->path != NULL ? b->ctl->path : "auto", 0 },
     };
     const char *told = b->row->params_told != NULL ? b->row->params_told : "";
@@ -743,9 +842,12 @@ static int measure(struct local *local, void *bench)
     if (done < 0 && row->work != NULL && !bench_crew_start(b, row->work)) done = 1;
     if (done < 0) done = do_stage(row->begin, b);
     if (done < 0 && row->run != NULL)
-        done = bench_alternate(&b->result, row->seconds > 0 ? row->seconds : b->ctl->bench.seconds,
-                               row->run, row->reference, b);
+        done = bench_alternate(b, &b->result,
+                               row->seconds > 0 ? row->seconds : b->ctl->bench.seconds, row->run,
+                               row->reference);
+    if (done < 0 && b->logs_rounds) bench_times_read(b);
     if (done < 0) done = do_stage(row->report, b);
+    if (done < 0 && row->columns != NULL) bench_add_columns(b, BENCH_SUBJECT, "", row->columns);
     bench_crew_stop(b);
     return done;
 }
@@ -780,23 +882,20 @@ int bench_measure(void *bench)
     if (done < 0 && row->again != NULL && b->ctl->endpoint == NULL)
         done = local_run(&local, measure_again, b);
     if (done < 0) tell_params(b);
-    if (row->close != NULL) row->close(b);
     return done;
 }
 
 int bench_run(struct ctl *ctl)
 {
+    static struct bench *b; // not freed: the program ends after it
     size_t i = 0;
     while (strcmp(rows[i]->name, ctl->row->verb) != 0) i++; // each command is a row
-    struct bench *b = calloc(1, rows[i]->bytes);
+    b = calloc(1, rows[i]->bytes);
     if (b == NULL) return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     *b = (struct bench) {
         .row = rows[i], .ctl = ctl, .params = json_object(), .parts = json_object()
     };
-    int done = b->row->all != NULL ? b->row->all(b) : bench_measure(b);
+    const int done = b->row->all != NULL ? b->row->all(b) : bench_measure(b);
     if (done < 0) print_result(b);
-    json_decref(b->params);
-    json_decref(b->parts);
-    free(b);
     return done < 0 ? 0 : done;
 }

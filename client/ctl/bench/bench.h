@@ -2,14 +2,15 @@
  * beside a reference that is measured in the same run. A bench is a row (struct bench_row), which
  * has the bench's defaults and functions. The functions open the measured subject, run subject and
  * reference once, and report other figures. One harness (bench.c) does the rest: the options, the
- * cluster, the workers, the alternating runs, the printing. The speed of one machine varies by half
- * from one minute to the next, while the ratio of alternating runs stays the same. So only the
- * ratio counts.
+ * cluster, the workers, the alternating runs, the medians, the printing. The speed of one machine
+ * varies by half from one minute to the next, while the ratio of alternating runs stays the same.
+ * So only the ratio counts.
  *
  * The JSON has bench, unit and reference_name; value, reference and ratio, which are medians; the
  * extremes of these, such as value_min and value_max; runs; params (the parameters of the runs, as
  * numbers and words); parts (other figures of the same runs, by name); machine. One thread prints;
- * a bench may have threads of its own. */
+ * a bench may have threads of its own. The program ends after one bench, so that a bench gives no
+ * memory back. */
 #ifndef CAIRN_CLIENT_CTL_BENCH_BENCH_H
 #define CAIRN_CLIENT_CTL_BENCH_BENCH_H
 
@@ -26,35 +27,47 @@
 #include "client/ctl/ctl.h"
 #include "proto/snapshot/snapshot.h"
 
-/* ==== times ==== */
+/* ==== processes and threads ==== */
 
-/* The times at which each round reached its phases on the shards of the bench's own cluster. They are read
- * from the shards' logs, which record these times at level debug (server/shard/update.c). */
-
-/* Times are microseconds of CLOCK_MONOTONIC; 0: the round did not reach that phase. */
-struct bench_times {
-    uint64_t round;
-    uint64_t grant, receive, fold; /* when the first grant, receipt and fold happened */
-    /* reduce: all contributions are received and folded. reduced: the sums are known */
-    uint64_t reduce, reduced;
-    /* update: the decision has arrived. published: the new version is readable */
-    uint64_t update, published;
-    /* Counters of the shard's device since it was opened. launches: kernel launches. in_bytes:
-     * bytes copied to the device. out_bytes: bytes copied from the device */
-    uint64_t launches, in_bytes, out_bytes;
+/* A process of the bench, whose standard output the bench reads. It dies with the bench. */
+struct bench_child {
+    pid_t pid; /* 0: none */
+    int out_fd;
 };
+/* Starts a process that exits with the result of `run`. `local`: the bench's cluster; NULL: none. Returns
+ * false after printing the error if no process could be started. */
+bool bench_child_start(struct bench_child *child, struct local *local, int (*run)(void *own),
+                       void *own);
+/* For `run`: executes a program, whose input and errors are /dev/null. */
+int bench_child_become(const char *program, char *const *arguments);
+/* Reads the child's output to its end. 1: `text` has all of it; 0: the output was too long, or did not end
+ * within limit_ms (-1: no limit); -1: the bench is over (bench_is_interrupted). */
+int bench_child_read(const struct bench_child *child, struct local *local, int limit_ms, char *text,
+                     size_t text_bytes);
+/* Sends the signal (0: none), and waits until the child has ended. Returns the exit status; -1: a signal
+ * ended the child. */
+int bench_child_end(struct bench_child *child, int signal_number);
+/* Reads the two numbers that the child prints, and ends the child. 1: there are two numbers; 0: there are
+ * not; -1 as for bench_child_read. */
+int bench_child_numbers(struct bench_child *child, struct local *local,
+                        double numbers_out[static 2]);
 
-/* Reads the log of shard-`number`, numbered from 1. *out has the rounds in ascending order; the caller
- * frees it. False: there is no log. */
-bool bench_times_read(const struct local *local, int number, struct bench_times **out,
-                      size_t *count_out);
+/* Returns true if the bench is over, because a signal came from outside or a daemon ended. A
+ * message reports each such event once. */
+bool bench_is_interrupted(struct local *local);
 
-/* ==== crew ==== */
+#define BENCH_THREADS_MAX 64
+/* Calls `run` with the numbers from 0 to count - 1, at most BENCH_THREADS_MAX, each on a thread, of which
+ * this thread is number 0. Returns 0 when all have ended; else why a thread could not be started, as errno:
+ * then the threads before it have run. */
+int bench_threads_run(uint32_t count, void (*run)(void *own, uint32_t number), void *own);
+
+/* ==== workers ==== */
 
 /* The workers of a bench of rounds: separate processes, each with a session. They all execute an order of
  * the bench at the same time, and report how long the order took.
  *
- *   bench (cairn)   ── order ──►  worker 0, worker 1, ...    pipes; an order is a word and a number
+ *   bench (cairn)   ── order ──►  worker 0, worker 1, ...    sockets; an order is a word and a number
  *                   ◄── report ─
  *
  * A worker that fails prints the error first; the bench then ends the other workers. Workers die with the
@@ -72,13 +85,13 @@ struct bench_report {
     double figures[BENCH_FIGURES]; /* defined by the bench; figures[0] is above 0 */
 };
 
-/* The worker's end of the pipes, in the worker's process. */
+/* The worker's end, in the worker's process. */
 struct bench_worker {
     uint32_t rank, world;
-    int orders_fd, reports_fd;
+    int fd;
     const void *bench; /* the bench's state, as it was when the worker started */
 };
-/* Sends a report. The first order is 0, which every worker answers as soon as the worker is
+/* Sends a report. Every worker sends the first one, whose figures have no meaning, as soon as it is
  * ready. */
 bool bench_worker_report(const struct bench_worker *worker, const struct bench_report *report);
 struct bench_member;
@@ -88,17 +101,6 @@ int bench_serve(const struct bench_worker *worker, struct bench_member *member,
                 bool (*obey)(void *own, const struct bench_order *order,
                              struct bench_report *report),
                 void *own);
-
-/* Returns true if the bench is over, because a signal came from outside or a daemon ended. A
- * message reports each such event once. */
-bool bench_is_interrupted(struct local *local);
-
-struct bench_crew {
-    uint32_t count;
-    pid_t pids[BENCH_WORKERS_MAX];
-    int orders_fds[BENCH_WORKERS_MAX], reports_fds[BENCH_WORKERS_MAX];
-    struct bench_report reports[BENCH_WORKERS_MAX]; /* [count], of the last order */
-};
 
 /* ==== model ==== */
 
@@ -133,9 +135,9 @@ static inline uint64_t bench_model_params(const struct bench_model *model)
 {
     return model->tensors * (uint64_t)bench_model_elems(model);
 }
-static inline const char *bench_wire_name(const struct bench_model *model)
+static inline const char *bench_wire_name(cairn_dtype wire)
 {
-    return model->wire == CAIRN_F32 ? "f32" : "bf16";
+    return wire == CAIRN_F32 ? "f32" : "bf16";
 }
 
 /* Sets the shape of the equal tensors so that they have `params` parameters, or slightly more. */
@@ -173,17 +175,21 @@ enum {
     BENCH_STEP_FIGURES
 };
 /* A step of a job: first the round is begun, then `push` does all work before the commit, and
- * `fetch` all work after the commit. */
+ * `fetch` all work after the commit; NULL: there is no such work. */
 struct bench_step {
     cairn_job *job;
     uint32_t micros; /* as for cairn_commit */
     cairn_status (*push)(void *own, const struct cairn_round *round);
     cairn_status (*fetch)(void *own, struct cairn_version version);
     void *own;
-    /* the times (bench_now) of the beginning, and of the ends of push, commit and fetch */
-    double at[4];
+    /* the times (bench_now) of the beginning, and of the ends of cairn_round_begin, push, commit and
+     * fetch */
+    double at[5];
     struct cairn_round round;
+    struct cairn_version version; /* that the step made */
 };
+/* Runs the step. */
+cairn_status bench_step_do(struct bench_step *step);
 /* Runs the step, and sets the report's first figures. Returns false after printing the error. */
 bool bench_step_run(struct bench_step *step, struct bench_report *report);
 
@@ -207,10 +213,17 @@ struct bench_result {
 };
 
 /* Does one run and returns its figure, in the result's unit, above 0. Any other value means that the run
- * failed, after printing the error. */
+ * failed, after printing the error. The run may set bench.figures. */
 typedef double bench_fn(void *bench);
 /* A stage of a bench. -1: continue; else the exit status, after printing the error. */
 typedef int bench_stage(void *bench);
+
+/* A figure of every run, whose median becomes a part. */
+struct bench_column {
+    const char *name; /* NULL: the list ends */
+    int figure;
+    const char *ratio_name; /* the part for the median over the result's reference; NULL: none */
+};
 
 /* A bench. Its functions get the bench's state, which begins with a struct bench. NULL in place of
  * a function: nothing to do. */
@@ -219,11 +232,12 @@ struct bench_row {
     const char *unit, *reference_name;
     bool less_is_better;
     bool in_cluster;  /* runs in a cluster: one of its own, or the cluster at --endpoint */
-    bool logs_rounds; /* the bench's shards log their rounds, for bench_times_read */
+    bool logs_rounds; /* the bench's shards log their rounds, for bench.times */
     size_t bytes;     /* the size of the state, which is zero at first */
     /* the parameters that the result shows, of the parameters that the harness knows: "params
      * tensors shards" */
     const char *params_told;
+    const struct bench_column *columns; /* of the subject's runs */
     /* the defaults where the command line gives no value; 0: the bench makes its own model */
     uint32_t shards, workers, tensors;
     uint64_t params;
@@ -239,10 +253,38 @@ struct bench_row {
     bench_fn *run, *reference;
     bench_stage *report; /* adds to `parts` and `params` */
     bench_stage *again;  /* with workers of a second cluster, whose shards log their rounds */
-    void (*close)(void *bench); /* called even after a stage that failed */
 };
 extern const struct bench_row bench_update, bench_layout, bench_latency, bench_fabric, bench_step,
     bench_tensors, bench_open, bench_reshard, bench_snapshot, bench_map;
+
+/* The times at which a round reached its phases on a shard of the bench's own cluster. They are read
+ * from the shards' logs, which record these times at level debug (server/shard/update.c). Times are
+ * microseconds of CLOCK_MONOTONIC; 0: the round did not reach that phase. */
+struct bench_times {
+    uint32_t shard; /* from 1 */
+    uint64_t round;
+    uint64_t grant, receive, fold; /* when the first grant, receipt and fold happened */
+    /* reduce: all contributions are received and folded. reduced: the sums are known */
+    uint64_t reduce, reduced;
+    /* update: the decision has arrived. published: the new version is readable */
+    uint64_t update, published;
+    /* Counters of the shard's device since it was opened. launches: kernel launches. in_bytes:
+     * bytes copied to the device. out_bytes: bytes copied from the device */
+    uint64_t launches, in_bytes, out_bytes;
+};
+
+/* Returns the seconds between two of these times; 0 if one of them is missing. */
+static inline double bench_between_s(uint64_t from_us, uint64_t to_us)
+{
+    return from_us != 0 && to_us > from_us ? (double)(to_us - from_us) * 1e-6 : 0;
+}
+
+/* The figures of every run of the subject, or of the reference. */
+struct bench_series {
+    uint32_t count; /* the first entry belongs to the run that is not measured */
+    double values[BENCH_FIGURES][BENCH_RUNS_MAX + 1];
+};
+enum { BENCH_SUBJECT, BENCH_REFERENCE, BENCH_SIDES };
 
 struct bench {
     const struct bench_row *row;
@@ -253,7 +295,19 @@ struct bench {
     json_t *params, *parts; /* objects, owned */
     struct bench_model model;
     uint32_t workers;
-    struct bench_crew crew;
+    struct {
+        uint32_t count;
+        pid_t pids[BENCH_WORKERS_MAX];
+        int fds[BENCH_WORKERS_MAX];
+    } crew;
+    /* the figures of this run: of the last order, the greatest of all workers, unless the bench changes
+     * them */
+    double figures[BENCH_FIGURES];
+    struct bench_series series[BENCH_SIDES];
+    /* The rounds that the shards logged, by shard, then in ascending order; for `report`, and for `again`
+     * after bench_times_read. Empty if the cluster is not the bench's own. */
+    struct bench_times *times;
+    size_t time_count;
 };
 
 /* Runs the bench that the line names, for main(). */
@@ -261,33 +315,23 @@ ctl_command bench_run;
 /* Carries out the row, up to its last stage; `bench` is the state. -1: continue. */
 bench_stage bench_measure;
 
-/* Has all workers execute the order at the same time. Returns the first figure of the slowest
- * worker. If a worker failed, a daemon ended or a signal came, prints the error and returns 0. */
+/* Has all workers execute the order at the same time, and sets bench.figures. Returns the first of them. If
+ * a worker failed, a daemon ended or a signal came, prints the error and returns 0. */
 double bench_order(struct bench *b, uint32_t word, uint32_t count);
-/* Returns the greatest value of this figure in the workers' reports of the last order. */
-double bench_most(const struct bench *b, int figure);
 /* Starts and ends the workers, for a bench that does so itself: each calls `run` and exits with its result.
  * bench_crew_start returns false after printing the error; bench_crew_stop is needed even then. */
 bool bench_crew_start(struct bench *b, int (*run)(const struct bench_worker *worker));
 void bench_crew_stop(struct bench *b);
 
-/* Figures of every run: each is the greatest value of all workers, or a figure that the bench
- * adds. */
-struct bench_series {
-    uint32_t count; /* the first entry belongs to the run that is not measured */
-    double values[BENCH_FIGURES][BENCH_RUNS_MAX + 1];
-};
-/* Does the work of bench_order, and adds the greatest value of each figure to the series. */
-double bench_series_run(struct bench *b, uint32_t word, struct bench_series *series);
-double bench_series_median(struct bench_series *series, int figure);
-
 /* Calls subject and reference alternately. The first call of each is not measured. The measured
  * calls last `seconds` (0: 5), with at least BENCH_RUNS_MIN of each. Returns -1 to continue, or the
  * exit status if a run failed. */
-int bench_alternate(struct bench_result *result, double seconds, bench_fn *subject,
-                    bench_fn *reference, void *bench);
+int bench_alternate(struct bench *b, struct bench_result *result, double seconds, bench_fn *subject,
+                    bench_fn *reference);
 /* Returns the median, minimum and maximum of values[count], count >= 1; sorts the values. */
 struct bench_spread bench_spread_of(double *values, uint32_t count);
+/* Reads bench.times again. */
+void bench_times_read(struct bench *b);
 
 /* Adds figures to `parts`; a name of NULL ends the list. */
 struct bench_figure {
@@ -297,6 +341,11 @@ struct bench_figure {
 void bench_add_parts(struct bench *b, const struct bench_figure *figures);
 #define BENCH_PARTS(b, ...) \
     bench_add_parts(b, (const struct bench_figure[]) { __VA_ARGS__, { .name = NULL } })
+/* Returns the median of a figure over the measured runs of one side. */
+double bench_median(struct bench *b, int side, int figure);
+/* Adds the medians of the columns over the runs of one side; `prefix` is put before their names. */
+void bench_add_columns(struct bench *b, int side, const char *prefix,
+                       const struct bench_column *columns);
 /* Adds a number of bytes, or another whole number, to `parts`. */
 void bench_add_count(struct bench *b, const char *name, uint64_t count);
 /* Adds the fields of `more` to `params`, and frees `more`; fields that `params` already has stay as
@@ -305,9 +354,14 @@ int bench_add_params(struct bench *b, json_t *more);
 
 /* Rejects too many workers or tensors, and an unknown --path. -1: continue. */
 int bench_check(const struct ctl *ctl, uint32_t workers, uint32_t tensors);
+/* Rejects --device without --backend cuda. -1: continue. */
+int bench_check_device(const struct ctl *ctl);
 /* Checks that this much memory is available. `what`: "" or " of memory"; `fewer`: the options that
  * reduce it. -1: continue. */
 int bench_check_memory(uint64_t needed_bytes, const char *what, const char *fewer);
+/* True if --backend names a card. */
+bool bench_is_on_card(const struct ctl *ctl);
+
 /* Return the time in seconds: bench_clock by the given clock, bench_now by a clock that does not jump. */
 double bench_clock(clockid_t clock);
 double bench_now(void);
@@ -323,17 +377,21 @@ uint64_t bench_process_peak(pid_t pid);
 uint32_t bench_core_count(void);
 uint64_t bench_memory_bytes(void);
 
-/* Maps memory that processes share, zeroed. Returns NULL after printing the error if this
- * failed. */
-void *bench_share(size_t bytes);
-/* Opens a socket of this host that listens at *port, or at a free port if *port is 0; -1: no socket
- * could be opened. */
-int bench_listen(uint16_t *port);
+/* How memory of the bench is mapped: in small pages, in large pages if there are any, or zeroed and shared
+ * with the processes that the bench starts later. */
+enum bench_pages { BENCH_SMALL, BENCH_LARGE, BENCH_SHARED };
+/* Returns NULL after printing the error if there is no memory. */
+void *bench_memory_map(size_t bytes, enum bench_pages pages);
+/* Opens a socket of this host that listens at a free port; -1: no socket could be opened. */
+int bench_listen(uint16_t *port_out);
 /* Opens both ends of a TCP connection over loopback. False: an end could not be opened, and is
  * -1. */
 bool bench_connect_self(int ends[static 2]);
 
 /* ==== step ==== */
+
+/* The declarations that the parts of cairn bench step share. The bench (step.c) sends orders; workers
+ * (worker.c) execute them, also those of other benches of steps. */
 
 enum bench_span_kind { /* the row that a span is drawn in */
                        BENCH_SPAN_NONE = 0,
@@ -350,9 +408,6 @@ struct bench_span {
     double begin, end;
     uint32_t kind, tensor;
 };
-
-/* The declarations that the parts of cairn bench step share. The bench (step.c) sends orders; workers
- * (worker.c) execute them. */
 
 #define STEP_SPANS_EACH(tensors) \
     (6 * (tensors) + 2) /* cast, push, two fetches and two uses of each; backward, commit */
@@ -394,38 +449,8 @@ struct step_plan {
 /* Maps the memory that workers share with the bench; the bench has filled in the other fields. -1:
  * continue. */
 int bench_step_share(struct step_plan *plan);
-void bench_step_release(void *bench);
 
 int bench_step_work(const struct bench_worker *worker);
-
-/* ==== disk ==== */
-
-/* The reference for the bench of snapshots: one file of the same size. The file is written from beginning
- * to end and synced, or read, or both, by direct I/O of large blocks, with several blocks in flight. The
- * files have no name, so they disappear when they are closed. */
-
-#define BENCH_DISK_BLOCK_BYTES ((size_t)8 << 20)
-#define BENCH_DISK_THREADS     4
-
-struct bench_disk {
-    const struct bench *b; /* borrowed; the file is in the folder of the bench's cluster */
-    bool is_buffered;      /* the file system refuses direct I/O: use the page cache, and sync */
-    /* owned: created by the first read, until close */
-    int fd; /* 0: none */
-    uint64_t bytes;
-};
-
-/* Writes the bytes, and returns the GB/s up to the moment when all bytes are on the disk. Returns 0 after
- * printing the error if the write failed or a signal came. */
-double bench_disk_write(struct bench_disk *disk, uint64_t bytes);
-/* Reads the file's bytes, which are not in the page cache, and returns the GB/s; 0 as for bench_disk_write.
- * The first call writes the file. */
-double bench_disk_read(struct bench_disk *disk, uint64_t bytes);
-/* Like bench_disk_read, but the same threads also write what they read to another file, and the time ends
- * when all bytes are on the disk. */
-double bench_disk_copy(struct bench_disk *disk, uint64_t bytes);
-
-void bench_disk_close(struct bench_disk *disk);
 
 /* ==== saver ==== */
 
@@ -522,19 +547,5 @@ bool bench_interval_add(struct bench_interval *interval, double seconds);
  * numbers are valid; 0: they are not valid; -1: a signal came. */
 int bench_torch_run(struct local *local, const char *script, uint64_t elems, uint32_t count,
                     double numbers_out[static 2]);
-
-struct bench_torch {
-    double save_s;  /* torch.save and fsync of all bytes, by one process; 0: no torch */
-    double stall_s; /* how long torch.distributed.checkpoint.async_save blocks callers; 0: none */
-    double async_s; /* until async_save has written all bytes */
-};
-
-/* Saves `elems` f32 parameters, and as many elements of each moment, in two ways. One process saves
- * everything with torch.save: save_s is the median of three runs. Then `workers` processes at the
- * same time save a part each with async_save: the times are those of the second run, whose memory
- * is already allocated. python3 is found in PATH, else /usr/bin/python3. If python3 or a module is
- * missing, a message says so. False: a signal came. */
-bool bench_torch_measure(struct local *local, uint64_t elems, uint32_t workers,
-                         struct bench_torch *out);
 
 #endif

@@ -20,19 +20,18 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-#include <uv.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
 #include "proto/base/machine.h"
+#include "proto/fabric/fabric.h"
 #include "proto/geometry/tensor.h"
-#include "proto/loop/loop.h"
 #include "proto/wire/wire.h"
 
 /* ==== reference ==== */
@@ -52,15 +51,6 @@
 #define LIMIT_MS    120000
 #define OUTPUT_MAX  4096
 
-/* ---- processes ---- */
-
-static void end_process(pid_t pid)
-{
-    if (pid <= 0) return;
-    kill(pid, SIGKILL);
-    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
-}
-
 /* ---- ucx_perftest ---- */
 
 /* The reference is ucx_perftest -t ucp_am_bw -E sleep -e. Its two processes send one buffer into
@@ -68,11 +58,10 @@ static void end_process(pid_t pid)
  * is faster if both processes have an idle core, and many times slower if they do not. The option
  * -e selects endpoints with error handling, like Cairn's, because a dead peer is never noticed
  * without error handling. Without -e, perftest uses another lane, and is 1.4 times as fast.)
- * start_perftest starts one of the two processes, with the settings of proto/fabric/ucx.c; `out` is
- * the descriptor for its output. */
+ * run_perftest is one of the two processes, with the settings of proto/fabric/ucx.c. */
 static char perftest[PATH_MAX]; /* the program; "": it is not installed */
 
-static pid_t start_perftest(char *const *arguments, int out)
+static int run_perftest(void *arguments)
 {
     static const char *const settings[][2] = {
         { "UCX_TLS", "tcp" },
@@ -85,33 +74,9 @@ static pid_t start_perftest(char *const *arguments, int out)
         { "UCX_RCACHE_ENABLE", "n" },
         { "UCX_WARN_UNUSED_ENV_VARS", "n" },
     };
-    const pid_t pid = fork();
-    if (pid != 0) return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
-    dup2(nothing, STDIN_FILENO), dup2(nothing, STDERR_FILENO);
-    dup2(out >= 0 ? out : nothing, STDOUT_FILENO);
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         setenv(settings[i][0], settings[i][1], 1);
-    execv(perftest, arguments);
-    _exit(127);
-}
-
-/* Reads until the other end closes the pipe. False: the other end did not close the pipe within the time
- * limit. */
-static bool read_output(int fd, char text[OUTPUT_MAX])
-{
-    size_t have = 0;
-    for (;;) {
-        struct pollfd wait = { .fd = fd, .events = POLLIN };
-        if (have == OUTPUT_MAX - 1 || poll(&wait, 1, LIMIT_MS) <= 0) return false;
-        const ssize_t got = read(fd, text + have, OUTPUT_MAX - 1 - have);
-        if (got < 0) return false;
-        if (got == 0) break;
-        have += (size_t)got;
-    }
-    text[have] = '\0';
-    return true;
+    return bench_child_become(perftest, arguments);
 }
 
 /* Parses " 256,2.6,2069.0,4621.6,...": the fourth number is the microseconds per message over all
@@ -128,32 +93,31 @@ static double microseconds_of(const char *text)
 }
 
 /* Makes one attempt, and returns microseconds per message; 0 if the server does not listen yet. */
-static double try_client(char *const *arguments)
+static double try_client(char **arguments)
 {
     char text[OUTPUT_MAX];
-    int out[2];
-    if (pipe2(out, O_CLOEXEC) != 0) return 0;
-    const pid_t client = start_perftest(arguments, out[1]);
-    close(out[1]);
-    const bool whole = read_output(out[0], text);
-    close(out[0]);
-    end_process(client);
-    return whole ? microseconds_of(text) : 0;
+    struct bench_child client;
+    if (!bench_child_start(&client, NULL, run_perftest, arguments)) return 0;
+    const int is_read = bench_child_read(&client, NULL, LIMIT_MS, text, sizeof text);
+    bench_child_end(&client, SIGKILL);
+    return is_read > 0 ? microseconds_of(text) : 0;
 }
 
 /* Returns microseconds per message; 0: no client could connect to the server. */
-static double try_pair(char *const *server_line, char *const *client_line)
+static double try_pair(char **server_line, char **client_line)
 {
     const struct timespec pause = { .tv_nsec = TRY_MS * 1000000L };
+    struct bench_child server;
     double us = 0;
-    fflush(NULL);
-    const pid_t server = start_perftest(server_line, -1);
-    for (int i = 0; i < TRIES && !(us > 0) && server > 0; i++) {
+    bool is_there = bench_child_start(&server, NULL, run_perftest, server_line);
+    for (int i = 0; i < TRIES && !(us > 0) && is_there; i++) {
         nanosleep(&pause, NULL);
-        if (waitpid(server, NULL, WNOHANG) == server) return 0;
-        us = try_client(client_line);
+        siginfo_t ended = { 0 };
+        is_there = waitid(P_PID, (id_t)server.pid, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+                   ended.si_pid == 0;
+        if (is_there) us = try_client(client_line);
     }
-    end_process(server);
+    bench_child_end(&server, SIGKILL);
     return us;
 }
 
@@ -189,20 +153,29 @@ static double bench_perftest(size_t chunk_bytes, uint64_t chunks)
 
 /* ---- raw TCP ---- */
 
+struct tcp {
+    int ends[2]; /* [1]: of the child */
+    size_t chunk_bytes;
+    uint64_t chunks;
+};
+
+/* Returns memory that was written before; NULL after printing the error. */
 static uint8_t *make_bytes(size_t bytes)
 {
-    void *made = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    return made != MAP_FAILED ? made : NULL;
+    uint8_t *made = bench_memory_map(bytes, BENCH_SMALL);
+    if (made != NULL) memset(made, 0, bytes);
+    return made;
 }
 
 /* Runs in the child: reads all bytes into memory for one window of chunks, and acknowledges the bytes. */
-static int swallow(int fd, size_t chunk_bytes, uint64_t chunks)
+static int swallow(void *own)
 {
-    const size_t room = BENCH_WINDOW * chunk_bytes;
+    const struct tcp *tcp = own;
+    const size_t room = BENCH_WINDOW * tcp->chunk_bytes;
     uint8_t *bytes = make_bytes(room);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    for (uint64_t left = chunks * chunk_bytes, at = 0; left > 0 && bytes != NULL;) {
+    const int fd = tcp->ends[1];
+    close(tcp->ends[0]);
+    for (uint64_t left = tcp->chunks * tcp->chunk_bytes, at = 0; left > 0 && bytes != NULL;) {
         const ssize_t got = read(fd, bytes + at % room, room - at % room);
         if (got <= 0) return 1;
         left -= (uint64_t)got;
@@ -232,17 +205,15 @@ static bool pour(int fd, size_t chunk_bytes, uint64_t chunks)
 /* Measures write() and read() over loopback, between two processes. */
 static double bench_raw_tcp(size_t chunk_bytes, uint64_t chunks)
 {
-    int ends[2];
-    bool ok = bench_connect_self(ends);
-    fflush(NULL);
-    const pid_t child = ok ? fork() : -1;
-    if (child == 0) _exit((close(ends[0]), swallow(ends[1], chunk_bytes, chunks)));
-    if (ends[1] >= 0) close(ends[1]);
+    struct tcp tcp = { .chunk_bytes = chunk_bytes, .chunks = chunks };
+    struct bench_child child = { .pid = 0 };
+    bool ok = bench_connect_self(tcp.ends) && bench_child_start(&child, NULL, swallow, &tcp);
+    if (tcp.ends[1] >= 0) close(tcp.ends[1]);
     const double begin = bench_now();
-    ok = child > 0 && pour(ends[0], chunk_bytes, chunks);
+    ok = ok && pour(tcp.ends[0], chunk_bytes, chunks);
     const double seconds = bench_now() - begin;
-    if (ends[0] >= 0) close(ends[0]);
-    end_process(child);
+    if (tcp.ends[0] >= 0) close(tcp.ends[0]);
+    bench_child_end(&child, SIGKILL);
     if (ok) return (double)(chunks * chunk_bytes) / seconds * 1e-9;
     ctl_fail(CAIRN_ERR_IO, "raw TCP over loopback failed: %s", strerror(errno));
     return 0;
@@ -257,10 +228,7 @@ static double bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunk
     static uint8_t *from, *to;
     if (from == NULL) from = make_bytes(area_bytes);
     if (to == NULL) to = make_bytes(area_bytes);
-    if (from == NULL || to == NULL) {
-        ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory for the copies of the reference");
-        return 0;
-    }
+    if (from == NULL || to == NULL) return 0;
     const double begin = bench_now();
     for (uint64_t i = 0; i < chunks; i++) {
         const size_t at = i % (area_bytes / chunk_bytes) * chunk_bytes;
@@ -281,18 +249,14 @@ static double bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunk
  *          worker  receive around the caches, checksum in the same pass
  *          (to a peer that maps: directly from the published memory)
  *
- * Headers have 128 bytes, BENCH_WINDOW chunks are in flight, and each end has one libuv loop that sleeps
- * when idle. The child ends when the worker's end closes, or with this process. */
+ * Headers have 128 bytes, BENCH_WINDOW chunks are in flight, and each end sleeps when idle. The child ends
+ * when the worker's end closes, or with this process. */
 
 /* Bits for the work that a run omits, to measure the cost of this work. */
 enum bench_less {
     BENCH_UNCHECKED = 1, /* no checksum is computed or compared */
     BENCH_ONE_CHUNK = 2  /* one chunk, which stays in the caches, is moved instead of the area */
 };
-
-struct bench_ends;
-
-/* The worker's end and the shard's end. */
 
 /* more than the window, because releases and new requests take different paths */
 #define SLOTS      (8 * BENCH_WINDOW)
@@ -313,12 +277,13 @@ struct flight {
 
 /* One of the two processes. */
 struct end {
-    uv_loop_t loop;
     struct fabric *fabric;
-    struct fabric_poll poll;
     struct fabric_peer *peer;
     struct fabric_region *region;
-    bool is_shard, is_mapped, is_lost, is_open;
+    const char *path;
+    /* a connection to the other process, to exchange addresses; closing it ends the shard */
+    int line, lines[2]; /* lines: of the worker, of the shard */
+    bool is_shard, is_mapped, is_lost;
     size_t chunk_bytes, area_chunks;
     /* owned: mapped */
     uint8_t *area,
@@ -329,17 +294,9 @@ struct end {
     struct flight flights[SLOTS];
     struct flight *free;
     /* worker: state of the run */
-    uint64_t asked, done, wanted, stalled_at;
+    uint64_t asked, done, wanted;
     uint8_t kind;
     unsigned less;
-    uv_timer_t stall; /* ends a run in which nothing arrives */
-};
-
-struct bench_ends {
-    struct end worker;
-    pid_t shard;
-    /* a connection to the shard's process, to exchange addresses; closing it ends the shard */
-    int line;
 };
 
 /* ---- both ---- */
@@ -374,7 +331,6 @@ static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
     struct end *end = arg;
     (void)peer, (void)why;
     end->is_lost = true;
-    uv_stop(&end->loop);
 }
 
 /* ---- the shard ---- */
@@ -455,7 +411,6 @@ static void finish_flight(struct flight *flight)
     if (!flight->answered || flight->lent) return;
     give_flight(flight);
     end->done++;
-    if (end->done == end->wanted) uv_stop(&end->loop);
     pump(end);
 }
 
@@ -550,9 +505,8 @@ static void on_message(void *arg, const void *bytes, size_t size, size_t payload
         return;
     }
     if (is_ours) flight = take_flight(end);
-    if (flight == NULL) { // more chunks are in flight than the window allows
-        end->is_lost = true;
-        uv_stop(&end->loop); // the other end notices when this end closes
+    if (flight == NULL) {    // more chunks are in flight than the window allows
+        end->is_lost = true; // the other end notices when this end closes
         if (message != NULL) fabric_drop(message);
         return;
     }
@@ -602,21 +556,23 @@ static bool make_memory(struct end *end)
     return true;
 }
 
-/* Exchanges fabric addresses with the other process over `line` and connects to that process; an address
+/* Exchanges fabric addresses with the other process and connects to that process; an address
  * fits into a socket's buffer. */
-static bool exchange(struct end *end, int line)
+static bool exchange(struct end *end)
 {
     uint8_t theirs[CAIRN_FABRIC_ADDRESS_MAX];
     size_t bytes;
     const void *ours = fabric_own_address(end->fabric, &bytes);
-    if (send(line, ours, bytes, MSG_NOSIGNAL) != (ssize_t)bytes) return false;
-    const ssize_t got = recv(line, theirs, sizeof theirs, 0);
+    if (send(end->line, ours, bytes, MSG_NOSIGNAL) != (ssize_t)bytes) return false;
+    const ssize_t got = recv(end->line, theirs, sizeof theirs, 0);
     return got > 0 && fabric_connect_to(end->fabric, theirs, (size_t)got, on_down, end,
                                         &end->peer) == CAIRN_OK;
 }
 
-static bool end_open(struct end *end, const char *path, int line)
+/* Returns false after printing the error. */
+static bool end_open(struct end *end)
 {
+    const char *path = end->path;
     struct sentence why = { "" };
     const bool one_sided = strcmp(path, "one-sided") == 0;
     const struct fabric_options options = {
@@ -630,9 +586,7 @@ static bool end_open(struct end *end, const char *path, int line)
         ctl_fail(status, "no fabric of kind %s: %s", path, why.text);
         return false;
     }
-    if (uv_loop_init(&end->loop) != 0 ||
-        fabric_poll_init(&end->poll, &end->loop, end->fabric, 0) != CAIRN_OK || !make_memory(end) ||
-        !exchange(end, line)) {
+    if (!make_memory(end) || !exchange(end)) {
         ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory or no way to the other end of the bench");
         return false;
     }
@@ -640,115 +594,64 @@ static bool end_open(struct end *end, const char *path, int line)
     return true;
 }
 
-/* ---- the shard's process ---- */
-
-static void on_line(uv_poll_t *poll, int status, int events)
+/* Works until *count is `wanted`, the end is lost, the other process closes the line, or nothing has arrived
+ * for STALLED_MS (of the worker). */
+static void drive(struct end *end, const uint64_t *count, uint64_t wanted)
 {
-    (void)status, (void)events;
-    uv_stop(poll->loop); // the worker closed the line: end
+    struct pollfd waits[] = { { .fd = fabric_event_fd(end->fabric), .events = POLLIN },
+                              { .fd = end->line, .events = POLLIN } };
+    while (*count < wanted && !end->is_lost && waits[1].revents == 0) {
+        if (fabric_progress(end->fabric) > 0 || fabric_arm(end->fabric) != CAIRN_OK) continue;
+        if (poll(waits, 2, end->is_shard ? -1 : STALLED_MS) == 0) end->is_lost = true;
+    }
 }
 
-static int shard_main(struct end *end, const char *path, int line)
+/* The shard's process. */
+static int shard_main(void *own)
 {
-    uv_poll_t watch;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    static const uint64_t none;
+    struct end *end = own;
     end->is_shard = true;
-    if (!end_open(end, path, line)) return 1;
-    uv_poll_init(&end->loop, &watch, line);
-    uv_poll_start(&watch, UV_READABLE | UV_DISCONNECT, on_line);
-    uv_run(&end->loop, UV_RUN_DEFAULT);
+    end->line = end->lines[1];
+    close(end->lines[0]);
+    if (!end_open(end)) return 1;
+    drive(end, &none, UINT64_MAX);
     fabric_close(end->fabric);
     return 0; // the end's memory is freed when the process ends
 }
 
-/* ---- the worker's process ---- */
-
-static void on_stall(uv_timer_t *stall)
-{
-    struct end *end = stall->data;
-    if (end->done == end->stalled_at) end->is_lost = true;
-    end->stalled_at = end->done;
-    if (end->is_lost) uv_stop(&end->loop);
-}
-
-static void bench_ends_close(struct bench_ends *ends)
-{
-    struct end *worker = &ends->worker;
-    close(ends->line);
-    if (worker->is_open) {
-        fabric_poll_close(&worker->poll, NULL, NULL);
-        uv_close((uv_handle_t *)&worker->stall, NULL);
-        uv_run(&worker->loop, UV_RUN_DEFAULT);
-        uv_loop_close(&worker->loop);
-    }
-    if (worker->fabric != NULL) fabric_close(worker->fabric);
-    if (ends->shard > 0)
-        while (waitpid(ends->shard, NULL, 0) < 0 && errno == EINTR) {}
-    free(worker->checksums);
-    free(ends); // the mappings are released when the process ends, which is soon
-}
-
 /* Opens both ends. `path` is a kind of fabric, or "one-sided", which means the kind ucx with ends
- * that read each other's memory. Returns NULL after printing the error if the ends could not be
+ * that read each other's memory. Returns false after printing the error if the ends could not be
  * opened. */
-static struct bench_ends *bench_ends_open(const char *path, size_t chunk_bytes)
+static bool open_ends(struct end *worker, struct bench_child *shard)
 {
-    struct bench_ends *ends = calloc(1, sizeof *ends);
-    int line[2];
-    if (ends == NULL || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, line) != 0) {
-        ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory or no descriptors for the bench");
-        free(ends);
-        return NULL;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, worker->lines) != 0) {
+        ctl_fail(CAIRN_ERR_NO_MEMORY, "no descriptors for the bench");
+        return false;
     }
-    struct end *worker = &ends->worker;
-    worker->chunk_bytes = chunk_bytes;
-    worker->area_chunks = BENCH_AREA_BYTES / chunk_bytes;
-    fflush(NULL);
-    ends->shard = fork(); // before the fabric opens, because its threads would not be forked
-    if (ends->shard == 0) {
-        close(line[0]);
-        _exit(shard_main(worker, path, line[1]));
-    }
-    close(line[1]);
-    ends->line = line[0];
-    const bool ok = ends->shard > 0 && end_open(worker, path, ends->line);
-    if (ok) {
-        uv_timer_init(&worker->loop, &worker->stall);
-        worker->stall.data = worker;
-        worker->is_open = true;
-        return ends;
-    }
-    bench_ends_close(ends);
-    return NULL;
+    worker->area_chunks = BENCH_AREA_BYTES / worker->chunk_bytes;
+    worker->line = worker->lines[0];
+    // before the fabric opens, because its threads would not be forked
+    const bool is_started = bench_child_start(shard, NULL, shard_main, worker);
+    close(worker->lines[1]);
+    return is_started && end_open(worker);
 }
 
 /* Moves `chunks` chunks in one direction, omitting the work in `less` (enum bench_less). Returns the
  * seconds of the run. Returns 0 after printing the error if the run failed. */
-static double run_chunks(struct bench_ends *ends, uint8_t kind, uint64_t chunks, unsigned less)
+static double run_chunks(struct end *worker, uint8_t kind, uint64_t chunks, unsigned less)
 {
-    struct end *worker = &ends->worker;
     const double begin = bench_now();
     worker->asked = worker->done = 0;
-    worker->stalled_at = UINT64_MAX;
     worker->wanted = chunks;
     worker->kind = kind;
     worker->less = less;
-    uv_timer_start(&worker->stall, on_stall, STALLED_MS, STALLED_MS);
     pump(worker);
-    while (worker->done < chunks && !worker->is_lost) uv_run(&worker->loop, UV_RUN_DEFAULT);
-    uv_timer_stop(&worker->stall);
+    drive(worker, &worker->done, chunks);
     if (worker->done == chunks && !worker->is_lost) return bench_now() - begin;
     ctl_fail(CAIRN_ERR_CLOSED, "chunk %" PRIu64 " of %" PRIu64 " did not arrive whole",
              worker->done + 1, chunks);
     return 0;
-}
-
-/* Returns the seconds of CPU that both processes have used since they began. */
-static double ends_cpu_s(const struct bench_ends *ends)
-{
-    clockid_t shard;
-    const double ours = bench_clock(CLOCK_PROCESS_CPUTIME_ID);
-    return clock_getcpuclockid(ends->shard, &shard) == 0 ? ours + bench_clock(shard) : ours;
 }
 
 /* ==== bench ==== */
@@ -759,68 +662,74 @@ static double ends_cpu_s(const struct bench_ends *ends)
 #define CHUNK_MAX     ((uint64_t)4 << 20) /* the limit that chunks of a layout have, too */
 
 /* The other variants of a run; each moves half as many chunks. */
-static const struct {
-    unsigned less;
-    const char *name, *ratio_name;
-} turns[] = {
-    { BENCH_UNCHECKED, "unchecked_GB/s", "unchecked_ratio" },
-    { BENCH_ONE_CHUNK, "one_chunk_GB/s", "one_chunk_ratio" },
-    { BENCH_UNCHECKED | BENCH_ONE_CHUNK, "one_chunk_unchecked_GB/s", "one_chunk_unchecked_ratio" },
-};
+static const unsigned turns[] = { BENCH_UNCHECKED, BENCH_ONE_CHUNK,
+                                  BENCH_UNCHECKED | BENCH_ONE_CHUNK };
 enum { TURNS = sizeof turns / sizeof *turns };
 
 struct fabric_bench {
     struct bench b;
-    struct bench_ends *ends;
-    size_t chunk_bytes;
+    struct end worker;
+    struct bench_child shard;
     uint64_t chunks; /* per run, in each direction */
-    const char *path;
     bool is_mapped, has_perftest;
-    struct bench_series runs; /* indexed by the figures below */
 };
 /* GB/s, and seconds of CPU per GB; the variants follow. */
 enum { FIGURE_PUSH, FIGURE_FETCH, FIGURE_PUSH_CPU, FIGURE_FETCH_CPU, FIGURE_TURNS };
 _Static_assert(FIGURE_TURNS + TURNS <= BENCH_FIGURES, "a column each");
+static const struct bench_column fabric_columns[] = {
+    { "push_GB/s", FIGURE_PUSH, "push_ratio" },
+    { "fetch_GB/s", FIGURE_FETCH, "fetch_ratio" },
+    { "push_cpu_s/GB", FIGURE_PUSH_CPU, NULL },
+    { "fetch_cpu_s/GB", FIGURE_FETCH_CPU, NULL },
+    { .name = NULL },
+};
+static const struct bench_column turn_columns[] = {
+    { "unchecked_GB/s", FIGURE_TURNS, "unchecked_ratio" },
+    { "one_chunk_GB/s", FIGURE_TURNS + 1, "one_chunk_ratio" },
+    { "one_chunk_unchecked_GB/s", FIGURE_TURNS + 2, "one_chunk_unchecked_ratio" },
+    { .name = NULL },
+};
 
-static bool run_turns(struct fabric_bench *f, uint32_t number)
+/* Moves the chunks in both directions. out[2]: the GB/s and cpu[2]: the seconds of CPU per GB, of both
+ * processes, of each direction. Returns the GB/s of both together; 0 after printing the error if the run
+ * failed. */
+static double run_both(struct fabric_bench *f, uint64_t chunks, unsigned less, double speeds[2],
+                       double cpu[2])
 {
-    const uint64_t chunks = (f->chunks + 1) / 2;
-    const double gigabytes = (double)(chunks * f->chunk_bytes) * 1e-9;
-    for (int i = 0; i < TURNS && !f->is_mapped; i++) {
-        const double push = run_chunks(f->ends, CAIRN_CHUNK_PUSH, chunks, turns[i].less);
-        const double fetch = push > 0
-                                 ? run_chunks(f->ends, CAIRN_CHUNK_FETCH, chunks, turns[i].less)
-                                 : 0;
-        if (!(fetch > 0)) return false;
-        f->runs.values[FIGURE_TURNS + i][number] = 2 * gigabytes / (push + fetch);
+    static const uint8_t kinds[2] = { CAIRN_CHUNK_PUSH, CAIRN_CHUNK_FETCH };
+    const double gigabytes = (double)(chunks * f->worker.chunk_bytes) * 1e-9;
+    double all_s = 0;
+    for (int i = 0; i < 2; i++) {
+        const double before = bench_used_s(getpid()) + bench_used_s(f->shard.pid);
+        const double seconds = run_chunks(&f->worker, kinds[i], chunks, less);
+        if (!(seconds > 0)) return 0;
+        const double after = bench_used_s(getpid()) + bench_used_s(f->shard.pid);
+        speeds[i] = gigabytes / seconds;
+        cpu[i] = (after - before) / gigabytes;
+        all_s += seconds;
     }
-    return true;
+    return 2 * gigabytes / all_s;
 }
 
 static double run_fabric(void *bench)
 {
     struct fabric_bench *f = bench;
-    const double gigabytes = (double)(f->chunks * f->chunk_bytes) * 1e-9;
-    const uint32_t i = f->runs.count++;
-    const double before = ends_cpu_s(f->ends);
-    const double push = run_chunks(f->ends, CAIRN_CHUNK_PUSH, f->chunks, 0);
-    const double between = ends_cpu_s(f->ends);
-    const double fetch = push > 0 ? run_chunks(f->ends, CAIRN_CHUNK_FETCH, f->chunks, 0) : 0;
-    if (!(fetch > 0)) return 0;
-    f->runs.values[FIGURE_PUSH][i] = gigabytes / push;
-    f->runs.values[FIGURE_FETCH][i] = gigabytes / fetch;
-    f->runs.values[FIGURE_PUSH_CPU][i] = (between - before) / gigabytes;
-    f->runs.values[FIGURE_FETCH_CPU][i] = (ends_cpu_s(f->ends) - between) / gigabytes;
-    return run_turns(f, i) ? 2 * gigabytes / (push + fetch) : 0;
+    double *figures = f->b.figures, speeds[2], cpu[2];
+    const double all = run_both(f, f->chunks, 0, &figures[FIGURE_PUSH], &figures[FIGURE_PUSH_CPU]);
+    for (int i = 0; i < TURNS && all > 0 && !f->is_mapped; i++) {
+        figures[FIGURE_TURNS + i] = run_both(f, (f->chunks + 1) / 2, turns[i], speeds, cpu);
+        if (!(figures[FIGURE_TURNS + i] > 0)) return 0;
+    }
+    return all;
 }
 
 static double run_reference(void *bench)
 {
     const struct fabric_bench *f = bench;
-    if (f->is_mapped) return bench_memcpy(BENCH_AREA_BYTES, f->chunk_bytes, f->chunks);
+    if (f->is_mapped) return bench_memcpy(BENCH_AREA_BYTES, f->worker.chunk_bytes, f->chunks);
     if (f->has_perftest) // perftest counts bytes in sockets as sent, so it gets a longer run
-        return bench_perftest(f->chunk_bytes, PERFTEST_RUNS * f->chunks);
-    return bench_raw_tcp(f->chunk_bytes, f->chunks);
+        return bench_perftest(f->worker.chunk_bytes, PERFTEST_RUNS * f->chunks);
+    return bench_raw_tcp(f->worker.chunk_bytes, f->chunks);
 }
 
 static int prepare_fabric(void *bench)
@@ -830,15 +739,16 @@ static int prepare_fabric(void *bench)
     const char *path = ctl->path != NULL ? ctl->path : "ucx";
     const uint64_t chunk = ctl->bench.chunk > 0 ? ctl->bench.chunk : CHUNK_DEFAULT;
     struct sentence why;
+    uint64_t number;
+    const int done = ctl_parse_choice("path", "ucx|one-sided|mapped", path, &number);
+    if (done >= 0) return done;
     f->is_mapped = strcmp(path, "mapped") == 0;
-    f->path = path;
-    if (!f->is_mapped && strcmp(path, "ucx") != 0 && strcmp(path, "one-sided") != 0)
-        return ctl_usage_fail(ctl, "--path %s: ucx, one-sided and mapped are allowed", path);
+    f->worker.path = path;
     if (chunk > CHUNK_MAX || chunk % sizeof(float) != 0)
         return ctl_usage_fail(ctl,
                               "--chunk %" PRIu64 ": 4 to %" PRIu64 " bytes, in fours, are allowed",
                               chunk, CHUNK_MAX);
-    f->chunk_bytes = (size_t)chunk;
+    f->worker.chunk_bytes = (size_t)chunk;
     f->chunks = RUN_BYTES / chunk;
     // a limit for small chunks, whose number would dominate
     if (f->chunks > 65536) f->chunks = 65536;
@@ -846,43 +756,30 @@ static int prepare_fabric(void *bench)
     f->b.result.reference_name = f->is_mapped      ? "memcpy"
                                  : f->has_perftest ? "ucx_perftest -t ucp_am_bw -E sleep -e"
                                                    : "raw TCP over loopback";
-    f->ends = bench_ends_open(path, f->chunk_bytes);
-    return f->ends != NULL ? -1 : 1;
+    return open_ends(&f->worker, &f->shard) ? -1 : 1;
 }
 
 static int report_fabric(void *bench)
 {
     struct fabric_bench *f = bench;
-    const double reference = f->b.result.reference.median;
-    const double push = bench_series_median(&f->runs, FIGURE_PUSH);
-    const double fetch = bench_series_median(&f->runs, FIGURE_FETCH);
-    BENCH_PARTS(&f->b, { "push_GB/s", push }, { "fetch_GB/s", fetch },
-                { "push_ratio", push / reference }, { "fetch_ratio", fetch / reference },
-                { "push_cpu_s/GB", bench_series_median(&f->runs, FIGURE_PUSH_CPU) },
-                { "fetch_cpu_s/GB", bench_series_median(&f->runs, FIGURE_FETCH_CPU) });
-    for (int i = 0; i < TURNS && !f->is_mapped; i++) {
-        const double value = bench_series_median(&f->runs, FIGURE_TURNS + i);
-        BENCH_PARTS(&f->b, { turns[i].name, value }, { turns[i].ratio_name, value / reference });
-    }
-    return bench_add_params(
-        bench, json_pack("{s:s, s:I, s:I, s:I, s:s}", "path", f->path, "chunk_bytes",
-                         (json_int_t)f->chunk_bytes, "window", (json_int_t)BENCH_WINDOW, "chunks",
-                         (json_int_t)f->chunks, "fabric", fabric_describe(f->ends->worker.fabric)));
-}
-
-static void close_fabric(void *bench)
-{
-    struct fabric_bench *f = bench;
-    if (f->ends != NULL) bench_ends_close(f->ends);
+    if (!f->is_mapped) bench_add_columns(&f->b, BENCH_SUBJECT, "", turn_columns);
+    bench_add_params(&f->b, json_pack("{s:s, s:I, s:I, s:I, s:s}", "path", f->worker.path,
+                                      "chunk_bytes", (json_int_t)f->worker.chunk_bytes, "window",
+                                      (json_int_t)BENCH_WINDOW, "chunks", (json_int_t)f->chunks,
+                                      "fabric", fabric_describe(f->worker.fabric)));
+    close(f->worker.line); // which ends the shard
+    bench_child_end(&f->shard, 0);
+    fabric_close(f->worker.fabric);
+    return -1;
 }
 
 const struct bench_row bench_fabric = {
     .name = "fabric",
     .unit = "GB/s",
     .bytes = sizeof(struct fabric_bench),
+    .columns = fabric_columns,
     .prepare = prepare_fabric,
     .run = run_fabric,
     .reference = run_reference,
     .report = report_fabric,
-    .close = close_fabric,
 };

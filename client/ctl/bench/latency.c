@@ -1,17 +1,14 @@
 /* cairn bench latency; also measures how much of a core idle daemons use. */
 #include "client/ctl/bench/bench.h"
 
+#include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 
 #include "client/ctl/ctl.h"
-#include "gpu/gpu.h"
 
 /* ==== idle ==== */
 
@@ -27,12 +24,12 @@
 static bool let_go_by(struct local *local, double seconds)
 {
     const double end_s = bench_now() + seconds;
-    for (double left_s = seconds; left_s > 0; left_s = end_s - bench_now()) {
+    bool is_over = bench_is_interrupted(local);
+    for (double left_s = seconds; left_s > 0 && !is_over; left_s = end_s - bench_now()) {
         const int number = local_signal(local, (int)(left_s * 1000) + 1, NULL);
-        if (number != 0 && number != SIGCHLD) return false; // the user sent this signal
-        if (local_daemons_reap(local) > 0) return false;
+        is_over = (number != 0 && number != SIGCHLD) || bench_is_interrupted(local);
     }
-    return true;
+    return !is_over;
 }
 
 /* Waits for `seconds` and computes the percentage of one core that the busiest daemon used. Attached
@@ -89,7 +86,7 @@ static bool idle_percent(struct local *local, double seconds, double *percent_ou
 #define IDLE_S_MAX   5.0
 
 enum { ORDER_EMPTY = 1, ORDER_PUSH = 2, ORDER_ACK = 3 };
-enum { FIGURE_STEP, FIGURE_BEGIN, FIGURE_COMMIT, FIGURE_P99, FIGURE_ACK };
+enum { FIGURE_STEP, FIGURE_ACK, FIGURES, FIGURE_P99 = FIGURES };
 
 struct stamp {
     uint64_t round;
@@ -101,76 +98,55 @@ struct latency_bench {
     /* shared: [workers][PART_ROUNDS], of the workers' last PART_ROUNDS rounds */
     struct stamp *stamps;
     int ping_fd;
-    pid_t echo;
 };
 
 /* ---- a worker ---- */
 
-struct block {
-    double step[BLOCK_ROUNDS], begin[BLOCK_ROUNDS], commit[BLOCK_ROUNDS], ack[BLOCK_ROUNDS];
-    float gradient[ROW_COUNT * BENCH_COLUMNS];
-};
-
-static double now_us(void)
-{
-    return bench_now() * 1e6;
-}
-
-static bool run_round(struct bench_member *m, struct block *block, uint32_t word, uint32_t i,
-                      struct stamp *stamp)
-{
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
-    struct cairn_mem gradient = { .struct_size = sizeof gradient,
-                                  .ptr = block->gradient,
-                                  .dtype = CAIRN_F32 };
-    cairn_op *op = NULL;
-    const double begin_us = now_us();
-    cairn_status status = cairn_round_begin(m->job, BENCH_CALL_MS, &round);
-    const double opened_us = now_us();
-    if (status == CAIRN_OK && word != ORDER_EMPTY)
-        status = cairn_push(m->job, &round, 0, m->names[0], NULL, &gradient, &op);
-    if (status == CAIRN_OK && word == ORDER_ACK) status = cairn_wait(op, BENCH_CALL_MS);
-    const double pushed_us = now_us();
-    if (status == CAIRN_OK)
-        status = cairn_commit(m->job, &round, 1, NULL, 0, BENCH_CALL_MS, &result);
-    const double result_us = now_us();
-    if (status == CAIRN_OK && word == ORDER_PUSH) status = cairn_wait(op, BENCH_CALL_MS);
-    block->step[i % BLOCK_ROUNDS] = result_us - begin_us;
-    block->begin[i % BLOCK_ROUNDS] = opened_us - begin_us;
-    block->ack[i % BLOCK_ROUNDS] = pushed_us - opened_us;
-    block->commit[i % BLOCK_ROUNDS] = result_us - pushed_us;
-    *stamp = (struct stamp) { round.round, begin_us, result_us };
-    return bench_is_ok(status);
-}
-
-static struct bench_report report_of(struct block *block, uint32_t count)
-{
-    struct bench_report report = { { 0 } };
-    if (count > BLOCK_ROUNDS) count = BLOCK_ROUNDS;
-    report.figures[FIGURE_STEP] = bench_spread_of(block->step, count).median;
-    report.figures[FIGURE_P99] = block->step[count - 1 - count / 100]; // sorted by the call above
-    report.figures[FIGURE_BEGIN] = bench_spread_of(block->begin, count).median;
-    report.figures[FIGURE_COMMIT] = bench_spread_of(block->commit, count).median;
-    report.figures[FIGURE_ACK] = bench_spread_of(block->ack, count).median;
-    return report;
-}
-
-/* The state of a worker: its member of the job, its figures, and the memory that receives its
- * stamps. */
+/* The state of a worker: its member of the job, the figures of a block of rounds, and the memory that
+ * receives its stamps. */
 struct latency_worker {
     struct bench_member member;
-    struct block block;
+    double values[FIGURES][BLOCK_ROUNDS];
+    float gradient[ROW_COUNT * BENCH_COLUMNS];
     struct stamp *stamps;
+    uint32_t word; /* the order */
+    cairn_op *op;
 };
+
+static cairn_status push_small(void *own, const struct cairn_round *round)
+{
+    struct latency_worker *w = own;
+    const struct cairn_mem gradient = { .struct_size = sizeof gradient,
+                                        .ptr = w->gradient,
+                                        .dtype = CAIRN_F32 };
+    if (w->word == ORDER_EMPTY) return CAIRN_OK;
+    const cairn_status status = cairn_push(w->member.job, round, 0, w->member.names[0], NULL,
+                                           &gradient, &w->op);
+    return status == CAIRN_OK && w->word == ORDER_ACK ? cairn_wait(w->op, BENCH_CALL_MS) : status;
+}
+
+static bool run_round(struct latency_worker *w, uint32_t i)
+{
+    struct bench_step step = { .job = w->member.job, .micros = 1, .push = push_small, .own = w };
+    cairn_status status = bench_step_do(&step);
+    if (status == CAIRN_OK && w->word == ORDER_PUSH) status = cairn_wait(w->op, BENCH_CALL_MS);
+    w->values[FIGURE_STEP][i % BLOCK_ROUNDS] = (step.at[3] - step.at[0]) * 1e6;
+    w->values[FIGURE_ACK][i % BLOCK_ROUNDS] = (step.at[2] - step.at[1]) * 1e6;
+    w->stamps[i % PART_ROUNDS] = (struct stamp) { step.round.round, step.at[0] * 1e6,
+                                                  step.at[3] * 1e6 };
+    return bench_is_ok(status);
+}
 
 static bool obey_latency(void *own, const struct bench_order *order, struct bench_report *report)
 {
     struct latency_worker *w = own;
+    const uint32_t count = order->count < BLOCK_ROUNDS ? order->count : BLOCK_ROUNDS;
+    w->word = order->word;
     for (uint32_t i = 0; i < order->count; i++)
-        if (!run_round(&w->member, &w->block, order->word, i, &w->stamps[i % PART_ROUNDS]))
-            return false;
-    *report = report_of(&w->block, order->count);
+        if (!run_round(w, i)) return false;
+    for (int f = 0; f < FIGURES; f++)
+        report->figures[f] = bench_spread_of(w->values[f], count).median;
+    report->figures[FIGURE_P99] = w->values[FIGURE_STEP][count - 1 - count / 100]; // now sorted
     return true;
 }
 
@@ -206,15 +182,22 @@ static double run_pings(void *bench)
     static double trips[PINGS];
     char bytes[PING_BYTES] = { 0 };
     if (write(l->ping_fd, bytes, PING_BYTES) != PING_BYTES) return 0;
-    double before_us = now_us();
+    double before = bench_now();
     for (int i = 0; i < PINGS; i++) {
         if (!pass_on(l->ping_fd, bytes)) return 0;
-        const double us = now_us();
-        trips[i] = us - before_us;
-        before_us = us;
+        const double now = bench_now();
+        trips[i] = (now - before) * 1e6;
+        before = now;
     }
     if (read(l->ping_fd, bytes, PING_BYTES) <= 0) return 0;
     return bench_spread_of(trips, PINGS).median / 2 * HOPS;
+}
+
+static int echo(void *fd)
+{
+    char bytes[PING_BYTES];
+    while (pass_on(*(int *)fd, bytes)) {}
+    return 0;
 }
 
 /* Starts the process at the other end. This process starts before the workers, which therefore do
@@ -222,30 +205,17 @@ static double run_pings(void *bench)
 static int start_echo(void *bench)
 {
     struct latency_bench *l = bench;
+    struct bench_child other;
     const int one = 1;
     int ends[2];
     bool ok = bench_connect_self(ends);
     for (int i = 0; i < 2 && ok; i++)
         ok = setsockopt(ends[i], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) == 0;
     if (!ok) return ctl_fail(CAIRN_ERR_IO, "there is no TCP over loopback to measure");
-    l->echo = local_fork(l->b.local);
-    if (l->echo == 0) {
-        char bytes[PING_BYTES];
-        close(ends[0]);
-        while (pass_on(ends[1], bytes)) {}
-        _exit(0);
-    }
+    ok = bench_child_start(&other, l->b.local, echo, &ends[1]);
     close(ends[1]);
     l->ping_fd = ends[0];
-    return l->echo > 0 ? -1 : 1;
-}
-
-static void close_latency(void *bench)
-{
-    struct latency_bench *l = bench;
-    if (l->echo <= 0) return;
-    close(l->ping_fd);
-    waitpid(l->echo, NULL, 0);
+    return ok ? -1 : 1;
 }
 
 /* ---- the figures ---- */
@@ -264,12 +234,12 @@ static int report_idle(struct bench *b)
 static int report_latency(void *bench)
 {
     struct bench *b = bench;
-    const double empty = bench_order(b, ORDER_EMPTY, BLOCK_ROUNDS), p99 = bench_most(b, FIGURE_P99);
+    const double empty = bench_order(b, ORDER_EMPTY, BLOCK_ROUNDS), p99 = b->figures[FIGURE_P99];
     const double pushed = empty > 0 ? bench_order(b, ORDER_PUSH, BLOCK_ROUNDS) : 0;
     const double acked = pushed > 0 ? bench_order(b, ORDER_ACK, BLOCK_ROUNDS) : 0;
     if (!(acked > 0)) return 1;
     BENCH_PARTS(b, { "p99_us", p99 }, { "step_of_one_small_push_us", pushed },
-                { "push_to_ack_us", bench_most(b, FIGURE_ACK) });
+                { "push_to_ack_us", b->figures[FIGURE_ACK] });
     bench_add_params(b, json_pack("{s:I, s:I}", "hops", (json_int_t)HOPS, "rounds_in_a_run",
                                   (json_int_t)BLOCK_ROUNDS));
     return report_idle(b);
@@ -282,76 +252,50 @@ static const char *const part_names[PARTS] = { "1_begin_us",          "2_grant_e
                                                "3_reduce_us",         "4_decide_us",
                                                "5_update_publish_us", "6_result_us" };
 
-/* The times at which the last shard finished each step of one round. */
-struct ends {
-    uint64_t grant, reduce, reduced, update, published;
-    uint32_t shards;
-};
-
-static void take_last(uint64_t *last, uint64_t us)
+static void take_last(double *last, uint64_t us)
 {
-    if (us > *last) *last = us;
+    if ((double)us > *last) *last = (double)us;
 }
 
-static void add_shard(const struct bench_times *times, size_t count, uint64_t round,
-                      struct ends *ends)
-{
-    for (size_t i = 0; i < count; i++) {
-        if (times[i].round != round) continue;
-        take_last(&ends->grant, times[i].grant);
-        take_last(&ends->reduce, times[i].reduce);
-        take_last(&ends->reduced, times[i].reduced);
-        take_last(&ends->update, times[i].update);
-        take_last(&ends->published, times[i].published);
-        ends->shards++;
-        return;
-    }
-}
-
-/* Splits one round into its parts; false if a worker or a shard has no times for that round. */
-static bool find_parts(const struct latency_bench *l, uint32_t i, const struct ends *ends,
-                       double out[PARTS])
+/* Splits one round into its parts; false if a worker or a shard has no times for that round. Each time
+ * `at` is that of the last worker or shard to get there. */
+static bool find_parts(const struct latency_bench *l, uint32_t i, double out[PARTS])
 {
     const struct stamp *first = &l->stamps[i];
-    double begin_us = 0, result_us = 0;
+    double at[PARTS + 1] = { 0 };
+    int shards = 0;
     for (uint32_t w = 0; w < l->b.workers; w++) {
         const struct stamp *stamp = first + (size_t)w * PART_ROUNDS;
         if (stamp->round != first->round) return false;
-        if (stamp->begin_us > begin_us) begin_us = stamp->begin_us;
-        if (stamp->result_us > result_us) result_us = stamp->result_us;
+        if (stamp->begin_us > at[PART_BEGIN]) at[PART_BEGIN] = stamp->begin_us;
+        if (stamp->result_us > at[PARTS]) at[PARTS] = stamp->result_us;
     }
-    const double at[PARTS + 1] = { begin_us,
-                                   (double)ends->grant,
-                                   (double)ends->reduce,
-                                   (double)ends->reduced,
-                                   (double)ends->update,
-                                   (double)ends->published,
-                                   result_us };
+    for (size_t t = 0; t < l->b.time_count; t++) {
+        const struct bench_times *times = &l->b.times[t];
+        if (times->round != first->round) continue;
+        take_last(&at[PART_BEGIN + 1], times->grant);
+        take_last(&at[PART_COLLECT + 1], times->reduce);
+        take_last(&at[PART_REDUCE + 1], times->reduced);
+        take_last(&at[PART_DECIDE + 1], times->update);
+        take_last(&at[PART_UPDATE + 1], times->published);
+        shards++;
+    }
     for (int p = 0; p < PARTS; p++) out[p] = at[p + 1] - at[p];
-    return ends->update > 0;
+    return shards == l->b.local->daemon_count - 1 && at[PART_DECIDE + 1] > 0;
 }
 
 /* Runs in the second cluster, whose shards tell the times of their progress. */
 static int report_parts(void *bench)
 {
-    static struct ends ends[PART_ROUNDS];
     static double parts[PARTS][PART_ROUNDS];
     struct latency_bench *l = bench;
-    const uint32_t shards = (uint32_t)l->b.local->daemon_count - 1;
+    uint32_t found = 0;
     for (int i = 0; i < 2; i++) // the first rounds are not yet those of a cluster at work
         if (!(bench_order(&l->b, ORDER_EMPTY, PART_ROUNDS) > 0)) return 1;
-    for (uint32_t s = 1; s <= shards; s++) {
-        struct bench_times *times = NULL;
-        size_t count = 0;
-        if (!bench_times_read(l->b.local, (int)s, &times, &count)) continue;
-        for (uint32_t i = 0; i < PART_ROUNDS; i++)
-            add_shard(times, count, l->stamps[i].round, &ends[i]);
-        free(times);
-    }
-    uint32_t found = 0;
+    bench_times_read(&l->b);
     for (uint32_t i = 0; i < PART_ROUNDS; i++) {
         double one[PARTS];
-        if (ends[i].shards != shards || !find_parts(l, i, &ends[i], one)) continue;
+        if (!find_parts(l, i, one)) continue;
         for (int p = 0; p < PARTS; p++) parts[p][found] = one[p];
         found++;
     }
@@ -367,7 +311,7 @@ static int prepare_latency(void *bench)
     struct latency_bench *l = bench;
     l->b.model = (struct bench_model) { .tensors = 2, .rows = ROW_COUNT, .wire = CAIRN_F32 };
     snprintf(l->b.model.job, sizeof l->b.model.job, "bench.latency.w%u", l->b.workers);
-    l->stamps = bench_share(l->b.workers * sizeof *l->stamps * PART_ROUNDS);
+    l->stamps = bench_memory_map(l->b.workers * sizeof *l->stamps * PART_ROUNDS, BENCH_SHARED);
     return l->stamps != NULL ? -1 : 1;
 }
 
@@ -388,5 +332,4 @@ const struct bench_row bench_latency = {
     .reference = run_pings,
     .report = report_latency,
     .again = report_parts,
-    .close = close_latency,
 };

@@ -7,17 +7,13 @@
  * torch.save and load if Python has torch. */
 #include <inttypes.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "bench/torch_load.h"
 #include "client/ctl/bench/bench.h"
@@ -28,90 +24,69 @@
 /* The reference for the bench of moves: memcpy of the same number of bytes, by one thread or by one thread
  * per core. The destination is memory that was written before, or fresh memory. */
 
-#define THREADS_MAX 64
-
-/* The part of the areas that one thread copies. */
-struct part {
-    pthread_t thread;
+struct copying {
     char *to;
     const char *from;
     size_t bytes;
+    uint32_t threads;
 };
 
-static char *map_area(size_t bytes)
+static void copy_part(void *own, uint32_t number)
 {
-    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return memory != MAP_FAILED ? memory : NULL;
-}
-
-static void *copy_copy(void *context)
-{
-    struct part *part = context;
-    memcpy(part->to, part->from, part->bytes);
-    __asm__ volatile("" : : "r"(part->to) : "memory"); // forces the compiler to keep the copy
-    return NULL;
-}
-
-/* Copies one area to another by threads, and returns GB/s; 0 after printing the error. */
-static double copy_areas(char *to, const char *from, size_t bytes, uint32_t threads)
-{
-    struct part parts[THREADS_MAX];
-    uint32_t begun = 0;
-    const double begin = bench_now();
-    for (; begun < threads; begun++) {
-        struct part *part = &parts[begun];
-        const size_t at = bytes / threads * begun;
-        *part = (struct part) {
-            .to = to + at,
-            .from = from + at,
-            .bytes = begun + 1 < threads ? bytes / threads : bytes - at,
-        };
-        if (pthread_create(&part->thread, NULL, copy_copy, part) != 0) break;
-    }
-    for (uint32_t i = 0; i < begun; i++) pthread_join(parts[i].thread, NULL);
-    if (begun == threads) return (double)bytes * 1e-9 / (bench_now() - begin);
-    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
-    return 0;
+    const struct copying *c = own;
+    const size_t at = c->bytes / c->threads * number;
+    const bool is_last = number + 1 == c->threads;
+    memcpy(c->to + at, c->from + at, is_last ? c->bytes - at : c->bytes / c->threads);
+    __asm__ volatile("" : : "r"(c->to) : "memory"); // forces the compiler to keep the copy
 }
 
 /* Returns GB/s; 0 after printing the error. `is_fresh`: the destination's pages are allocated
  * during the copy; else the destination was written before. */
-static double bench_copy(size_t bytes, uint32_t threads, bool is_fresh)
+static double copy_by(size_t bytes, uint32_t threads, bool is_fresh)
 {
-    char *to = map_area(bytes), *from = map_area(bytes);
-    double speed = 0;
-    if (to != NULL && from != NULL) {
-        memset(from, 1, bytes);
-        if (!is_fresh) memset(to, 1, bytes);
-        speed = copy_areas(to, from, bytes, threads < THREADS_MAX ? threads : THREADS_MAX);
-    } else {
-        (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory to copy %s", ctl_bytes(2 * bytes));
-    }
-    if (to != NULL) munmap(to, bytes);
-    if (from != NULL) munmap(from, bytes);
-    return speed;
+    struct copying c = { bench_memory_map(bytes, BENCH_SMALL), NULL, bytes, threads };
+    char *from = c.to != NULL ? bench_memory_map(bytes, BENCH_SMALL) : NULL;
+    if (from == NULL) return 0;
+    memset(from, 1, bytes);
+    c.from = from;
+    if (!is_fresh) memset(c.to, 1, bytes);
+    const double begin = bench_now();
+    const int failed = bench_threads_run(threads, copy_part, &c);
+    const double seconds = bench_now() - begin;
+    munmap(c.to, bytes);
+    munmap(from, bytes);
+    if (failed == 0) return (double)bytes * 1e-9 / seconds;
+    (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "no thread");
+    return 0;
+}
+
+static uint32_t all_cores(void)
+{
+    return bench_core_count() < BENCH_THREADS_MAX ? bench_core_count() : BENCH_THREADS_MAX;
 }
 
 /* ==== move ==== */
 
 /* Moves the bench's job and observes the move on a thread of its own, so that the bench can order steps. */
 
-/* The measured figures of one move. */
-struct bench_move {
-    double seconds; /* from the request until the coordinator reports the move as done */
-    double moved_bytes, least_bytes, slices;
-    /* state_bytes: the bytes that shards received. state_s: the time for these bytes, summed over
-     * slices */
-    double state_bytes, state_s;
-    /* the times until the slices were ready (prepare_s), in force (cut_s) and complete (waited_s),
-     * each summed over all slices */
-    double prepare_s, cut_s, waited_s;
+/* The figures of one move, by number. The last ones are sums over all slices. */
+enum {
+    MOVE_SECONDS, /* from the request until the coordinator reports the move as done */
+    MOVE_MOVED_BYTES,
+    MOVE_LEAST_BYTES,
+    MOVE_SLICES,
     /* the maximum, over all shards, of peak bytes / (bytes owned before or after the move + a
      * slice) */
-    double memory;
+    MOVE_MEMORY,
+    MOVE_STATE_BYTES, /* the bytes that shards received */
+    MOVE_STATE_S,     /* the time for these bytes */
+    MOVE_PREPARE_S,   /* the time until the slices were ready */
+    MOVE_CUT_S,       /* the time until they were in force */
+    MOVE_WAITED_S,    /* the time until they were complete */
+    MOVE_FIGURES
 };
 
-struct bench_mover {
+struct mover {
     /* the caller sets task.b and the next four fields before it starts the thread */
     struct bench_task task;
     uint32_t first, last; /* the shards from "shard-FIRST" to "shard-LAST" */
@@ -120,7 +95,7 @@ struct bench_mover {
     bool rests;
     /* Used by the thread */
     uint64_t peaks[1 + CTL_SHARDS_MAX]; /* peak bytes of the shards, by number */
-    struct bench_move move;
+    double move[MOVE_FIGURES];
 };
 
 #define LOOK_EVERY_MS 10
@@ -134,7 +109,7 @@ static void look_at_memory(const struct local *local, uint64_t *most)
 }
 
 /* Returns the reply to one request. Returns NULL after printing the error if the request failed. */
-static ProtobufCMessage *ask_reshard(struct bench_mover *m, uint32_t op)
+static ProtobufCMessage *ask_reshard(struct mover *m, uint32_t op)
 {
     char names[CTL_SHARDS_MAX][24], *list[CTL_SHARDS_MAX];
     Cairn__ReshardAsk message = CAIRN__RESHARD_ASK__INIT;
@@ -155,7 +130,7 @@ static ProtobufCMessage *ask_reshard(struct bench_mover *m, uint32_t op)
 }
 
 /* Returns 1 if the move continues, 0 if the move is done, and -1 after printing the error if it failed. */
-static int check_move(struct bench_mover *m, const Cairn__ReshardTold *told)
+static int check_move(struct mover *m, const Cairn__ReshardTold *told)
 {
     const Cairn__ReshardJob *job = told->n_jobs == 1 ? told->jobs[0] : NULL;
     if (job != NULL && strcmp(job->state, "moving") == 0) return 1;
@@ -164,18 +139,21 @@ static int check_move(struct bench_mover *m, const Cairn__ReshardTold *told)
                        job != NULL ? job->text : "it is not known");
         return -1;
     }
-    m->move.moved_bytes = (double)job->moved_bytes;
-    m->move.least_bytes = (double)job->least_bytes;
-    m->move.slices = job->slice;
-    m->move.state_bytes = (double)job->state_bytes;
-    m->move.state_s = (double)job->state_us * 1e-6;
-    m->move.prepare_s = (double)job->prepare_us * 1e-6;
-    m->move.cut_s = (double)job->cut_us * 1e-6;
-    m->move.waited_s = (double)job->move_us * 1e-6;
+    const double figures[MOVE_FIGURES] = {
+        [MOVE_MOVED_BYTES] = (double)job->moved_bytes,
+        [MOVE_LEAST_BYTES] = (double)job->least_bytes,
+        [MOVE_SLICES] = job->slice,
+        [MOVE_STATE_BYTES] = (double)job->state_bytes,
+        [MOVE_STATE_S] = (double)job->state_us * 1e-6,
+        [MOVE_PREPARE_S] = (double)job->prepare_us * 1e-6,
+        [MOVE_CUT_S] = (double)job->cut_us * 1e-6,
+        [MOVE_WAITED_S] = (double)job->move_us * 1e-6,
+    };
+    memcpy(m->move, figures, sizeof figures);
     return 0;
 }
 
-static int step_move(struct bench_mover *m, uint32_t op)
+static int step_move(struct mover *m, uint32_t op)
 {
     ProtobufCMessage *reply = ask_reshard(m, op);
     if (reply == NULL) return -1;
@@ -185,7 +163,7 @@ static int step_move(struct bench_mover *m, uint32_t op)
 }
 
 /* Waits until nobody trains the job. Returns false after printing the error if a request failed. */
-static bool await_rest(struct bench_mover *m)
+static bool await_rest(struct mover *m)
 {
     for (bool rests = false; !rests;) {
         ProtobufCMessage *reply = ask_reshard(m, CAIRN_RESHARD_STATUS);
@@ -198,9 +176,10 @@ static bool await_rest(struct bench_mover *m)
     return true;
 }
 
-static double memory_of(const struct bench_mover *m, const uint64_t *before, const uint64_t *after)
+static double memory_of(const struct mover *m, const uint64_t *before, const uint64_t *after)
 {
-    const double slice = m->move.slices > 0 ? m->move.moved_bytes / m->move.slices : 0;
+    const double slices = m->move[MOVE_SLICES];
+    const double slice = slices > 0 ? m->move[MOVE_MOVED_BYTES] / slices : 0;
     double worst = 0;
     for (int i = 1; i < m->task.b->local->daemon_count; i++) {
         const double owned = (double)(before[i] > after[i] ? before[i] : after[i]);
@@ -212,7 +191,7 @@ static double memory_of(const struct bench_mover *m, const uint64_t *before, con
 
 static bool run_move(struct bench_task *task)
 {
-    struct bench_mover *m = (struct bench_mover *)task;
+    struct mover *m = (struct mover *)task;
     uint64_t before[1 + CTL_SHARDS_MAX] = { 0 }, after[1 + CTL_SHARDS_MAX] = { 0 };
     int goes_on = m->rests && !await_rest(m) ? -1 : 1;
     look_at_memory(m->task.b->local, before);
@@ -223,9 +202,9 @@ static bool run_move(struct bench_task *task)
         poll(NULL, 0, LOOK_EVERY_MS);
         goes_on = step_move(m, CAIRN_RESHARD_STATUS);
     }
-    m->move.seconds = bench_now() - begin;
+    m->move[MOVE_SECONDS] = bench_now() - begin;
     look_at_memory(m->task.b->local, after);
-    m->move.memory = memory_of(m, before, after);
+    m->move[MOVE_MEMORY] = memory_of(m, before, after);
     return goes_on == 0;
 }
 
@@ -241,11 +220,11 @@ static bool run_move(struct bench_task *task)
 
 struct reshard_bench {
     struct step_plan plan;
-    struct bench_mover mover;
+    struct mover mover;
     uint32_t from, to;
-    bool is_there;                /* the job is on `to` shards */
-    struct bench_move last, rest; /* last: the last move. rest: the sum of the moves at rest */
-    uint32_t rests;               /* the number of moves at rest */
+    bool is_there;             /* the job is on `to` shards */
+    double rest[MOVE_FIGURES]; /* the sums of the moves at rest */
+    uint32_t rests;            /* the number of moves at rest */
     /* over all moves; `moved` and `least` are bytes, `memory` is the worst ratio */
     double moved, least, memory;
     /* seconds; [0]: with a backward that sleeps; [1]: with a backward that computes */
@@ -259,11 +238,11 @@ struct reshard_bench {
 static bool begin_move(struct reshard_bench *b, bool rests)
 {
     const bool grows = b->from < b->to;
-    b->mover = (struct bench_mover) { .task = { .b = &b->plan.b, .run = run_move },
-                                      .first = (grows ? b->from : b->to) + 1,
-                                      .last = grows ? b->to : b->from,
-                                      .adds = grows != b->is_there,
-                                      .rests = rests };
+    b->mover = (struct mover) { .task = { .b = &b->plan.b, .run = run_move },
+                                .first = (grows ? b->from : b->to) + 1,
+                                .last = grows ? b->to : b->from,
+                                .adds = grows != b->is_there,
+                                .rests = rests };
     return bench_task_begin(&b->mover.task);
 }
 
@@ -271,26 +250,12 @@ static bool begin_move(struct reshard_bench *b, bool rests)
 static bool end_move(struct reshard_bench *b)
 {
     if (!bench_task_end(&b->mover.task)) return false;
-    b->last = b->mover.move;
+    const double *move = b->mover.move;
     b->is_there = !b->is_there;
-    b->moved += b->last.moved_bytes;
-    b->least += b->last.least_bytes;
-    if (b->last.memory > b->memory) b->memory = b->last.memory;
+    b->moved += move[MOVE_MOVED_BYTES];
+    b->least += move[MOVE_LEAST_BYTES];
+    if (move[MOVE_MEMORY] > b->memory) b->memory = move[MOVE_MEMORY];
     return true;
-}
-
-static void add_rest(struct reshard_bench *b)
-{
-    const struct bench_move *last = &b->last;
-    struct bench_move *rest = &b->rest;
-    b->rests++;
-    rest->seconds += last->seconds;
-    rest->slices += last->slices;
-    rest->state_bytes += last->state_bytes;
-    rest->state_s += last->state_s;
-    rest->prepare_s += last->prepare_s;
-    rest->cut_s += last->cut_s;
-    rest->waited_s += last->waited_s;
 }
 
 /* Moves the job at rest and returns GB/s. */
@@ -298,14 +263,15 @@ static double move_at_rest(void *bench)
 {
     struct reshard_bench *b = bench;
     if (!begin_move(b, true) || !end_move(b)) return 0;
-    add_rest(b);
-    return b->last.state_bytes * 1e-9 / b->last.state_s;
+    for (int f = 0; f < MOVE_FIGURES; f++) b->rest[f] += b->mover.move[f];
+    b->rests++;
+    return b->mover.move[MOVE_STATE_BYTES] * 1e-9 / b->mover.move[MOVE_STATE_S];
 }
 
 static double copy_reshard(void *bench)
 {
     struct reshard_bench *b = bench;
-    return bench_copy((size_t)b->last.state_bytes, bench_core_count(), false);
+    return copy_by((size_t)b->mover.move[MOVE_STATE_BYTES], all_cores(), false);
 }
 
 /* Returns the median of several copies. Returns 0 after printing the error if one of them failed. */
@@ -313,7 +279,7 @@ static double copy_otherwise(struct reshard_bench *b, uint32_t threads, bool is_
 {
     double values[COPIES];
     for (int i = 0; i < COPIES; i++) {
-        values[i] = bench_copy((size_t)b->last.state_bytes, threads, is_fresh);
+        values[i] = copy_by((size_t)b->mover.move[MOVE_STATE_BYTES], threads, is_fresh);
         if (!(values[i] > 0)) return 0;
     }
     return bench_spread_of(values, COPIES).median;
@@ -373,15 +339,16 @@ static double torch_save_and_load(const struct reshard_bench *b)
 
 static void report_rest(struct reshard_bench *b)
 {
-    const struct bench_move *rest = &b->rest;
-    const double n = b->rests, moving_s = rest->state_s / n, all_s = rest->seconds / n;
-    BENCH_PARTS(&b->plan.b, { "state_bytes", rest->state_bytes / n },
-                { "slices", rest->slices / n }, { "all_s", all_s }, { "coming_s", moving_s },
-                { "fixed_s", all_s - moving_s }, { "fixed_prepare_s", rest->prepare_s / n },
-                { "fixed_cut_over_s", rest->cut_s / n },
-                { "fixed_while_it_comes_s", (rest->waited_s - rest->state_s) / n },
-                { "fixed_join_publish_leave_s",
-                  (rest->seconds - rest->prepare_s - rest->cut_s - rest->waited_s) / n });
+    double mean[MOVE_FIGURES];
+    for (int f = 0; f < MOVE_FIGURES; f++) mean[f] = b->rest[f] / b->rests;
+    const double before_s = mean[MOVE_PREPARE_S] + mean[MOVE_CUT_S] + mean[MOVE_WAITED_S];
+    BENCH_PARTS(
+        &b->plan.b, { "state_bytes", mean[MOVE_STATE_BYTES] }, { "slices", mean[MOVE_SLICES] },
+        { "all_s", mean[MOVE_SECONDS] }, { "coming_s", mean[MOVE_STATE_S] },
+        { "fixed_s", mean[MOVE_SECONDS] - mean[MOVE_STATE_S] },
+        { "fixed_prepare_s", mean[MOVE_PREPARE_S] }, { "fixed_cut_over_s", mean[MOVE_CUT_S] },
+        { "fixed_while_it_comes_s", mean[MOVE_WAITED_S] - mean[MOVE_STATE_S] },
+        { "fixed_join_publish_leave_s", mean[MOVE_SECONDS] - before_s });
 }
 
 /* Returns false after printing the error if there is no memory. */
@@ -396,7 +363,7 @@ static bool report_copies(struct reshard_bench *b)
         { "memcpy_by_all_cores_fresh_GB/s", true, true },
     };
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        const uint32_t threads = kinds[i].by_all ? bench_core_count() : 1;
+        const uint32_t threads = kinds[i].by_all ? all_cores() : 1;
         const double speed = copy_otherwise(b, threads, kinds[i].is_fresh);
         if (!(speed > 0)) return false;
         BENCH_PARTS(&b->plan.b, { kinds[i].name, speed });
@@ -486,7 +453,6 @@ const struct bench_row bench_reshard = {
     .run = move_at_rest,
     .reference = copy_reshard,
     .report = report_reshard,
-    .close = bench_step_release,
 };
 
 /* ==== layout ==== */
@@ -508,8 +474,9 @@ struct layout_bench {
     struct bench b;
     uint64_t params;
     uint32_t tensors;
-    double rss_bytes;
 };
+
+enum { LAYOUT_FIGURE_SECONDS, LAYOUT_FIGURE_RSS };
 
 /* Tensors have rows of 1024 elements. The parameters that are not in norms and biases are spread over the
  * large tensors. */
@@ -526,9 +493,11 @@ static struct shape shape_of(const struct layout_bench *l, uint32_t tensor)
     return (struct shape) { .rank = 2, .dim = { rows > 0 ? rows : 1, 1024 } };
 }
 
-/* This runs in the child process. Returns 0 if the plan was made. */
-static int plan_layout(const struct layout_bench *l)
+/* This runs in the child process, and prints the seconds and the greatest memory. */
+static int plan_layout(void *bench)
 {
+    const struct layout_bench *l = bench;
+    const double begin = bench_now();
     const size_t count = l->tensors;
     struct layout_tensor *tensors = calloc(count, sizeof *tensors);
     char *names = malloc(count * 2 * NAME_BYTES);
@@ -545,28 +514,26 @@ static int plan_layout(const struct layout_bench *l)
                                           .tensor_count = l->tensors,
                                           .shard_count = l->b.ctl->shards };
     struct layout *layout = NULL;
-    return plan_make(&request, &layout, NULL) == CAIRN_OK ? 0 : 1;
+    struct rusage usage;
+    if (plan_make(&request, &layout, NULL) != CAIRN_OK) return 1;
+    const double seconds = bench_now() - begin;
+    getrusage(RUSAGE_SELF, &usage);
+    printf("%.9g %.9g\n", seconds, (double)usage.ru_maxrss * 1024);
+    return 0;
 }
 
 static double run_plan(void *bench)
 {
     struct layout_bench *l = bench;
-    const double begin = bench_now();
-    fflush(NULL);
-    const pid_t child = fork();
-    if (child == 0) _exit(plan_layout(l));
-    struct rusage usage = { 0 };
-    int status = 1;
-    if (child < 0 || wait4(child, &status, 0, &usage) != child || status != 0) {
-        ctl_fail(CAIRN_ERR_INVALID,
-                 "%" PRIu64 " parameters in %u tensors on %u shards cannot be planned: too many "
-                 "parameters, or too little memory",
-                 l->params, l->tensors, l->b.ctl->shards);
-        return 0;
-    }
-    const double rss_bytes = (double)usage.ru_maxrss * 1024;
-    if (rss_bytes > l->rss_bytes) l->rss_bytes = rss_bytes;
-    return bench_now() - begin;
+    struct bench_child child;
+    if (bench_child_start(&child, NULL, plan_layout, l) &&
+        bench_child_numbers(&child, NULL, l->b.figures) > 0)
+        return l->b.figures[LAYOUT_FIGURE_SECONDS];
+    ctl_fail(CAIRN_ERR_INVALID,
+             "%" PRIu64 " parameters in %u tensors on %u shards cannot be planned: too many "
+             "parameters, or too little memory",
+             l->params, l->tensors, l->b.ctl->shards);
+    return 0;
 }
 
 static double bound(void *bench)
@@ -587,7 +554,11 @@ static int prepare_layout(void *bench)
 static int report_layout(void *bench)
 {
     struct layout_bench *l = bench;
-    BENCH_PARTS(&l->b, { "rss_bytes", l->rss_bytes });
+    const double *values = l->b.series[BENCH_SUBJECT].values[LAYOUT_FIGURE_RSS];
+    double most = 0;
+    for (uint32_t i = 0; i < l->b.series[BENCH_SUBJECT].count; i++)
+        if (values[i] > most) most = values[i];
+    BENCH_PARTS(&l->b, { "rss_bytes", most });
     bench_add_count(&l->b, "rss_bound_bytes", BOUND_BYTES);
     return bench_add_params(bench, json_pack("{s:I, s:I}", "params", (json_int_t)l->params,
                                              "tensors", (json_int_t)l->tensors));

@@ -2,12 +2,13 @@
  * that has the snapshot, in the same run; the effect on training; and the manifest of a large
  * snapshot. */
 #include "client/ctl/bench/bench.h"
+#include "bench/torch_async.h"
 #include "bench/torch_import.h"
+#include "bench/torch_save.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -16,7 +17,6 @@
 #include <unistd.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <sys/wait.h>
 
 #include "proto/snapshot/snapshot.h"
 #include "proto/snapshot_io/snapshot_io.h"
@@ -30,10 +30,17 @@
 #define SNAPSHOT_RUNS 5     /* the runs of each kind */
 #define AT_LEAST_S    0.001 /* so short that no more than the least number of runs is made */
 
+struct disk {
+    const struct bench *b; /* borrowed; the file is in the folder of the bench's cluster */
+    bool is_buffered;      /* the file system refuses direct I/O: use the page cache, and sync */
+    /* owned: created by the first read, until close */
+    int fd; /* 0: none */
+};
+
 struct snapshot_bench {
     struct step_plan plan;
     double seconds; /* per interval */
-    struct bench_disk disk;
+    struct disk disk;
     struct bench_saver saver;
     uint64_t steps; /* the number of steps that the job has completed */
     double stall_s; /* how long async_save of the same state blocks its callers; 0: not measured */
@@ -69,6 +76,191 @@ static double snapshot_step(struct snapshot_bench *b, uint32_t word)
     return seconds;
 }
 
+/* ==== disk ==== */
+
+/* The reference for the bench of snapshots: one file of the same size. The file is written from beginning
+ * to end and synced, or read, or both, by direct I/O of large blocks, with several blocks in flight. The
+ * files have no name, so they disappear when they are closed. */
+
+/* The file is moved in blocks, several at the same time. */
+#define BLOCK_BYTES  ((size_t)8 << 20)
+#define DISK_THREADS 4
+
+/* A pass over the file: threads take blocks until none are left. */
+struct pass {
+    struct local *local;
+    int from, to; /* from -1: nothing is read. to -1: nothing is written */
+    uint64_t bytes;
+    _Atomic uint64_t next; /* the first byte that no thread has taken */
+    atomic_int error;      /* errno of the first thread that failed; 0: no thread failed */
+    atomic_bool gives_up;
+};
+
+static bool move_block(int fd, bool writes, char *block, uint64_t at)
+{
+    for (size_t done = 0; done < BLOCK_BYTES;) {
+        const off_t from = (off_t)(at + done);
+        const size_t left = BLOCK_BYTES - done;
+        const ssize_t moved = writes ? pwrite(fd, block + done, left, from)
+                                     : pread(fd, block + done, left, from);
+        if (moved < 0 && errno == EINTR) continue;
+        if (moved == 0) errno = EIO; // the file is shorter than when it was created
+        if (moved <= 0) return false;
+        done += (size_t)moved;
+    }
+    return true;
+}
+
+static void move_blocks(void *own, uint32_t number)
+{
+    struct pass *pass = own;
+    char *block = aligned_alloc(4096, BLOCK_BYTES);
+    int none = 0;
+    if (block == NULL) atomic_compare_exchange_strong(&pass->error, &none, ENOMEM);
+    // The bytes are not zeros, because a disk might compress zeros.
+    for (size_t i = 0; block != NULL && i < BLOCK_BYTES; i++)
+        block[i] = (char)(i * 2654435761u >> 13);
+    while (atomic_load(&pass->error) == 0 && !atomic_load(&pass->gives_up)) {
+        const uint64_t at = atomic_fetch_add(&pass->next, BLOCK_BYTES);
+        if (at >= pass->bytes) break;
+        if ((pass->from >= 0 && !move_block(pass->from, false, block, at)) ||
+            (pass->to >= 0 && !move_block(pass->to, true, block, at)))
+            atomic_compare_exchange_strong(&pass->error, &none, errno);
+        if (number == 0 && bench_is_interrupted(pass->local)) atomic_store(&pass->gives_up, true);
+    }
+    free(block);
+}
+
+/* Processes all blocks, and syncs the written bytes. Returns GB/s. Returns 0 after printing the error if
+ * the pass failed, and if a signal came. */
+static double make_pass(struct disk *disk, int from, int to, uint64_t bytes)
+{
+    struct pass pass = { .local = disk->b->local, .from = from, .to = to, .bytes = bytes };
+    const double begin = bench_now();
+    (void)bench_threads_run(DISK_THREADS, move_blocks, &pass); // the blocks are moved by fewer, too
+    int error = atomic_load(&pass.error);
+    if (error == 0 && to >= 0 && fsync(to) != 0) error = errno;
+    const double seconds = bench_now() - begin;
+    if (error == 0) return atomic_load(&pass.gives_up) ? 0 : (double)bytes * 1e-9 / seconds;
+    (void)ctl_fail(CAIRN_ERR_IO, "a file of %s in %s cannot be %s: %s", ctl_bytes(bytes),
+                   disk->b->local->folder, to >= 0 ? "written" : "read", strerror(error));
+    return 0;
+}
+
+static int open_unnamed(const char *folder, int flags)
+{
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/raw.XXXXXX", folder);
+    const int fd = mkostemp(path, flags | O_CLOEXEC);
+    if (fd >= 0) unlink(path);
+    return fd;
+}
+
+/* Opens a file that has no name. Returns -1 after printing the error if this failed. */
+static int open_file(struct disk *disk)
+{
+    const char *folder = disk->b->local->folder;
+    int fd = disk->is_buffered ? -1 : open_unnamed(folder, O_DIRECT);
+    if (fd >= 0) return fd;
+    if (!disk->is_buffered)
+        fprintf(stderr,
+                "note: %s takes no direct I/O (%s): the raw rate is through the page cache\n",
+                folder, strerror(errno));
+    disk->is_buffered = true;
+    fd = open_unnamed(folder, 0);
+    if (fd < 0)
+        (void)ctl_fail(CAIRN_ERR_IO, "no file in %s can be made: %s", folder, strerror(errno));
+    return fd;
+}
+
+static uint64_t whole_blocks(uint64_t bytes)
+{
+    return (bytes + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
+}
+
+static void close_disk(struct disk *disk)
+{
+    if (disk->fd > 0) close(disk->fd);
+    disk->fd = 0;
+}
+
+/* Opens the file to write, has it moved there, and closes it. `from`: the file to read, or -1. */
+static double write_file(struct disk *disk, int from, uint64_t bytes)
+{
+    const int fd = open_file(disk);
+    if (fd < 0) return 0;
+    const double speed = make_pass(disk, from, fd, bytes);
+    close(fd);
+    return speed;
+}
+
+/* Writes the bytes, and returns the GB/s up to the moment when all bytes are on the disk. Returns 0 after
+ * printing the error if the write failed or a signal came. */
+static double disk_write(struct disk *disk, uint64_t bytes)
+{
+    return write_file(disk, -1, whole_blocks(bytes));
+}
+
+/* Ensures that the file to read exists, and is not in the page cache. Returns false after printing the
+ * error if this failed. */
+static bool have_file(struct disk *disk, uint64_t bytes)
+{
+    if (disk->fd == 0) {
+        const int fd = open_file(disk);
+        if (fd < 0) return false;
+        disk->fd = fd;
+        if (!(make_pass(disk, -1, fd, bytes) > 0)) return false;
+    }
+    if (disk->is_buffered) posix_fadvise(disk->fd, 0, 0, POSIX_FADV_DONTNEED);
+    return true;
+}
+
+/* Reads the file's bytes, which are not in the page cache, and returns the GB/s; 0 as for disk_write.
+ * The first call writes the file. */
+static double disk_read(struct disk *disk, uint64_t bytes)
+{
+    bytes = whole_blocks(bytes);
+    return have_file(disk, bytes) ? make_pass(disk, disk->fd, -1, bytes) : 0;
+}
+
+/* Like disk_read, but the same threads also write what they read to another file, and the time ends
+ * when all bytes are on the disk. */
+static double disk_copy(struct disk *disk, uint64_t bytes)
+{
+    bytes = whole_blocks(bytes);
+    return have_file(disk, bytes) ? write_file(disk, disk->fd, bytes) : 0;
+}
+
+/* ==== torch ==== */
+
+struct torch {
+    double save_s;  /* torch.save and fsync of all bytes, by one process; 0: no torch */
+    double stall_s; /* how long torch.distributed.checkpoint.async_save blocks callers; 0: none */
+    double async_s; /* until async_save has written all bytes */
+};
+
+/* Saves `elems` f32 parameters, and as many elements of each moment, in two ways. One process saves
+ * everything with torch.save: save_s is the median of three runs. Then `workers` processes at the
+ * same time save a part each with async_save: the times are those of the second run, whose memory
+ * is already allocated. python3 is found in PATH, else /usr/bin/python3. If python3 or a module is
+ * missing, a message says so. False: a signal came. */
+static bool measure_torch(struct local *local, uint64_t elems, uint32_t workers, struct torch *out)
+{
+    double numbers[2];
+    *out = (struct torch) { .save_s = 0 };
+    int is_there = bench_torch_run(local, torch_save, elems, 1, numbers);
+    if (is_there < 0) return false;
+    if (is_there > 0) out->save_s = numbers[0];
+    if (is_there == 0) fprintf(stderr, "skip: torch.save: no python3 has torch, or it failed\n");
+    is_there = is_there > 0 ? bench_torch_run(local, torch_async, elems, workers, numbers) : 0;
+    if (is_there < 0) return false;
+    if (is_there > 0) out->stall_s = numbers[0], out->async_s = numbers[1];
+    if (is_there == 0)
+        fprintf(stderr, "skip: async_save of torch.distributed.checkpoint: no python3 has it, or "
+                        "it failed\n");
+    return true;
+}
+
 /* ==== rest ==== */
 
 /* Measures a job at rest. The snapshot of the job is compared with a file of the same size and with
@@ -90,7 +282,7 @@ static double write_once(void *bench)
 static double snapshot_write_raw(void *bench)
 {
     struct snapshot_bench *b = bench;
-    return bench_disk_write(&b->disk, snapshot_bytes(b));
+    return disk_write(&b->disk, snapshot_bytes(b));
 }
 
 /* Creates the job's first version; afterwards nobody trains the job. */
@@ -115,8 +307,8 @@ static int report_torch(void *bench)
     struct snapshot_bench *b = bench;
     struct bench *base = bench;
     const double gigabytes = (double)snapshot_bytes(b) * 1e-9;
-    struct bench_torch torch;
-    if (!bench_torch_measure(base->local, bench_model_params(&base->model), base->workers, &torch))
+    struct torch torch;
+    if (!measure_torch(base->local, bench_model_params(&base->model), base->workers, &torch))
         return 1;
     if (torch.save_s > 0)
         BENCH_PARTS(
@@ -149,7 +341,7 @@ static double read_once(void *bench)
 static double read_raw(void *bench)
 {
     struct snapshot_bench *b = bench;
-    return bench_disk_read(&b->disk, snapshot_bytes(b));
+    return disk_read(&b->disk, snapshot_bytes(b));
 }
 
 /* Restores the snapshot in place of the job. Then restores the snapshot onto one more shard than
@@ -340,8 +532,8 @@ static int measure_stall(void *bench)
 {
     struct snapshot_bench *b = bench;
     struct bench *base = bench;
-    struct bench_torch torch;
-    if (!bench_torch_measure(base->local, bench_model_params(&base->model), base->workers, &torch))
+    struct torch torch;
+    if (!measure_torch(base->local, bench_model_params(&base->model), base->workers, &torch))
         return 1;
     b->stall_s = torch.stall_s > 0 ? torch.stall_s : torch.save_s;
     if (torch.stall_s > 0) BENCH_PARTS(base, { "stall_of_dcp_async_save_s", torch.stall_s });
@@ -599,8 +791,6 @@ static int report_manifest(void *bench)
 /* Measures cairn snapshot export of a complete snapshot, in a separate process. The export is compared with
  * writing a file of the same size, and with reading and writing such a file. */
 
-#define EXPORT_LOOK_MS 2
-
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *walk)
 {
     (void)st;
@@ -610,32 +800,26 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 }
 
 /* This runs in the child process. */
-static void become_export(const struct snapshot_bench *b, const char *to)
+static int become_export(void *bench)
 {
-    char program[PATH_MAX];
+    const struct snapshot_bench *b = bench;
+    char program[PATH_MAX], to[PATH_MAX + 16];
     struct sentence why;
-    const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
-    dup2(nothing, STDOUT_FILENO);
+    snprintf(to, sizeof to, "%s/export", b->plan.b.local->folder);
     if (!local_find_program("cairn", program, &why))
-        _exit(ctl_fail(CAIRN_ERR_NOT_FOUND, "%s", why.text));
+        return ctl_fail(CAIRN_ERR_NOT_FOUND, "%s", why.text);
     execl(program, "cairn", "snapshot", "export", "--path", b->saver.path, "--to", to, "--format",
           "dcp", "--quiet", (char *)NULL);
-    _exit(127);
+    return 127;
 }
 
 /* Waits for the process. True: it succeeded. */
-static bool await_export(const struct snapshot_bench *b, pid_t pid)
+static bool await_export(const struct snapshot_bench *b, struct bench_child *child)
 {
-    int status = 0;
-    bool gives_up = false;
-    for (;;) {
-        const pid_t ended = waitpid(pid, &status, gives_up ? 0 : WNOHANG);
-        if (ended == pid || (ended < 0 && errno != EINTR)) break;
-        gives_up = gives_up || bench_is_interrupted(b->plan.b.local);
-        if (gives_up) kill(pid, SIGINT); // then the export removes the files that it has written
-        poll(NULL, 0, EXPORT_LOOK_MS);
-    }
-    return !gives_up && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    char nothing[16];
+    const bool gives_up = bench_child_read(child, b->plan.b.local, -1, nothing, sizeof nothing) < 0;
+    // after SIGINT the export removes the files that it has written
+    return bench_child_end(child, gives_up ? SIGINT : 0) == 0 && !gives_up;
 }
 
 /* Exports the snapshot. Returns the GB/s of the snapshot's bytes, counted once, although each byte is both
@@ -647,9 +831,9 @@ static double export_once(void *bench)
     snprintf(to, sizeof to, "%s/export", b->plan.b.local->folder);
     bench_save_make_cold(&b->saver);
     const double begin = bench_now();
-    const pid_t pid = local_fork(b->plan.b.local);
-    if (pid == 0) become_export(b, to);
-    const bool is_ok = pid > 0 && await_export(b, pid);
+    struct bench_child child;
+    const bool is_ok = bench_child_start(&child, b->plan.b.local, become_export, b) &&
+                       await_export(b, &child);
     const double seconds = bench_now() - begin;
     nftw(to, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     return is_ok ? (double)b->saver.bytes * 1e-9 / seconds : 0;
@@ -658,7 +842,7 @@ static double export_once(void *bench)
 static double copy_raw(void *bench)
 {
     struct snapshot_bench *b = bench;
-    return bench_disk_copy(&b->disk, snapshot_bytes(b));
+    return disk_copy(&b->disk, snapshot_bytes(b));
 }
 
 /* An export cannot be faster than the disk reads and writes the same bytes. The ratio shows which part of
@@ -666,7 +850,7 @@ static double copy_raw(void *bench)
 static int report_export(void *bench)
 {
     struct bench_result copy = { .unit = "GB/s" };
-    const int done = bench_alternate(&copy, AT_LEAST_S, export_once, copy_raw, bench);
+    const int done = bench_alternate(bench, &copy, AT_LEAST_S, export_once, copy_raw);
     if (done >= 0) return done;
     BENCH_PARTS(bench, { "export_disk_copy_GB/s", copy.reference.median },
                 { "export_over_disk_copy", copy.ratio.median });
@@ -699,7 +883,7 @@ static int measure_import(void *bench)
     struct bench *b = bench;
     double numbers[2];
     const int is_there = bench_torch_run(b->local, import_test, 0, 1, numbers);
-    if (is_there > 0) return bench_alternate(&b->result, AT_LEAST_S, import_once, read_raw, bench);
+    if (is_there > 0) return bench_alternate(b, &b->result, AT_LEAST_S, import_once, read_raw);
     if (is_there < 0) return 1;
     if (b->ctl->bench.only != NULL)
         return ctl_fail(CAIRN_ERR_NOT_FOUND,
@@ -736,7 +920,8 @@ static int prepare_part(void *bench)
     model->durable_s = DURABLE_S;
     snprintf(model->job, sizeof model->job, "bench.snapshot");
     b->saver = (struct bench_saver) { .task.b = bench };
-    b->disk.b = bench;
+    close_disk(&b->disk);
+    b->disk = (struct disk) { .b = bench };
     b->steps = 0;
     bench_add_params(bench, json_pack("{s:f, s:s}", "seconds", b->seconds, "folder",
                                       b->plan.b.ctl->bench.folder));
@@ -744,17 +929,10 @@ static int prepare_part(void *bench)
     return done < 0 ? bench_step_share(&b->plan) : done;
 }
 
-static void close_part(void *bench)
-{
-    struct snapshot_bench *b = bench;
-    bench_disk_close(&b->disk);
-    bench_step_release(bench);
-}
-
 #define PART                                                                         \
     .in_cluster = true, .params_told = "params tensors workers shards", .shards = 2, \
     .tensors = SNAPSHOT_TENSORS_DEFAULT, .wire = CAIRN_BF16, .seconds = AT_LEAST_S,  \
-    .prepare = prepare_part, .close = close_part
+    .prepare = prepare_part
 #define WRITES .unit = "GB/s", .reference_name = "direct sequential writes of a file, and fsync"
 #define READS  .unit = "GB/s", .reference_name = "direct sequential reads of a file"
 
@@ -775,6 +953,7 @@ static const struct bench_row parts[] = {
       .reference = manifest_limit, .report = report_manifest },
 };
 #define PART_COUNT (sizeof parts / sizeof *parts)
+#define PART_NAMES "write|read|interval|export|import|manifest"
 
 /* ==== the row ==== */
 
@@ -783,14 +962,9 @@ static int check_snapshot(const struct ctl *ctl)
 {
     struct statvfs fs;
     const char *only = ctl->bench.only;
-    bool is_known = only == NULL;
-    for (size_t i = 0; i < PART_COUNT && !is_known; i++)
-        is_known = strcmp(parts[i].name, only) == 0;
-    if (!is_known)
-        return ctl_fail(CAIRN_ERR_INVALID,
-                        "--only %s: write, read, interval, export, import and manifest are "
-                        "allowed",
-                        only);
+    uint64_t part;
+    const int done = only != NULL ? ctl_parse_choice("only", PART_NAMES, only, &part) : -1;
+    if (done >= 0) return done;
     if (ctl->bench.folder == NULL)
         return ctl_usage_fail(ctl, "give --dir FOLDER, on the disk that is to be measured");
     if (statvfs(ctl->bench.folder, &fs) != 0)

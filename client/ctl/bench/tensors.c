@@ -3,15 +3,12 @@
 
 #include <inttypes.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-
-#include "gpu/gpu.h"
 
 /* ==== tensors ==== */
 
@@ -38,20 +35,26 @@ enum {
     FIGURE_DAEMONS_CPU, /* this figure and those after it: only for the bench's own daemons */
     FIGURE_COLLECT,
     FIGURE_SUMS,
-    FIGURE_UPDATE,
-    FIGURES
+    FIGURE_UPDATE
 };
-static const char *const part_names[FIGURES] = {
-    [BENCH_FIGURE_PUSH] = "1_begin_push_s", [BENCH_FIGURE_COMMIT] = "2_commit_s",
-    [BENCH_FIGURE_FETCH] = "3_fetch_s",     [FIGURE_CPU] = "worker_cpu_s",
-    [FIGURE_DAEMONS_CPU] = "daemons_cpu_s", [FIGURE_COLLECT] = "shard_collect_s",
-    [FIGURE_SUMS] = "shard_sums_s",         [FIGURE_UPDATE] = "shard_update_publish_s",
+static const struct bench_column tensors_columns[] = {
+    { "1_begin_push_s", BENCH_FIGURE_PUSH, NULL },
+    { "2_commit_s", BENCH_FIGURE_COMMIT, NULL },
+    { "3_fetch_s", BENCH_FIGURE_FETCH, NULL },
+    { "worker_cpu_s", FIGURE_CPU, NULL },
+    { .name = NULL },
+};
+static const struct bench_column daemons_columns[] = {
+    { "daemons_cpu_s", FIGURE_DAEMONS_CPU, NULL },
+    { "shard_collect_s", FIGURE_COLLECT, NULL },
+    { "shard_sums_s", FIGURE_SUMS, NULL },
+    { "shard_update_publish_s", FIGURE_UPDATE, NULL },
+    { .name = NULL },
 };
 
 struct tensors_bench {
     struct bench b; /* b.model is the model of many tensors */
     struct bench_model one;
-    struct bench_series many_runs, one_runs;
 };
 
 /* ---- a worker ---- */
@@ -167,78 +170,64 @@ static double daemons_cpu_s(const struct local *local)
     return sum;
 }
 
-static double run_side(struct bench *b, uint32_t word, struct bench_series *runs)
+static double run_side(struct bench *b, uint32_t word)
 {
-    const uint32_t i = runs->count;
     const double before = daemons_cpu_s(b->local);
-    const double all = bench_series_run(b, word, runs);
-    if (runs->count > i) runs->values[FIGURE_DAEMONS_CPU][i] = daemons_cpu_s(b->local) - before;
+    const double all = bench_order(b, word, 1);
+    b->figures[FIGURE_DAEMONS_CPU] = daemons_cpu_s(b->local) - before;
     return all;
 }
 
 static double run_many(void *bench)
 {
-    return run_side(bench, ORDER_MANY, &((struct tensors_bench *)bench)->many_runs);
+    return run_side(bench, ORDER_MANY);
 }
 
 static double run_one(void *bench)
 {
-    return run_side(bench, ORDER_ONE, &((struct tensors_bench *)bench)->one_runs);
+    return run_side(bench, ORDER_ONE);
 }
 
 /* ---- the parts ---- */
 
 #define SINGLY_RUNS 5
 
-static void add_longest(double *greatest, uint64_t from_us, uint64_t to_us)
+static void take_longest(double *longest, double seconds)
 {
-    const double s = to_us > from_us ? (double)(to_us - from_us) * 1e-6 : 0;
-    if (s > *greatest) *greatest = s;
+    if (seconds > *longest) *longest = seconds;
 }
 
-/* Assigns to each run the round that was granted while the run was active. */
-static void add_shard(struct bench_series *runs, const struct bench_times *times, size_t count)
+/* Assigns to a run the rounds that were granted while the run was active, one of each shard. */
+static void add_shards(const struct bench *b, struct bench_series *runs, uint32_t i)
 {
-    size_t at = 0;
-    for (uint32_t i = 0; i < runs->count; i++) {
-        const double begin = runs->values[FIGURE_BEGIN][i];
-        const double end = begin + runs->values[BENCH_FIGURE_ALL][i];
-        while (at < count && (double)times[at].grant * 1e-6 < begin) at++;
-        if (at == count || (double)times[at].grant * 1e-6 > end) continue;
-        add_longest(&runs->values[FIGURE_COLLECT][i], times[at].receive, times[at].reduce);
-        add_longest(&runs->values[FIGURE_SUMS][i], times[at].reduce, times[at].reduced);
-        add_longest(&runs->values[FIGURE_UPDATE][i], times[at].update, times[at].published);
-    }
-}
-
-static void add_side(struct bench *b, const char *side_name, struct bench_series *runs)
-{
-    const int count = b->local->daemon_count > 0 ? FIGURES : FIGURE_DAEMONS_CPU;
-    for (int f = 0; f < count; f++) {
-        char key[64];
-        snprintf(key, sizeof key, "%s_%s", side_name, part_names[f] != NULL ? part_names[f] : "");
-        if (part_names[f] != NULL) BENCH_PARTS(b, { key, bench_series_median(runs, f) });
+    const double begin = runs->values[FIGURE_BEGIN][i];
+    const double end = begin + runs->values[BENCH_FIGURE_ALL][i];
+    for (size_t t = 0; t < b->time_count; t++) {
+        const struct bench_times *times = &b->times[t];
+        const double grant = (double)times->grant * 1e-6;
+        if (grant < begin || grant > end) continue;
+        take_longest(&runs->values[FIGURE_COLLECT][i],
+                     bench_between_s(times->receive, times->reduce));
+        take_longest(&runs->values[FIGURE_SUMS][i], bench_between_s(times->reduce, times->reduced));
+        take_longest(&runs->values[FIGURE_UPDATE][i],
+                     bench_between_s(times->update, times->published));
     }
 }
 
 static int report_tensors(void *bench)
 {
-    struct tensors_bench *t = bench;
-    const struct local *local = t->b.local;
+    static const char *const prefixes[BENCH_SIDES] = { "many_", "one_" };
+    struct bench *b = bench;
     double singly[SINGLY_RUNS];
     for (int i = 0; i < SINGLY_RUNS; i++)
-        if (!((singly[i] = bench_order(&t->b, ORDER_SINGLY, 1)) > 0)) return 1;
-    for (int s = 1; s < local->daemon_count; s++) {
-        struct bench_times *times = NULL;
-        size_t count = 0;
-        if (!bench_times_read(local, s, &times, &count)) continue;
-        add_shard(&t->many_runs, times, count);
-        add_shard(&t->one_runs, times, count);
-        free(times);
+        if (!((singly[i] = bench_order(b, ORDER_SINGLY, 1)) > 0)) return 1;
+    for (int side = 0; side < BENCH_SIDES; side++) {
+        // before the medians, which sort the runs
+        for (uint32_t i = 0; i < b->series[side].count; i++) add_shards(b, &b->series[side], i);
+        bench_add_columns(b, side, prefixes[side], tensors_columns);
+        if (b->local->daemon_count > 0) bench_add_columns(b, side, prefixes[side], daemons_columns);
     }
-    add_side(&t->b, "many", &t->many_runs);
-    add_side(&t->b, "one", &t->one_runs);
-    BENCH_PARTS(&t->b, { "singly_s", bench_spread_of(singly, SINGLY_RUNS).median });
+    BENCH_PARTS(b, { "singly_s", bench_spread_of(singly, SINGLY_RUNS).median });
     return -1;
 }
 
@@ -250,7 +239,7 @@ static int prepare_tensors(void *bench)
     struct bench_model *many = &t->b.model, *one = &t->one;
     if (t->b.ctl->bench.params == 0) many->rows = 1;
     snprintf(many->job, sizeof many->job, "bench.tensors.%" PRIu64 "x%u.%s.w%u", many->rows,
-             many->tensors, bench_wire_name(many), t->b.workers);
+             many->tensors, bench_wire_name(many->wire), t->b.workers);
     *one = *many;
     one->rows *= many->tensors;
     one->tensors = 1;
@@ -289,20 +278,13 @@ const struct bench_row bench_tensors = {
 #define LINE_BYTES         64
 
 enum { ORDER_MAP = 1, ORDER_COPY = 2 };
-enum {
-    MAP_FIGURE_ALL,
-    MAP_FIGURE_MAP,
-    MAP_FIGURE_SUM,
-    MAP_FIGURE_UNMAP,
-    MAP_FIGURE_LENT,
-    MAP_FIGURES
-};
-static const char *const map_part_names[MAP_FIGURES] = { NULL, "1_map_s", "2_sum_s", "3_unmap_s",
-                                                         "lent" };
-
-struct map_bench {
-    struct bench b;
-    struct bench_series runs;
+enum { MAP_FIGURE_ALL, MAP_FIGURE_MAP, MAP_FIGURE_SUM, MAP_FIGURE_UNMAP, MAP_FIGURE_LENT };
+static const struct bench_column map_columns[] = {
+    { "1_map_s", MAP_FIGURE_MAP, NULL },
+    { "2_sum_s", MAP_FIGURE_SUM, NULL },
+    { "3_unmap_s", MAP_FIGURE_UNMAP, NULL },
+    { "lent", MAP_FIGURE_LENT, NULL },
+    { .name = NULL },
 };
 
 /* ---- the worker ---- */
@@ -314,19 +296,6 @@ struct map_worker {
     uint64_t sum;    /* the sum of the bytes read, so that the loads are not optimized away */
 };
 
-static bool take_memory(struct map_worker *w)
-{
-    w->memory = mmap(NULL, 2 * w->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-                     0);
-    if (w->memory == MAP_FAILED) {
-        (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory for twice %s", ctl_bytes(w->bytes));
-        return false;
-    }
-    madvise(w->memory, 2 * w->bytes, MADV_HUGEPAGE);
-    memset(w->memory, 1, 2 * w->bytes);
-    return true;
-}
-
 static uint64_t sum_lines(const uint8_t *memory, size_t bytes)
 {
     uint64_t sum = 0, line;
@@ -335,18 +304,6 @@ static uint64_t sum_lines(const uint8_t *memory, size_t bytes)
         sum += line;
     }
     return sum;
-}
-
-/* Runs a round in which nothing is pushed; the round publishes a new version nevertheless. */
-static cairn_status make_version(struct map_worker *w, struct cairn_version *version_out)
-{
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
-    cairn_status status = cairn_round_begin(w->member.job, BENCH_CALL_MS, &round);
-    if (status == CAIRN_OK)
-        status = cairn_commit(w->member.job, &round, 1, NULL, 0, BENCH_CALL_MS, &result);
-    *version_out = result.version;
-    return status;
 }
 
 static cairn_status map_once(struct map_worker *w, struct cairn_version version, double at[4])
@@ -369,11 +326,11 @@ static cairn_status map_once(struct map_worker *w, struct cairn_version version,
 static bool run_map(struct map_worker *w, struct bench_report *report)
 {
     struct cairn_stats before = { .struct_size = sizeof before }, after = before;
-    struct cairn_version version;
+    struct bench_step step = { .job = w->member.job, .micros = 1 }; // makes a version, all the same
     double at[4] = { 0 };
     cairn_status status = cairn_job_stats(w->member.job, &before);
-    if (status == CAIRN_OK) status = make_version(w, &version);
-    if (status == CAIRN_OK) status = map_once(w, version, at);
+    if (status == CAIRN_OK) status = bench_step_do(&step);
+    if (status == CAIRN_OK) status = map_once(w, step.version, at);
     if (status == CAIRN_OK) status = cairn_job_stats(w->member.job, &after);
     *report = (struct bench_report) {
         .figures = { [MAP_FIGURE_ALL] = at[3] - at[0],
@@ -401,7 +358,9 @@ static int work_map(const struct bench_worker *worker)
     static struct map_worker w;
     const struct bench *b = worker->bench;
     w.bytes = bench_model_bytes(&b->model);
-    if (!bench_member_open(&w.member, &b->model, worker) || !take_memory(&w)) return 1;
+    w.memory = bench_memory_map(2 * w.bytes, BENCH_LARGE);
+    if (w.memory == NULL || !bench_member_open(&w.member, &b->model, worker)) return 1;
+    memset(w.memory, 1, 2 * w.bytes);
     const int done = bench_serve(worker, &w.member, obey_map, &w);
     __asm__ volatile("" : : "r"(w.sum));
     return done;
@@ -416,8 +375,7 @@ static double giga_bytes(const struct bench *b, double seconds)
 
 static double run_map_once(void *bench)
 {
-    return giga_bytes(bench,
-                      bench_series_run(bench, ORDER_MAP, &((struct map_bench *)bench)->runs));
+    return giga_bytes(bench, bench_order(bench, ORDER_MAP, 1));
 }
 
 static double copy_map(void *bench)
@@ -427,10 +385,9 @@ static double copy_map(void *bench)
 
 static int report_map(void *bench)
 {
-    struct map_bench *m = bench;
-    BENCH_PARTS(&m->b, { "first_GB/s", giga_bytes(&m->b, m->runs.values[MAP_FIGURE_ALL][0]) });
-    for (int f = MAP_FIGURE_MAP; f < MAP_FIGURES; f++)
-        BENCH_PARTS(&m->b, { map_part_names[f], bench_series_median(&m->runs, f) });
+    struct bench *b = bench;
+    const double first_s = b->series[BENCH_SUBJECT].values[MAP_FIGURE_ALL][0];
+    BENCH_PARTS(b, { "first_GB/s", giga_bytes(b, first_s) });
     return -1;
 }
 
@@ -439,7 +396,7 @@ static int prepare_map(void *bench)
     struct bench *b = bench;
     struct bench_model *model = &b->model;
     snprintf(model->job, sizeof model->job, "bench.map.%" PRIu64 ".%s", model->rows,
-             bench_wire_name(model));
+             bench_wire_name(model->wire));
     if (b->ctl->endpoint != NULL) return -1;
     return bench_check_memory(bench_model_elems(model) * 36, "", "--params");
 }
@@ -449,8 +406,9 @@ const struct bench_row bench_map = {
     .unit = "GB/s",
     .reference_name = "memcpy of the same size",
     .in_cluster = true,
-    .bytes = sizeof(struct map_bench),
+    .bytes = sizeof(struct bench),
     .params_told = "params shards wire path",
+    .columns = map_columns,
     .shards = 2,
     .workers = 1,
     .tensors = 1,
@@ -474,45 +432,41 @@ const struct bench_row bench_map = {
  * trainer (trainer_bytes_a_tensor), computed from the trainer's peak resident memory. */
 
 #define OPEN_TENSORS_DEFAULT 300000
-#define OPEN_RUNS            (BENCH_RUNS_MIN + 1)
 #define OPEN_MS              300000
 #define NAME_BYTES           24
 
-/* Shared with the child processes. */
+enum { OPEN_FIGURE_OPEN, OPEN_FIGURE_TRAINER };
+static const struct bench_column open_columns[] = {
+    { "open_s", OPEN_FIGURE_OPEN, NULL },
+    { "trainer_bytes_a_tensor", OPEN_FIGURE_TRAINER, NULL },
+    { .name = NULL },
+};
+
+/* Shared with the process that steps. */
 struct shared {
     atomic_bool measuring;
     _Atomic double longest_s; /* the longest step since measuring began */
-    double open_s, trainer_bytes;
 };
 
 struct open_bench {
     struct bench b;
     struct shared *shared;
-    uint32_t tensors, runs;
-    double open_s[OPEN_RUNS], trainer_bytes[OPEN_RUNS]; /* the first run is not measured */
+    uint32_t tensors;
 };
 
 /* ---- the process that steps continuously ---- */
 
-static bool step_once(struct bench_member *member, const float *gradient)
+static cairn_status push_one_row(void *member, const struct cairn_round *round)
 {
-    const struct cairn_mem mem = { .struct_size = sizeof mem,
-                                   .ptr = (void *)(uintptr_t)gradient,
-                                   .dtype = CAIRN_F32 };
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
-    cairn_status status = cairn_round_begin(member->job, BENCH_CALL_MS, &round);
-    if (status == CAIRN_OK)
-        status = cairn_push(member->job, &round, 0, member->names[0], NULL, &mem, NULL);
-    if (status == CAIRN_OK)
-        status = cairn_commit(member->job, &round, 1, NULL, 0, BENCH_CALL_MS, &result);
-    return status == CAIRN_ERR_EPOCH_CHANGED || bench_is_ok(status);
+    static float gradient[BENCH_COLUMNS];
+    const struct bench_member *m = member;
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
+    return cairn_push(m->job, round, 0, m->names[0], NULL, &mem, NULL);
 }
 
 static int step_for_ever(const struct bench_worker *worker)
 {
     static struct bench_member member;
-    static float gradient[BENCH_COLUMNS];
     struct shared *shared = ((const struct open_bench *)worker->bench)->shared;
     const struct bench_model model = {
         .job = "bench.open.small", .tensors = 1, .rows = 1, .wire = CAIRN_F32
@@ -522,9 +476,10 @@ static int step_for_ever(const struct bench_worker *worker)
     if (!bench_member_open(&member, &model, worker) || !bench_worker_report(worker, &ready))
         return 1;
     while (getppid() == parent) {
-        const double begin = bench_now();
-        if (!step_once(&member, gradient)) return 1;
-        const double took = bench_now() - begin;
+        struct bench_step step = { member.job, 1, push_one_row, NULL, .own = &member };
+        const cairn_status status = bench_step_do(&step);
+        const double took = step.at[4] - step.at[0];
+        if (status != CAIRN_ERR_EPOCH_CHANGED && !bench_is_ok(status)) return 1;
         if (atomic_load(&shared->measuring) && took > atomic_load(&shared->longest_s))
             atomic_store(&shared->longest_s, took);
     }
@@ -540,8 +495,10 @@ static double resident_bytes(void)
     return (double)usage.ru_maxrss * 1024;
 }
 
-static int open_many(const struct open_bench *bench)
+/* Prints the seconds of the opening, and the bytes of memory for each tensor. */
+static int open_many(void *own)
 {
+    const struct open_bench *bench = own;
     struct cairn_tensor *tensors = calloc(bench->tensors, sizeof *tensors);
     char(*names)[NAME_BYTES] = calloc(bench->tensors, sizeof *names);
     const struct cairn_opts opts = { .struct_size = sizeof opts };
@@ -564,14 +521,13 @@ static int open_many(const struct open_bench *bench)
                                              .shape = { 3 },
                                              .init = { .kind = CAIRN_INIT_ONES } };
     }
-    snprintf(job_name, sizeof job_name, "bench.open.%u", bench->runs);
+    snprintf(job_name, sizeof job_name, "bench.open.%u", bench->b.series[BENCH_SUBJECT].count);
     if (!bench_is_ok(cairn_open(&opts, &session))) return 1;
     const double before = resident_bytes(), begin = bench_now();
     cairn_status status = cairn_job_open(session, job_name, &spec, CAIRN_WORKER, OPEN_MS, &job);
     if (status == CAIRN_OK) status = cairn_init_done(job, NULL, OPEN_MS);
-    bench->shared->open_s = bench_now() - begin;
-    bench->shared->trainer_bytes = (resident_bytes() - before) / bench->tensors;
     if (!bench_is_ok(status)) return 1;
+    printf("%.9g %.9g\n", bench_now() - begin, (resident_bytes() - before) / bench->tensors);
     cairn_close(session);
     free(tensors);
     free(names);
@@ -580,36 +536,35 @@ static int open_many(const struct open_bench *bench)
 
 /* ---- subject and reference ---- */
 
-static double end_measure(struct open_bench *bench)
+static void begin_measure(struct open_bench *o)
 {
-    atomic_store(&bench->shared->measuring, false);
-    return atomic_load(&bench->shared->longest_s);
+    atomic_store(&o->shared->longest_s, 0);
+    atomic_store(&o->shared->measuring, true);
 }
 
-static void begin_measure(struct open_bench *bench)
+static double end_measure(struct open_bench *o)
 {
-    atomic_store(&bench->shared->longest_s, 0);
-    atomic_store(&bench->shared->measuring, true);
+    atomic_store(&o->shared->measuring, false);
+    return atomic_load(&o->shared->longest_s);
 }
 
 static double run_opening(void *bench)
 {
     struct open_bench *o = bench;
-    int status = 0;
+    struct bench_child child;
     begin_measure(o);
-    const pid_t child = fork();
-    if (child == 0) _exit(open_many(o));
-    if (child < 0 || waitpid(child, &status, 0) != child || status != 0) return 0;
-    o->open_s[o->runs] = o->shared->open_s;
-    o->trainer_bytes[o->runs] = o->shared->trainer_bytes;
+    if (!bench_child_start(&child, o->b.local, open_many, o) ||
+        bench_child_numbers(&child, o->b.local, o->b.figures) <= 0)
+        return 0;
     return end_measure(o);
 }
 
+/* Measures as long a time as the last opening took. */
 static double run_at_rest(void *bench)
 {
     struct open_bench *o = bench;
+    const double rest_s = o->b.figures[OPEN_FIGURE_OPEN];
     begin_measure(o);
-    const double rest_s = o->open_s[o->runs++];
     usleep((useconds_t)(rest_s * 1e6));
     const double longest_s = end_measure(o);
     // Where no step has ended in that time, the step is at least as long.
@@ -619,9 +574,6 @@ static double run_at_rest(void *bench)
 static int report_open(void *bench)
 {
     struct open_bench *o = bench;
-    BENCH_PARTS(
-        &o->b, { "open_s", bench_spread_of(o->open_s + 1, BENCH_RUNS_MIN).median },
-        { "trainer_bytes_a_tensor", bench_spread_of(o->trainer_bytes + 1, BENCH_RUNS_MIN).median });
     return bench_add_params(&o->b, json_pack("{s:I}", "tensors", (json_int_t)o->tensors));
 }
 
@@ -629,7 +581,7 @@ static int prepare_open(void *bench)
 {
     struct open_bench *o = bench;
     o->tensors = o->b.ctl->bench.tensors > 0 ? o->b.ctl->bench.tensors : OPEN_TENSORS_DEFAULT;
-    o->shared = bench_share(sizeof *o->shared);
+    o->shared = bench_memory_map(sizeof *o->shared, BENCH_SHARED);
     return o->shared != NULL ? -1 : 1;
 }
 
@@ -641,6 +593,7 @@ const struct bench_row bench_open = {
     .in_cluster = true,
     .bytes = sizeof(struct open_bench),
     .params_told = "shards",
+    .columns = open_columns,
     .shards = 2,
     .workers = 1,
     .seconds = 0.001,

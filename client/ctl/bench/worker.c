@@ -14,63 +14,7 @@
 
 #include "gpu/gpu.h"
 
-/* ==== busy ==== */
-
-/* A backward that computes keeps every core busy until a given time, like a trainer on the host. */
-
-enum { TURNS = 4096 };
-
-static struct {
-    pthread_mutex_t lock;
-    pthread_cond_t more;
-    double until; /* protected by the lock */
-    bool is_started;
-} busy = { .lock = PTHREAD_MUTEX_INITIALIZER, .more = PTHREAD_COND_INITIALIZER };
-
-static void compute_until(double seconds)
-{
-    volatile float sum = 0;
-    while (bench_now() < seconds)
-        for (int i = 0; i < TURNS; i++) sum = sum * 0.999f + 1.0f;
-}
-
-static void *help_compute(void *context)
-{
-    (void)context;
-    pthread_mutex_lock(&busy.lock);
-    for (;;) {
-        const double until = busy.until;
-        if (bench_now() >= until) {
-            pthread_cond_wait(&busy.more, &busy.lock);
-            continue;
-        }
-        pthread_mutex_unlock(&busy.lock);
-        compute_until(until);
-        pthread_mutex_lock(&busy.lock);
-    }
-    return NULL;
-}
-
-/* Starts the helpers, which end with the process. A helper that cannot be started leaves its core idle. */
-static void start_helpers(void)
-{
-    pthread_t thread;
-    for (uint32_t i = 1; i < bench_core_count(); i++)
-        if (pthread_create(&thread, NULL, help_compute, NULL) == 0) pthread_detach(thread);
-    busy.is_started = true;
-}
-
-static void step_compute_until(double seconds)
-{
-    if (!busy.is_started) start_helpers();
-    pthread_mutex_lock(&busy.lock);
-    busy.until = seconds;
-    pthread_cond_broadcast(&busy.more);
-    pthread_mutex_unlock(&busy.lock);
-    compute_until(seconds);
-}
-
-/* ==== worker ==== */
+#define TURNS 4096 /* between two looks at the clock */
 
 /* The state of a worker of the bench of a step, in the worker's process. */
 
@@ -114,12 +58,11 @@ struct step_worker {
 /* ---- spans ---- */
 
 /* Adds a span that ends now, if the step is traced. */
-static struct bench_span *step_add_span(struct step_worker *w, enum bench_span_kind kind,
-                                        uint32_t tensor, double begin)
+static void add_span(struct step_worker *w, enum bench_span_kind kind, uint32_t tensor,
+                     double begin)
 {
-    struct bench_span *span = &w->spans[w->span_count++];
-    *span = (struct bench_span) { begin, bench_now(), kind, tensor };
-    return span;
+    if (!w->plan->is_traced) return;
+    w->spans[w->span_count++] = (struct bench_span) { begin, bench_now(), kind, tensor };
 }
 
 /* Waits for the acknowledgements in the order of the pushes, and records when they arrived. */
@@ -139,7 +82,7 @@ static void *await_acks(void *argument)
 /* ---- a step ---- */
 
 /* Reads one byte of each page of a tensor, so that the cost of accessing the tensor is measured. */
-static void step_look_at(const struct step_worker *w, const struct cairn_view *view)
+static void look_at(const struct step_worker *w, const struct cairn_view *view)
 {
     const volatile uint8_t *from = view->ptr;
     const size_t bytes = w->elems * w->elem_bytes;
@@ -148,42 +91,61 @@ static void step_look_at(const struct step_worker *w, const struct cairn_view *v
     (void)sum;
 }
 
-static void step_sleep_until(double seconds)
+static void sleep_until(double seconds)
 {
     const struct timespec until = { .tv_sec = (time_t)seconds,
                                     .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9) };
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) != 0) {}
 }
 
+static void compute_until(void *seconds, uint32_t number)
+{
+    volatile float sum = 0;
+    (void)number;
+    while (bench_now() < *(double *)seconds)
+        for (int i = 0; i < TURNS; i++) sum = sum * 0.999f + 1.0f;
+}
+
+/* Lets the time go by as a backward does: asleep, or computing on every core, as a trainer on the host
+ * does. */
+static void be_backward_until(const struct step_worker *w, double seconds)
+{
+    const uint32_t cores = bench_core_count();
+    if (!w->is_busy)
+        sleep_until(seconds);
+    else // a core whose thread cannot be started stays idle
+        (void)bench_threads_run(cores < BENCH_THREADS_MAX ? cores : BENCH_THREADS_MAX,
+                                compute_until, &seconds);
+}
+
 /* Called when the gradient of tensor i is ready: casts it, if needed, and pushes it. */
-static cairn_status step_push_one(struct step_worker *w, const struct cairn_round *round,
-                                  uint32_t i)
+static cairn_status push_one(struct step_worker *w, const struct cairn_round *round, uint32_t i)
 {
     const bool is_traced = w->plan->is_traced;
     struct cairn_mem grad = bench_mem_of(&w->plan->b.model, w->grads, i);
     double begin = bench_now();
     if (w->made != NULL) {
         backend_host()->convert(grad.ptr, CAIRN_BF16, w->made + i * w->elems, CAIRN_F32, w->elems);
-        if (is_traced) step_add_span(w, BENCH_SPAN_CAST, i, begin);
+        add_span(w, BENCH_SPAN_CAST, i, begin);
         begin = bench_now();
     }
     const cairn_status status = cairn_push(w->member.job, round, 0, w->member.names[i], NULL, &grad,
                                            is_traced ? &w->ops[i] : NULL);
     if (status != CAIRN_OK || !is_traced) return status;
     const uint32_t at = w->span_count;
-    step_add_span(w, BENCH_SPAN_PUSH, i, begin);
+    add_span(w, BENCH_SPAN_PUSH, i, begin);
     return write(w->acks[1], &at, sizeof at) == sizeof at ? CAIRN_OK : CAIRN_ERR_IO;
 }
 
-/* Fetches all parameters of the member's job. */
-static cairn_status step_fetch_all(struct step_worker *w, const struct bench_member *member,
-                                   struct cairn_version version)
+/* Fetches all parameters of the member's job to `memory`. */
+static cairn_status fetch_all(struct step_worker *w, const struct bench_member *member,
+                              struct cairn_version version, char *memory)
 {
     const double begin = bench_now();
-    cairn_status status = bench_fetch_each(member, &w->plan->b.model, version, w->params, w->ops);
+    cairn_status status = bench_fetch_each(member, &w->plan->b.model, version, memory, w->ops);
     for (uint32_t i = 0; i < w->plan->b.model.tensors && status == CAIRN_OK; i++) {
         status = cairn_wait(w->ops[i], BENCH_CALL_MS);
-        if (w->plan->is_traced) step_add_span(w, BENCH_SPAN_FETCH, i, begin);
+        add_span(w, BENCH_SPAN_FETCH, i, begin);
     }
     return status;
 }
@@ -196,14 +158,20 @@ static double host_bytes(const struct cairn_stats *stats)
                     stats->device_fetched_bytes);
 }
 
-/* Sets the byte figures to the increase of the library's counters from `before` to `after`. */
-static void step_count_bytes(const struct cairn_stats *before, const struct cairn_stats *after,
-                             struct bench_report *report)
+/* Runs the step and reports it, with the bytes that the library counted. Returns false after printing the
+ * error if the step failed. */
+static bool run_counted(struct bench_step *step, struct bench_report *report)
 {
+    struct cairn_stats before = { .struct_size = sizeof before }, after = before;
     double *figures = report->figures;
-    figures[STEP_FIGURE_PUSHED_BYTES] = (double)(after->pushed_bytes - before->pushed_bytes);
-    figures[STEP_FIGURE_FETCHED_BYTES] = (double)(after->fetched_bytes - before->fetched_bytes);
-    figures[STEP_FIGURE_HOST_BYTES] = host_bytes(after) - host_bytes(before);
+    *report = (struct bench_report) { { 0 } };
+    if (!bench_is_ok(cairn_job_stats(step->job, &before)) || !bench_step_run(step, report) ||
+        !bench_is_ok(cairn_job_stats(step->job, &after)))
+        return false;
+    figures[STEP_FIGURE_PUSHED_BYTES] = (double)(after.pushed_bytes - before.pushed_bytes);
+    figures[STEP_FIGURE_FETCHED_BYTES] = (double)(after.fetched_bytes - before.fetched_bytes);
+    figures[STEP_FIGURE_HOST_BYTES] = host_bytes(&after) - host_bytes(&before);
+    return true;
 }
 
 /* ==== batch ==== */
@@ -215,7 +183,7 @@ static void step_count_bytes(const struct cairn_stats *before, const struct cair
 
 /* Opens the second job, and casts the gradients to the wire's type. Returns false after printing the error
  * if this failed. */
-static bool step_batch_open(struct step_worker *w, const struct bench_worker *worker)
+static bool open_batch(struct step_worker *w, const struct bench_worker *worker)
 {
     struct bench_model model = w->plan->b.model;
     snprintf(model.job, sizeof model.job, "%.50s.added", w->plan->b.model.job);
@@ -250,29 +218,16 @@ static cairn_status push_batch(void *own, const struct cairn_round *round)
 static cairn_status fetch_batch(void *own, struct cairn_version version)
 {
     struct step_worker *w = own;
-    return step_fetch_all(w, w->stepped, version);
-}
-
-/* Runs the step and reports it, with the bytes that the library counted. Returns false after printing the
- * error if the step failed. */
-static bool step_run_counted(struct bench_step *step, struct bench_report *report)
-{
-    struct cairn_stats before = { .struct_size = sizeof before }, after = before;
-    *report = (struct bench_report) { { 0 } };
-    if (!bench_is_ok(cairn_job_stats(step->job, &before)) || !bench_step_run(step, report) ||
-        !bench_is_ok(cairn_job_stats(step->job, &after)))
-        return false;
-    step_count_bytes(&before, &after, report);
-    return true;
+    return fetch_all(w, w->stepped, version, w->params);
 }
 
 /* Runs a step of all micro-batches, in `member` or in `added`. */
-static bool step_batch_run(struct step_worker *w, const struct bench_member *member,
-                           struct bench_report *report)
+static bool run_batch(struct step_worker *w, const struct bench_member *member,
+                      struct bench_report *report)
 {
     w->stepped = member;
     w->step = (struct bench_step) { member->job, 0, push_batch, fetch_batch, .own = w };
-    return step_run_counted(&w->step, report);
+    return run_counted(&w->step, report);
 }
 
 /* ==== card ==== */
@@ -310,22 +265,18 @@ static bool open_reference(struct step_worker *w, size_t bytes)
 }
 
 /* Fetches the initial parameters as gradients. */
-static cairn_status fill_gradients(struct step_worker *w)
+static cairn_status fetch_gradients(struct step_worker *w)
 {
-    const struct bench_model *model = &w->plan->b.model;
     struct cairn_version newest;
-    cairn_status status = cairn_version_wait(w->member.job, (struct cairn_version) { 0 },
-                                             BENCH_CALL_MS, &newest);
-    if (status == CAIRN_OK) status = bench_fetch_each(&w->member, model, newest, w->grads, w->ops);
-    for (uint32_t i = 0; i < model->tensors && status == CAIRN_OK; i++)
-        status = cairn_wait(w->ops[i], BENCH_CALL_MS);
-    return status;
+    const cairn_status status = cairn_version_wait(w->member.job, (struct cairn_version) { 0 },
+                                                   BENCH_CALL_MS, &newest);
+    return status == CAIRN_OK ? fetch_all(w, &w->member, newest, w->grads) : status;
 }
 
 /* Allocates memory on the card for gradients and parameters. The gradients are the job's initial
  * parameters, which are random, because this process cannot write to a card directly. Returns false after
  * printing the error if this failed. */
-static bool step_card_take(struct step_worker *w)
+static bool take_card(struct step_worker *w)
 {
     const size_t bytes = w->plan->b.model.tensors * w->elems * w->elem_bytes;
     void *grads = NULL, *params = NULL;
@@ -334,13 +285,13 @@ static bool step_card_take(struct step_worker *w)
         status = cairn_alloc(w->member.session, bytes, CAIRN_GPU(w->plan->card), &params);
     w->grads = grads;
     w->params = params;
-    if (status == CAIRN_OK) status = fill_gradients(w);
+    if (status == CAIRN_OK) status = fetch_gradients(w);
     return bench_is_ok(status) && open_reference(w, bytes);
 }
 
 /* Copies the bytes of all gradients on the card `copies` times. Returns seconds. Returns 0 after printing
  * the error if a copy failed. */
-static double step_card_copy(struct step_worker *w, int copies)
+static double copy_on_card(struct step_worker *w, int copies)
 {
     struct sentence why;
     struct home_work work = {
@@ -380,7 +331,7 @@ static cairn_status await_asked(struct step_worker *w, int timeout_ms)
     const cairn_status status = cairn_wait(w->asked.op, timeout_ms);
     if (status == CAIRN_ERR_TIMEOUT) return status;
     w->asked.op = NULL;
-    if (w->plan->is_traced) step_add_span(w, BENCH_SPAN_FETCH, w->asked.tensor, w->asked.begin);
+    add_span(w, BENCH_SPAN_FETCH, w->asked.tensor, w->asked.begin);
     return status;
 }
 
@@ -388,11 +339,11 @@ static cairn_status await_asked(struct step_worker *w, int timeout_ms)
 static cairn_status use_unit(struct step_worker *w, uint32_t i, double seconds)
 {
     const double begin = bench_now(), end = begin + seconds;
-    step_look_at(w, &w->views[i]);
+    look_at(w, &w->views[i]);
     const double left = end - bench_now();
     const cairn_status status = await_asked(w, left > 0 ? (int)(left * 1000) : 0);
-    step_sleep_until(end);
-    if (w->plan->is_traced) step_add_span(w, BENCH_SPAN_USE, i, begin);
+    sleep_until(end);
+    add_span(w, BENCH_SPAN_USE, i, begin);
     return status == CAIRN_ERR_TIMEOUT ? CAIRN_OK : status;
 }
 
@@ -427,15 +378,15 @@ static cairn_status backward(struct step_worker *w, const struct cairn_round *ro
     cairn_status status = ask_unit(w, round->version, tensors - 1);
     for (uint32_t i = tensors; i-- > 0 && status == CAIRN_OK;) {
         status = visit_unit(w, round->version, i, i > 0 ? i - 1 : UINT32_MAX, each);
-        if (i == 0 && w->plan->is_traced) step_add_span(w, BENCH_SPAN_BACKWARD, 0, begin);
-        if (status == CAIRN_OK) status = step_push_one(w, round, i);
+        if (i == 0) add_span(w, BENCH_SPAN_BACKWARD, 0, begin);
+        if (status == CAIRN_OK) status = push_one(w, round, i);
         if (status == CAIRN_OK) status = cairn_unmap(w->member.job, &w->views[i], NULL);
     }
     return status;
 }
 
 /* Runs forward and backward with the parameters of the round's version, unit by unit, with all pushes. */
-static cairn_status step_units_run(struct step_worker *w, const struct cairn_round *round)
+static cairn_status run_units(struct step_worker *w, const struct cairn_round *round)
 {
     w->waited = 0;
     const cairn_status status = forward(w, round->version);
@@ -444,7 +395,7 @@ static cairn_status step_units_run(struct step_worker *w, const struct cairn_rou
 
 /* ==== a step ==== */
 
-static void fill_gradients_of(float *grads, size_t count, uint32_t rank)
+static void fill_gradients(float *grads, size_t count, uint32_t rank)
 {
     for (size_t i = 0; i < count; i++)
         grads[i] = (float)((i * 2654435761u + rank * 40503u) >> 8 & 4095) * 1e-6f - 2e-3f;
@@ -454,7 +405,7 @@ static bool take_memory(struct step_worker *w)
 {
     const size_t count = w->plan->b.model.tensors * w->elems, bytes = count * w->elem_bytes;
     void *grads = NULL, *params = NULL, *made = NULL;
-    if (w->plan->card >= 0) return step_card_take(w);
+    if (w->plan->card >= 0) return take_card(w);
     cairn_status status = cairn_alloc(w->member.session, bytes, 0, &grads);
     if (status == CAIRN_OK) status = cairn_alloc(w->member.session, bytes, 0, &params);
     if (!bench_is_ok(status)) return false;
@@ -462,14 +413,14 @@ static bool take_memory(struct step_worker *w)
     w->params = params;
     memset(params, 1, bytes);
     if (w->plan->b.model.wire == CAIRN_F32) {
-        fill_gradients_of(grads, count, w->rank);
+        fill_gradients(grads, count, w->rank);
         return true;
     }
     memset(grads, 1, bytes);
     status = cairn_alloc(w->member.session, count * sizeof *w->made, 0, &made);
     if (!bench_is_ok(status)) return false;
     w->made = made;
-    fill_gradients_of(w->made, count, w->rank);
+    fill_gradients(w->made, count, w->rank);
     return true;
 }
 
@@ -481,13 +432,9 @@ static cairn_status push_all(struct step_worker *w, const struct cairn_round *ro
     const double begin = bench_now(), each = w->plan->backward_seconds / tensors;
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; i < tensors && status == CAIRN_OK; i++) {
-        if (each > 0 && w->is_busy)
-            step_compute_until(begin + each * (i + 1));
-        else if (each > 0)
-            step_sleep_until(begin + each * (i + 1));
-        if (each > 0 && i + 1 == tensors && w->plan->is_traced)
-            step_add_span(w, BENCH_SPAN_BACKWARD, 0, begin);
-        status = step_push_one(w, round, i);
+        if (each > 0) be_backward_until(w, begin + each * (i + 1));
+        if (each > 0 && i + 1 == tensors) add_span(w, BENCH_SPAN_BACKWARD, 0, begin);
+        status = push_one(w, round, i);
     }
     return status;
 }
@@ -495,7 +442,7 @@ static cairn_status push_all(struct step_worker *w, const struct cairn_round *ro
 /* Does everything before the commit. */
 static cairn_status compute(struct step_worker *w, const struct cairn_round *round)
 {
-    return w->plan->read == STEP_READ_UNITS ? step_units_run(w, round) : push_all(w, round);
+    return w->plan->read == STEP_READ_UNITS ? run_units(w, round) : push_all(w, round);
 }
 
 static cairn_status compute_traced(struct step_worker *w, const struct cairn_round *round)
@@ -531,8 +478,8 @@ static cairn_status map_all(struct step_worker *w, struct cairn_version version)
         if (status == CAIRN_OK) status = cairn_wait(w->ops[i], BENCH_CALL_MS);
         if (status != CAIRN_OK) break;
         w->lent++;
-        step_look_at(w, view);
-        if (w->plan->is_traced) step_add_span(w, BENCH_SPAN_FETCH, i, begin);
+        look_at(w, view);
+        add_span(w, BENCH_SPAN_FETCH, i, begin);
     }
     return status;
 }
@@ -546,11 +493,11 @@ static cairn_status push_step(void *own, const struct cairn_round *round)
 static cairn_status fetch_step(void *own, struct cairn_version version)
 {
     struct step_worker *w = own;
-    if (w->plan->is_traced) step_add_span(w, BENCH_SPAN_COMMIT, 0, w->step.at[1]);
+    add_span(w, BENCH_SPAN_COMMIT, 0, w->step.at[2]);
     // the parameters are already read, unit by unit
     if (w->plan->read == STEP_READ_UNITS) return CAIRN_OK;
     return w->plan->read == STEP_READ_MAP ? map_all(w, version)
-                                          : step_fetch_all(w, &w->member, version);
+                                          : fetch_all(w, &w->member, version, w->params);
 }
 
 static bool run_step(struct step_worker *w, struct bench_report *report)
@@ -558,7 +505,7 @@ static bool run_step(struct step_worker *w, struct bench_report *report)
     memset(w->spans, 0, STEP_SPANS_EACH(w->plan->b.model.tensors) * sizeof *w->spans);
     w->span_count = 0;
     w->step = (struct bench_step) { w->member.job, 1, push_step, fetch_step, .own = w };
-    if (!step_run_counted(&w->step, report)) return false;
+    if (!run_counted(&w->step, report)) return false;
     w->plan->rounds[w->rank] = w->step.round.round;
     report->figures[BENCH_FIGURE_FETCH] += w->waited;
     return true;
@@ -573,7 +520,7 @@ static bool run_copy(struct step_worker *w, struct bench_report *report)
     const double begin = bench_now();
     const int copies = w->plan->read == STEP_READ_UNITS ? 3 : 2;
     if (w->card != NULL) {
-        report->figures[BENCH_FIGURE_ALL] = step_card_copy(w, copies);
+        report->figures[BENCH_FIGURE_ALL] = copy_on_card(w, copies);
         return report->figures[BENCH_FIGURE_ALL] > 0;
     }
     for (int i = 0; i < copies; i++) memcpy(w->params, w->grads, bytes);
@@ -586,8 +533,8 @@ static bool obey_step(void *own, const struct bench_order *order, struct bench_r
     struct step_worker *w = own;
     w->is_busy = order->word == STEP_ORDER_BUSY;
     if (order->word == STEP_ORDER_COPY) return run_copy(w, report);
-    if (order->word == STEP_ORDER_ADDED) return step_batch_run(w, &w->added, report);
-    return w->plan->b.model.batch > 0 ? step_batch_run(w, &w->member, report) : run_step(w, report);
+    if (order->word == STEP_ORDER_ADDED) return run_batch(w, &w->added, report);
+    return w->plan->b.model.batch > 0 ? run_batch(w, &w->member, report) : run_step(w, report);
 }
 
 int bench_step_work(const struct bench_worker *worker)
@@ -601,6 +548,6 @@ int bench_step_work(const struct bench_worker *worker)
     w.spans = w.plan->spans + worker->rank * STEP_SPANS_EACH(model->tensors);
     if (pipe(w.acks) != 0) return 1;
     if (!bench_member_open(&w.member, model, worker) || !take_memory(&w)) return 1;
-    if (model->batch > 0 && !step_batch_open(&w, worker)) return 1;
+    if (model->batch > 0 && !open_batch(&w, worker)) return 1;
     return bench_serve(worker, &w.member, obey_step, &w);
 }
