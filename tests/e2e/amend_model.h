@@ -1,6 +1,6 @@
 /* The job of the amendments' tests: AdamW with clipping, two workers, gradients that anyone can compute from
  * (step, rank, tensor) and the published parameters. At step AMEND_STEP a tensor that was frozen is trained,
- * one is tied, three are added. And the same training in plain sight, as in bits_reference.h. */
+ * one is tied, three are added. And the same training in plain sight, as in crew.h. */
 #ifndef CAIRN_E2E_AMEND_MODEL_H
 #define CAIRN_E2E_AMEND_MODEL_H
 

@@ -3,41 +3,44 @@
  * reference's, to compare builds. */
 
 #include "proto/plan/plan.h"
-#include "tests/e2e/bits_check.h"
+#include "tests/e2e/crew.h"
 #include "tests/support/rooms.h"
 #include "tests/e2e/scene.h"
 
-static void train_on_daemons(int shards, const struct cluster_options *options,
-                             struct bits_worker pattern)
+static const struct crew_mesh no_mesh;
+
+static void train_on_daemons(int shards, const struct cluster_options *options, struct crew crew)
 {
     cluster_start(&cluster, shards, options);
-    pattern.until_step = BITS_STEPS;
-    bits_train_quietly(pattern, cluster.address, 1);
-    bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
+    crew.job = &bits_job;
+    crew.endpoint = cluster.address;
+    crew.until_step = BITS_STEPS;
+    crew_train_quietly(&crew, 1);
+    crew_check_root(cluster.address, &bits_job, BITS_GOLDEN_ROOT);
     stop();
 }
 
 TEST(one_process_without_daemons_comes_to_the_golden_root)
 {
-    struct bits_reference ref;
+    struct crew_reference ref;
     char root[65];
-    bits_reference_open(&ref);
-    bits_reference_run(&ref, BITS_STEPS);
-    bits_reference_root(&ref, root);
+    crew_reference_open(&ref, &bits_job, no_mesh);
+    crew_reference_run(&ref, BITS_STEPS);
+    crew_reference_root(&ref, root);
     ck_assert_uint_gt(ref.clipped, 0);
     ck_assert_uint_lt(ref.clipped, BITS_STEPS);
-    bits_reference_close(&ref);
+    crew_reference_close(&ref);
     ck_assert_str_eq(root, BITS_GOLDEN_ROOT);
 }
 
 TEST(each_of_8_shards_owns_a_part_of_it)
 {
-    struct bits_reference ref;
+    struct crew_reference ref;
     struct layout_tensor tensors[BITS_TENSORS];
     struct layout *layout;
-    bits_reference_open(&ref);
+    crew_reference_open(&ref, &bits_job, no_mesh);
     for (int t = 0; t < BITS_TENSORS; t++) { // what an element weighs: as the coordinator has it
-        const struct bits_tensor *tensor = &bits_tensors[t];
+        const struct crew_tensor *tensor = &bits_tensors[t];
         size_t bytes = 4 + 2 * dtype_size((int)tensor->wire);
         if (tensor->group != NULL) bytes += 4;
         for (int p = CAIRN_PLANE_EXP_AVG; p < CAIRN_PLANE_COUNT; p++)
@@ -52,30 +55,30 @@ TEST(each_of_8_shards_owns_a_part_of_it)
     for (int i = 0; i < 8; i++)
         ck_assert_uint_gt(layout->shard_extents[i + 1], layout->shard_extents[i]);
     layout_close(layout);
-    bits_reference_close(&ref);
+    crew_reference_close(&ref);
 }
 
 static const int shard_counts[] = { 1, 2, 3, 5, 8 };
 
 TEST_EACH(any_number_of_shards_gives_the_same_bits, 0, 5)
 {
-    train_on_daemons(shard_counts[_i], NULL, (struct bits_worker) { .window = 8 });
+    train_on_daemons(shard_counts[_i], NULL, (struct crew) { .window = 8 });
 }
 
 TEST(two_compute_threads_give_the_same_bits)
 {
     train_on_daemons(3, &(struct cluster_options) { .shard_set = SETTINGS("compute.threads=2") },
-                     (struct bits_worker) { .window = 8 });
+                     (struct crew) { .window = 8 });
 }
 
 TEST(a_window_of_one_chunk_gives_the_same_bits)
 {
-    train_on_daemons(2, NULL, (struct bits_worker) { .window = 1 });
+    train_on_daemons(2, NULL, (struct crew) { .window = 1 });
 }
 
 TEST(pushes_in_any_order_and_late_give_the_same_bits)
 {
-    train_on_daemons(3, NULL, (struct bits_worker) { .shuffle = 12345 });
+    train_on_daemons(3, NULL, (struct crew) { .shuffle = 12345 });
 }
 
 static const struct cairn_fabric_mem_options fabrics[] = {
@@ -88,24 +91,26 @@ TEST_EACH(a_fabric_in_memory_that_reorders_and_repeats_gives_the_same_bits, 0, 3
 {
     struct rooms rooms;
     rooms_open(&rooms, 3, &fabrics[_i]);
-    const struct bits_worker pattern = { .hub = rooms.hub,
-                                         .until_step = BITS_STEPS,
-                                         .shuffle = (uint64_t)_i };
-    bits_train_quietly(pattern, rooms.address, 1);
-    bits_check_root(rooms.address, BITS_GOLDEN_ROOT);
+    crew_train_quietly(&(struct crew) { .job = &bits_job,
+                                        .endpoint = rooms.address,
+                                        .hub = rooms.hub,
+                                        .until_step = BITS_STEPS,
+                                        .shuffle = (uint64_t)_i },
+                       1);
+    crew_check_root(rooms.address, &bits_job, BITS_GOLDEN_ROOT);
     rooms_close(&rooms);
 }
 
 static int print_root(void)
 {
-    struct bits_reference ref;
+    struct crew_reference ref;
     char root[65];
-    bits_reference_open(&ref);
-    bits_reference_run(&ref, BITS_STEPS);
-    bits_reference_root(&ref, root);
+    crew_reference_open(&ref, &bits_job, no_mesh);
+    crew_reference_run(&ref, BITS_STEPS);
+    crew_reference_root(&ref, root);
     printf("%s\n", root);
     fprintf(stderr, "%u of %d updates clipped\n", ref.clipped, BITS_STEPS);
-    bits_reference_close(&ref);
+    crew_reference_close(&ref);
     return 0;
 }
 

@@ -3,7 +3,7 @@
  * CAIRN_TEST_BACKEND=cuda the rest lies on the card; without it all of it is in host memory anyway, which the
  * shard says. */
 
-#include "tests/e2e/bits_check.h"
+#include "tests/e2e/crew.h"
 #include "tests/e2e/scene.h"
 #include "tests/support/test_backend.h"
 
@@ -15,24 +15,24 @@ static int64_t memory_of(const char *kind)
     return said_number(kind);
 }
 
-/* What heartbeats tell by and by is awaited: both of a split job, one of the others. */
+/* Both of a split job, one of the others; by and by heartbeats tell of what was planned. */
 static void check_place(double fraction)
 {
     const bool has_device = strcmp(cairn_test_backend(), "cuda") == 0;
-    const bool on_device = has_device && fraction < 1, on_host = !has_device || fraction > 0;
-    await((memory_of("memory.device") > 0) == on_device &&
-          (said_number("memory.state") > 0) == on_host);
-    const int64_t device = said_number("memory.device"), state = said_number("memory.state");
     ask("job plan " BITS_JOB " --backend %s -o json", cairn_test_backend());
-    ck_assert_int_eq(said_number("memory.device"), device); // as was planned
-    ck_assert_int_eq(said_number("memory.state"), state);
+    const int64_t device = said_number("memory.device"), state = said_number("memory.state");
+    ck_assert_int_eq(device > 0, has_device && fraction < 1);
+    ck_assert_int_eq(state > 0, !has_device || fraction > 0);
+    await(memory_of("memory.device") == device && said_number("memory.state") == state);
 }
 
 static void train_with(double fraction, uint64_t until_step, uint32_t skipped)
 {
-    bits_train_quietly(
-        (struct bits_worker) { .until_step = until_step, .offload_fraction = fraction },
-        cluster.address, skipped);
+    crew_train_quietly(&(struct crew) { .job = &bits_job,
+                                        .endpoint = cluster.address,
+                                        .until_step = until_step,
+                                        .offload_fraction = fraction },
+                       skipped);
 }
 
 static const double fractions[] = { 0, 0.5, 1 };
@@ -50,7 +50,7 @@ TEST_EACH(at_any_fraction_the_bits_are_the_same_and_a_restored_job_lies_where_it
     says(0, "", "snapshot restore %s %s --yes", BITS_JOB, id);
     check_place(fraction);
     train_with(fraction, BITS_STEPS, 0);
-    bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
+    crew_check_root(cluster.address, &bits_job, BITS_GOLDEN_ROOT);
     stop();
 }
 

@@ -1,10 +1,8 @@
 /* The same bits when gradients and parameters are read one-sidedly (over TCP's emulation), also when a
  * worker dies in the middle of it. `test_bits_one_sided --worker ENDPOINT RANK DIE_AT` is a worker. */
 #include <jansson.h>
-#include <signal.h>
-#include <stdlib.h>
 
-#include "tests/e2e/bits_check.h"
+#include "tests/e2e/crew.h"
 #include "tests/e2e/scene.h"
 
 static const struct cluster_options options = {
@@ -12,6 +10,20 @@ static const struct cluster_options options = {
                           "memory.limit=256MiB"),
     .coordinator_set = SETTINGS("lease.heartbeat=50ms")
 };
+
+static struct crew both(void)
+{
+    return (struct crew) {
+        .job = &bits_job, .endpoint = cluster.address, .until_step = BITS_STEPS, .allocated = true
+    };
+}
+
+static void train_to_the_golden_root(void)
+{
+    const struct crew crew = both();
+    crew_train_quietly(&crew, 1);
+    crew_check_root(cluster.address, &bits_job, BITS_GOLDEN_ROOT);
+}
 
 static uint64_t number(const json_t *bytes, const char *what, const char *way)
 {
@@ -45,9 +57,7 @@ static void check_was_read(void)
 TEST(two_workers_and_two_shards_make_the_bits_of_every_other_way)
 {
     cluster_start(&cluster, 2, &options);
-    bits_train_quietly((struct bits_worker) { .until_step = BITS_STEPS, .allocated = true },
-                       cluster.address, 1);
-    bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
+    train_to_the_golden_root();
     check_was_read();
     stop();
 }
@@ -57,9 +67,7 @@ TEST(workers_that_do_not_allow_it_get_messages_and_the_same_bits)
 {
     cluster_start(&cluster, 2, &options);
     setenv("CAIRN_FABRIC_ONE_SIDED", "off", 1);
-    bits_train_quietly((struct bits_worker) { .until_step = BITS_STEPS, .allocated = true },
-                       cluster.address, 1);
-    bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
+    train_to_the_golden_root();
     ask("job show %s", BITS_JOB);
     ck_assert_ptr_null(strstr(said.out, "one-sided"));
     stop();
@@ -67,14 +75,10 @@ TEST(workers_that_do_not_allow_it_get_messages_and_the_same_bits)
 
 TEST_EACH(a_worker_killed_while_its_pushes_are_read_changes_no_bit, 0, 2)
 {
+    const struct crew crew = both();
     cluster_start(&cluster, 2, &options);
-    const pid_t dying = bits_spawn_worker(&cluster, _i, 20 + _i);
-    const pid_t other = bits_spawn_worker(&cluster, 1 - _i, 0);
-    ck_assert_int_eq(cluster_wait(dying, CLUSTER_WAIT_MS), 128 + SIGKILL);
-    const pid_t again = bits_spawn_worker(&cluster, _i, 0);
-    ck_assert_msg(cluster_wait(again, CLUSTER_WAIT_MS) == 0, "see %s", cluster.folder);
-    ck_assert_msg(cluster_wait(other, CLUSTER_WAIT_MS) == 0, "see %s", cluster.folder);
-    bits_check_root(cluster.address, BITS_GOLDEN_ROOT);
+    crew_kill_in_mid_round(&cluster, &crew, (uint32_t)_i, 20 + (uint64_t)_i);
+    crew_check_root(cluster.address, &bits_job, BITS_GOLDEN_ROOT);
     stop();
 }
 
@@ -84,7 +88,5 @@ int main(int argc, char **argv)
 {
     setenv("CAIRN_FABRIC", "ucx", 1);
     setenv("CAIRN_FABRIC_ONE_SIDED", "on", 1);
-    return argc == 5 && strcmp(argv[1], "--worker") == 0
-               ? bits_be_worker(argv, (struct bits_worker) { .allocated = true })
-               : suite_main();
+    return crew_main(argc, argv, both());
 }

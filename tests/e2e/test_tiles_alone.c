@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tests/e2e/tiles_check.h"
+#include "tests/e2e/crew.h"
 #include "tests/support/rooms.h"
 #include "tests/support/suite.h"
 
@@ -105,7 +105,7 @@ static bool train(struct rank *self, cairn_job *job)
 static void *run_rank(void *arg)
 {
     struct rank *self = arg;
-    cairn *session = tiles_session(self->endpoint, self->hub);
+    cairn *session = crew_session(self->endpoint, self->hub);
     cairn_job *job;
     bool well = open_job(self, session, &job);
     for (int i = 0; well && i < ROUNDS; i++) well = train(self, job);

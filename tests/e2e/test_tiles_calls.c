@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "client/session.h"
-#include "tests/e2e/tiles_check.h"
+#include "tests/e2e/crew.h"
 #include "tests/support/rooms.h"
 #include "tests/support/suite.h"
 #include "tests/support/trainer.h"
@@ -27,7 +27,7 @@ static struct member open_member(const struct rooms *rooms, uint32_t rank, uint3
 {
     const struct cairn_job_spec spec = TRAINER_SPEC(two, 2, .rank = rank,
                                                     .workers_min = workers_min);
-    struct member m = { .session = tiles_session(rooms->address, rooms->hub) };
+    struct member m = { .session = crew_session(rooms->address, rooms->hub) };
     m.job = trainer_open(m.session, "two", &spec);
     return m;
 }
@@ -404,7 +404,7 @@ TEST(a_reader_gets_any_slice_of_an_exact_version_while_training_goes_on)
     for (int i = 0; i < 48; i++) weight[i] = (float)i;
     const struct member m = open_member(&rooms, 0, 1);
     init_alone(m.job, weight, bias);
-    cairn *session = tiles_session(rooms.address, rooms.hub);
+    cairn *session = crew_session(rooms.address, rooms.hub);
     cairn_job *reader;
     struct cairn_version first;
     good(cairn_job_open(session, "two", NULL, CAIRN_READER, WAIT_MS, &reader));

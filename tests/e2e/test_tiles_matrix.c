@@ -2,14 +2,14 @@
  * whole tensors, or refused with a sentence. */
 #include <string.h>
 
-#include "tests/e2e/tiles_check.h"
+#include "tests/e2e/crew.h"
 #include "tests/support/rooms.h"
 #include "tests/support/suite.h"
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 enum { STEPS = 2 }; // of several micro-batches, and of one; the second has moments
 
-static const struct tiles_mesh meshes[] = {
+static const struct crew_mesh meshes[] = {
     { .tp = 1, .dp = 1 }, { .tp = 2, .dp = 1 }, { .tp = 1, .dp = 2 }, { .tp = 2, .dp = 2 }
 };
 
@@ -27,7 +27,7 @@ enum { ACCEPTED = MESHES * OPTIMIZERS * WIRES * STAGES };
 enum { ALL = MESHES * COUNT(optimizers) * COUNT(wires) * COUNT(stages) };
 
 struct combination {
-    struct tiles_mesh mesh;
+    struct crew_mesh mesh;
     struct optimizer optimizer;
     cairn_dtype wire;
     bool wrong_optimizer, wrong_wire, wrong_stage;
@@ -50,15 +50,15 @@ static struct combination combination_of(int n, int optimizer_count, int wire_co
 static void make_job_of(const struct combination *c)
 {
     for (int t = 0; t < TILES_TENSORS; t++) tiles_tensors[t].wire = c->wire;
-    for (int g = 0; g < TILES_GROUPS; g++) {
+    for (int g = 0; g < CREW_GROUPS; g++) {
         struct cairn_group group = CAIRN_GROUP_INIT;
-        group.name = tiles_groups[g].name;
-        group.lr = tiles_groups[g].lr;
-        group.weight_decay = tiles_groups[g].weight_decay;
+        group.name = crew_groups[g].name;
+        group.lr = crew_groups[g].lr;
+        group.weight_decay = crew_groups[g].weight_decay;
         group.optimizer = c->optimizer.name;
         group.momentum = c->optimizer.momentum;
         group.nesterov = c->optimizer.nesterov;
-        tiles_groups[g] = group;
+        crew_groups[g] = group;
     }
 }
 
@@ -71,9 +71,13 @@ TEST_EACH(each_that_is_accepted_has_the_bits_of_one_process, 0, ACCEPTED)
     const struct cairn_fabric_mem_options fabric = { .seed = 1 + (uint64_t)_i };
     make_job_of(&c);
     rooms_open(&rooms, 1 + (uint32_t)_i % 3, &fabric);
-    tiles_train(&(struct tiles_worker) {
-        .endpoint = rooms.address, .hub = rooms.hub, .mesh = c.mesh, .until_step = STEPS });
-    tiles_check_whole(rooms.address, rooms.hub, c.mesh, STEPS);
+    const struct crew crew = { .job = &tiles_job,
+                               .endpoint = rooms.address,
+                               .hub = rooms.hub,
+                               .mesh = c.mesh,
+                               .until_step = STEPS };
+    crew_train(&crew);
+    crew_check_state(&crew, CREW_WHOLE_TENSORS);
     rooms_close(&rooms);
 }
 
@@ -92,18 +96,18 @@ TEST(each_other_is_refused_with_a_sentence)
 {
     struct rooms rooms;
     const struct cairn_fabric_mem_options fabric = { .seed = 1 };
-    struct cairn_tensor tensors[TILES_TENSORS];
+    struct cairn_tensor tensors[CREW_TENSORS_MAX];
     int refused = 0;
     rooms_open(&rooms, 1, &fabric);
-    cairn *session = tiles_session(rooms.address, rooms.hub);
+    cairn *session = crew_session(rooms.address, rooms.hub);
     for (int n = 0; n < ALL; n++) {
         const struct combination c = combination_of(n, COUNT(optimizers), COUNT(wires));
         cairn_job *job = NULL;
         if (!c.wrong_optimizer && !c.wrong_wire && !c.wrong_stage) continue;
         make_job_of(&c);
-        const struct cairn_job_spec spec = tiles_spec(tensors, c.mesh, 0);
-        const cairn_status status = cairn_job_open(session, TILES_JOB, &spec, CAIRN_WORKER,
-                                                   TILES_WAIT_MS, &job);
+        const struct cairn_job_spec spec = crew_spec(&tiles_job, tensors, c.mesh, 0);
+        const cairn_status status = cairn_job_open(session, tiles_job.name, &spec, CAIRN_WORKER,
+                                                   CREW_WAIT_MS, &job);
         ck_assert_msg(status == CAIRN_ERR_UNSUPPORTED || status == CAIRN_ERR_INVALID, "%d: %d", n,
                       (int)status);
         ck_assert_msg(explains(&c, cairn_error()), "%d: %s", n, cairn_error());

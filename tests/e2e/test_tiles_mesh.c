@@ -1,7 +1,7 @@
 /* Tensor-parallel tiles: whatever the mesh and the shards, parameters and moments are element by element,
  * bit for bit those of one process that has whole tensors. */
 
-#include "tests/e2e/tiles_check.h"
+#include "tests/e2e/crew.h"
 #include "tests/e2e/scene.h"
 #include "tests/support/rooms.h"
 
@@ -14,31 +14,32 @@ static const struct cairn_fabric_mem_options fabrics[] = {
 };
 
 /* Trains in rooms of so many shards; the root, if it is asked for. */
-static void train_in_rooms(struct tiles_mesh mesh, uint32_t shards, bool rank_0_puts,
+static void train_in_rooms(struct crew_mesh mesh, uint32_t shards, bool rank_0_puts,
                            char root_out[65])
 {
     struct rooms rooms;
     rooms_open(&rooms, shards, &fabrics[(mesh.tp + mesh.dp) % 3]);
-    const struct tiles_worker pattern = { .endpoint = rooms.address,
-                                          .hub = rooms.hub,
-                                          .mesh = mesh,
-                                          .until_step = STEPS,
-                                          .rank_0_puts = rank_0_puts };
-    tiles_train(&pattern);
-    tiles_check_state(rooms.address, rooms.hub, mesh, STEPS);
-    if (root_out != NULL) tiles_root(rooms.address, root_out);
+    const struct crew crew = { .job = &tiles_job,
+                               .endpoint = rooms.address,
+                               .hub = rooms.hub,
+                               .mesh = mesh,
+                               .until_step = STEPS,
+                               .rank_0_puts = rank_0_puts };
+    crew_train(&crew);
+    crew_check_state(&crew, CREW_IN_BOXES);
+    if (root_out != NULL) crew_root(rooms.address, &tiles_job, root_out);
     rooms_close(&rooms);
 }
 
 TEST_EACH(tp_and_dp_of_1_to_4_give_the_bits_of_whole_tensors, 0, 16)
 {
-    const struct tiles_mesh mesh = { .tp = 1 + (uint32_t)_i % 4, .dp = 1 + (uint32_t)_i / 4 };
+    const struct crew_mesh mesh = { .tp = 1 + (uint32_t)_i % 4, .dp = 1 + (uint32_t)_i / 4 };
     train_in_rooms(mesh, 1 + (uint32_t)(_i + _i / 5) % 5, _i % 2 == 1, NULL);
 }
 
 TEST(the_content_root_is_the_same_for_1_to_5_shards)
 {
-    const struct tiles_mesh mesh = { .tp = 3, .dp = 2 };
+    const struct crew_mesh mesh = { .tp = 3, .dp = 2 };
     char first[65], root[65];
     train_in_rooms(mesh, 1, false, first);
     for (uint32_t shards = 2; shards <= 5; shards++) {
@@ -49,39 +50,43 @@ TEST(the_content_root_is_the_same_for_1_to_5_shards)
 
 TEST(micro_batches_that_ranks_add_up_give_the_bits_of_that)
 {
-    train_in_rooms((struct tiles_mesh) { .tp = 2, .dp = 2, .stage = CAIRN_STAGE(1) }, 3, false,
+    train_in_rooms((struct crew_mesh) { .tp = 2, .dp = 2, .stage = CAIRN_STAGE(1) }, 3, false,
                    NULL);
 }
 
 TEST(ranks_that_declare_another_mesh_go_on_from_there)
 {
-    const struct tiles_mesh before = { .tp = 4, .dp = 1 }, after = { .tp = 2, .dp = 2 };
+    const struct crew_mesh before = { .tp = 4, .dp = 1 }, after = { .tp = 2, .dp = 2 };
     struct rooms rooms;
-    struct tiles_reference ref;
+    struct crew_reference ref;
     rooms_open(&rooms, 2, &fabrics[0]);
-    struct tiles_worker pattern = {
-        .endpoint = rooms.address, .hub = rooms.hub, .mesh = before, .until_step = 2
-    };
-    tiles_train(&pattern);
-    pattern.mesh = after;
-    pattern.until_step = 4;
-    tiles_train(&pattern);
-    tiles_reference_open(&ref, before);
-    tiles_reference_run(&ref, 2);
+    struct crew crew = { .job = &tiles_job,
+                         .endpoint = rooms.address,
+                         .hub = rooms.hub,
+                         .mesh = before,
+                         .until_step = 2 };
+    crew_train(&crew);
+    crew.mesh = after;
+    crew.until_step = 4;
+    crew_train(&crew);
+    crew_reference_open(&ref, &tiles_job, before);
+    crew_reference_run(&ref, 2);
     ref.mesh = after;
-    tiles_reference_run(&ref, 4);
-    tiles_check_against(rooms.address, rooms.hub, &ref);
-    tiles_reference_close(&ref);
+    crew_reference_run(&ref, 4);
+    crew_check(rooms.address, rooms.hub, &ref, CREW_IN_BOXES);
+    crew_reference_close(&ref);
     rooms_close(&rooms);
 }
 
 TEST(real_daemons_give_the_same_bits)
 {
-    const struct tiles_mesh mesh = { .tp = 2, .dp = 2 };
+    const struct crew crew = { .job = &tiles_job,
+                               .endpoint = cluster.address,
+                               .mesh = { .tp = 2, .dp = 2 },
+                               .until_step = STEPS };
     start(2);
-    tiles_train(
-        &(struct tiles_worker) { .endpoint = cluster.address, .mesh = mesh, .until_step = STEPS });
-    tiles_check_state(cluster.address, NULL, mesh, STEPS);
+    crew_train(&crew);
+    crew_check_state(&crew, CREW_IN_BOXES);
     stop();
 }
 
