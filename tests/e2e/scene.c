@@ -8,6 +8,8 @@ struct cluster_said said;
 cairn *session;
 cairn_job *job;
 
+enum { TRAIN_ELEMS_MAX = 1 << 17 };
+
 static const char *job_name;
 
 void stop(void)
@@ -40,6 +42,30 @@ uint64_t train(int rounds)
     uint64_t step = 0;
     for (int i = 0; i < rounds; i++) step = tiny_step(job);
     return step;
+}
+
+uint64_t train_with(float value, int rounds)
+{
+    static float gradient[TRAIN_ELEMS_MAX];
+    uint64_t step = 0;
+    for (size_t i = 0; i < TRAIN_ELEMS_MAX; i++) gradient[i] = value;
+    for (int i = 0; i < rounds;) {
+        const cairn_status status = trainer_try_step(job, "w", gradient, &step);
+        if (status == CAIRN_ERR_EPOCH_CHANGED) continue;
+        good(status);
+        i++;
+    }
+    return step;
+}
+
+cairn *open_session(const char *name)
+{
+    const struct cairn_opts opts = { .struct_size = sizeof opts,
+                                     .endpoint = cluster.address,
+                                     .name = name };
+    cairn *opened;
+    good(cairn_open(&opts, &opened));
+    return opened;
 }
 
 struct trainer attach(const char *name, const struct tiny_job *tiny)

@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "proto/wire/wire.h"
-#include "tests/e2e/abuse_job.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/now.h"
 #include "tests/e2e/scene.h"
@@ -25,16 +24,14 @@ enum { SLACK_BYTES = 64 << 20 }; // it keeps what is freed, for a while
 #else
 enum { SLACK_BYTES = 4 << 20 };
 #endif
-enum { CONNECTIONS = 1000 };
+enum { CONNECTIONS = 1000, ELEMS = 512 * 256 };
 
 static void set_up(void)
 {
-    const struct cairn_job_spec spec = abuse_spec(0);
     start(2, .coordinator_set = SETTINGS("network.hello_timeout=500ms", "lease.heartbeat=1s"),
           .coordinator_ip = "127.0.0.1", .log_level = "error");
-    session = abuse_session(&cluster, "trainer");
-    job = abuse_open(session, &spec);
-    abuse_train(job, 5);
+    join("tiny", TINY(ELEMS));
+    train_with(0.5f, 5);
 }
 
 /* ---- a trainer in the background ---- */
@@ -45,10 +42,11 @@ static atomic_int training_status;
 
 static void *train_on(void *arg)
 {
+    static const float gradient[ELEMS];
+    uint64_t step;
     (void)arg;
-    struct cairn_result result;
     while (!stop_training) {
-        const cairn_status status = abuse_round(job, 0.25f, ABUSE_WAIT_MS, &result);
+        const cairn_status status = trainer_try_step(job, "w", gradient, &step);
         if (status != CAIRN_OK) training_status = (int)status;
         if (status == CAIRN_OK) rounds++;
     }
@@ -66,11 +64,9 @@ static pthread_t begin_training(void)
 static void end_training(pthread_t thread)
 {
     const unsigned before = rounds;
-    const int64_t deadline_ms = now_ms() + ABUSE_WAIT_MS;
-    while (rounds < before + 3 && now_ms() < deadline_ms) poll(NULL, 0, 5);
+    await(rounds >= before + 3);
     stop_training = true;
     pthread_join(thread, NULL);
-    ck_assert_uint_ge(rounds, before + 3);
     ck_assert_int_eq(training_status, CAIRN_OK);
 }
 
@@ -115,9 +111,7 @@ static void send_garbage(int fd, uint64_t *seed)
 
 static void await_descriptors(pid_t pid, unsigned count)
 {
-    const int64_t deadline_ms = now_ms() + 10000;
-    while (descriptors_of(pid) > count && now_ms() < deadline_ms) poll(NULL, 0, 10);
-    ck_assert_uint_le(descriptors_of(pid), count);
+    await(descriptors_of(pid) <= count);
 }
 
 TEST(a_frame_of_four_gib_costs_the_connection_and_nothing_else)
@@ -227,7 +221,7 @@ TEST(garbage_at_the_port_of_ucx_does_not_stop_a_shard)
            "KiB after; descriptors %u before, %u while they stood, %u after\n",
            port_count, COUNT, before / 1024, cluster_resident_bytes(pid) / 1024, descriptors, peak,
            descriptors_of(pid));
-    abuse_train(job, 2);
+    train_with(0.5f, 2);
 }
 
 /* ---- nothing to do ---- */
@@ -273,15 +267,23 @@ TEST(an_idle_cluster_costs_less_than_one_percent_of_a_core)
     }
 }
 
+static uint64_t written_bytes(pid_t pid)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/io", (int)pid);
+    const char *text = strstr(cluster_text(path), "\nwrite_bytes: ");
+    ck_assert_ptr_nonnull(text);
+    return strtoull(text + strlen("\nwrite_bytes: "), NULL, 10);
+}
+
 TEST(an_empty_step_writes_nothing_to_disk)
 {
     const pid_t pids[] = { cluster.coordinator, cluster.shards[0], cluster.shards[1] };
     uint64_t before[3];
-    abuse_empty_round(job);
-    for (int i = 0; i < 3; i++) before[i] = abuse_proc_number(pids[i], "io", "write_bytes");
-    for (int i = 0; i < 20; i++) abuse_empty_round(job);
-    for (int i = 0; i < 3; i++)
-        ck_assert_uint_eq(abuse_proc_number(pids[i], "io", "write_bytes"), before[i]);
+    train(1);
+    for (int i = 0; i < 3; i++) before[i] = written_bytes(pids[i]);
+    train(20);
+    for (int i = 0; i < 3; i++) ck_assert_uint_eq(written_bytes(pids[i]), before[i]);
 }
 
 SUITE(40, set_up, stop);

@@ -10,24 +10,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/e2e/abuse_job.h"
 #include "tests/e2e/scene.h"
 
-static char folder[CAIRN_SCRATCH_BYTES]; /* of the test */
-static char original[256];               /* of the snapshot that open_tiny took */
+#include "tests/support/scratch_folder.h"
 
-static void open_tiny(const struct cluster_options *options)
-{
-    const struct cairn_job_spec spec = abuse_spec(0);
-    cluster_start(&cluster, 2, options);
-    session = abuse_session(&cluster, "trainer");
-    job = abuse_open(session, &spec);
-    abuse_train(job, 3);
-}
+static char original[256]; /* the snapshot that is damaged */
 
-static void close_tiny(void)
+static void train_tiny(void)
 {
-    stop();
+    join("tiny", TINY(512 * 256));
+    train_with(0.5f, 3);
 }
 
 static int snapshots_in(const char *path)
@@ -64,28 +56,23 @@ TEST(a_full_disk_fails_the_snapshot_alone_and_leaves_nothing)
 {
     char path[128], in_job[256];
     if (!has_disk) return;
-    cairn_scratch_make(folder);
-    snprintf(path, sizeof path, "%s/disk", folder);
+    snprintf(path, sizeof path, "%s/disk", scratch);
     ck_assert_int_eq(mkdir(path, 0700), 0);
     ck_assert_msg(mount_small(path), "mount: %s", strerror(errno));
-    const struct cluster_options options = { .snapshots_path = path };
-    open_tiny(&options);
+    start(2, .snapshots_path = path);
+    train_tiny();
     for (int i = 0; i < 2; i++) { // the first one left nothing that the second stumbles over
         ask("snapshot create tiny --wait");
-        ck_assert_int_eq(said.status, 1);
-        abuse_says(said.err, "shard-");
-        abuse_says(said.err, "No space left");
-        abuse_says(said.err, "free space");
+        expect_said(1, "shard-", "No space left", "free space");
     }
     ask("snapshot list tiny --no-headers");
     expect_said(0);
     ck_assert_str_eq(said.out, "");
     snprintf(in_job, sizeof in_job, "%s/tiny", path);
     ck_assert_int_eq(snapshots_in(in_job), 0);
-    ck_assert_uint_eq(abuse_train(job, 2), 5);
-    close_tiny();
+    ck_assert_uint_eq(train_with(0.5f, 2), 5);
+    stop();
     ck_assert_int_eq(umount2(path, MNT_DETACH), 0);
-    cairn_scratch_remove(folder);
 }
 
 /* ---- damage ---- */
@@ -94,9 +81,8 @@ TEST(a_full_disk_fails_the_snapshot_alone_and_leaves_nothing)
 static void shell(const char *verb, const char *copy)
 {
     const char *const argv[] = { "/bin/sh", "-euc", verb, "sh", copy, original, NULL };
-    char log[128];
-    snprintf(log, sizeof log, "%s/shell.log", folder);
-    ck_assert_msg(cluster_wait(cluster_spawn(argv, log), ABUSE_WAIT_MS) == 0, "%s", verb);
+    ck_assert_msg(cluster_wait(cluster_spawn(argv, in_folder("shell.log")), CLUSTER_WAIT_MS) == 0,
+                  "%s", verb);
 }
 
 struct damage {
@@ -126,21 +112,20 @@ enum { DAMAGE_CASES = sizeof damages / sizeof *damages };
 
 static void take_snapshot(void)
 {
-    char id[64] = "";
-    ask("snapshot create tiny --wait -q");
-    ck_assert_msg(said.status == 0 && sscanf(said.out, "%63s", id) == 1, "%s", said.err);
-    snprintf(original, sizeof original, "%s/tiny/%s", cluster.snapshots_path, id);
+    char id[CLUSTER_WORD_BYTES];
+    start(2);
+    train_tiny();
+    word_of(id, "snapshot create tiny --wait -q");
+    snprintf(original, sizeof original, "%s", snapshot_folder("tiny", id));
 }
 
 TEST(a_damaged_snapshot_is_refused_by_name_and_the_job_is_untouched)
 {
     char copy[160];
-    cairn_scratch_make(folder);
-    open_tiny(NULL);
     take_snapshot();
     for (int i = 0; i < DAMAGE_CASES; i++) {
         const struct damage *damage = &damages[i];
-        snprintf(copy, sizeof copy, "%s/copy-%d", folder, i);
+        snprintf(copy, sizeof copy, "%s/copy-%d", scratch, i);
         shell("cp -r \"$2\" \"$1\"", copy);
         shell(damage->shell, copy);
         ask("snapshot restore --path %s --yes", copy);
@@ -148,32 +133,22 @@ TEST(a_damaged_snapshot_is_refused_by_name_and_the_job_is_untouched)
         ck_assert_msg(strstr(said.err, damage->says) != NULL, "%s: \"%s\" should say %s",
                       damage->what, said.err, damage->says);
     }
-    ck_assert_uint_eq(abuse_version(job).generation, 1);
-    ck_assert_uint_eq(abuse_train(job, 1), 4);
-    close_tiny();
-    cairn_scratch_remove(folder);
+    ck_assert_uint_eq(newest(job).generation, 1);
+    ck_assert_uint_eq(train_with(0.5f, 1), 4);
+    stop();
 }
 
 TEST(an_id_that_is_a_path_is_refused)
 {
-    cairn_scratch_make(folder);
-    open_tiny(NULL);
     take_snapshot();
-    ask("snapshot restore tiny ../tiny --yes");
-    ck_assert_int_eq(said.status, 2);
-    abuse_says(said.err, "../tiny");
-    ask("snapshot restore ../tiny step-000000000003-g1 --yes");
-    ck_assert_int_eq(said.status, 2);
-    abuse_says(said.err, "../tiny");
-    ask("snapshot show tiny step-000000000099-g1");
-    ck_assert_int_eq(said.status, 4);
-    abuse_says(said.err, "cairn snapshot list");
-    ck_assert_uint_eq(abuse_train(job, 1), 4);
-    close_tiny();
-    cairn_scratch_remove(folder);
+    says(2, "../tiny", "snapshot restore tiny ../tiny --yes");
+    says(2, "../tiny", "snapshot restore ../tiny step-000000000003-g1 --yes");
+    says(4, "cairn snapshot list", "snapshot show tiny step-000000000099-g1");
+    ck_assert_uint_eq(train_with(0.5f, 1), 4);
+    stop();
 }
 
-SUITE(40);
+SUITE(40, scratch_make, scratch_remove);
 
 int main(void)
 {

@@ -4,27 +4,66 @@
 #include <signal.h>
 #include <stdlib.h>
 
-#include "tests/e2e/abuse_job.h"
 #include "tests/support/now.h"
 #include "tests/e2e/scene.h"
+
+enum { ROWS = 512, COLUMNS = 256, ELEMS = ROWS * COLUMNS, WAIT_MS = 15000 };
+
+/* Large enough that two shards have a part of it. */
+static const struct cairn_tensor model[] = {
+    { .struct_size = sizeof *model,
+      .name = "w",
+      .rank = 2,
+      .shape = { ROWS, COLUMNS },
+      .init.kind = CAIRN_INIT_ZEROS },
+    { .struct_size = sizeof *model,
+      .name = "b",
+      .rank = 1,
+      .shape = { 10 },
+      .init.kind = CAIRN_INIT_ZEROS },
+};
+#define SPEC(...) (struct cairn_job_spec) TRAINER_SPEC(model, 2, __VA_ARGS__)
 
 static void set_up(void)
 {
     start(2, .coordinator_set = SETTINGS("lease.heartbeat=100ms", "lease.timeout=2s"));
-    session = abuse_session(&cluster, "worker zero");
-}
-
-/* After all the mischief the cluster stops cleanly. */
-static void tear_down(void)
-{
-    stop();
+    session = open_session("worker zero");
 }
 
 static void open_tiny(void)
 {
-    const struct cairn_job_spec spec = abuse_spec(0);
-    job = abuse_open(session, &spec);
-    abuse_train(job, 2);
+    join_spec("tiny", &SPEC(.rank = 0));
+    train_with(0.5f, 2);
+}
+
+/* One more worker, of that rank and name. */
+static cairn_job *join_beside(const char *name, struct cairn_job_spec spec, cairn **session_out)
+{
+    *session_out = open_session(name);
+    return trainer_ready(*session_out, "tiny", &spec);
+}
+
+/* A round of the job with that gradient; *out only on CAIRN_OK. */
+static cairn_status try_round(float value, int timeout_ms, struct cairn_result *out)
+{
+    static float gradient[ELEMS];
+    const struct cairn_mem mem = trainer_mem(gradient, CAIRN_F32);
+    struct cairn_round round = { .struct_size = sizeof round };
+    out->struct_size = sizeof *out;
+    for (size_t i = 0; i < ELEMS; i++) gradient[i] = value;
+    cairn_status status = cairn_round_begin(job, timeout_ms, &round);
+    for (int t = 0; t < 2 && status == CAIRN_OK; t++)
+        status = cairn_push(job, &round, 0, model[t].name, NULL, &mem, NULL);
+    return status == CAIRN_OK ? cairn_commit(job, &round, 0, NULL, 0, timeout_ms, out) : status;
+}
+
+static uint64_t train_newer(cairn_job *newer, int rounds)
+{
+    cairn_job *older = job;
+    job = newer;
+    const uint64_t step = train_with(0.5f, rounds);
+    job = older;
+    return step;
 }
 
 /* ---- specs ---- */
@@ -32,13 +71,11 @@ static void open_tiny(void)
 static void check_refused(struct cairn_job_spec spec, cairn_status status, const char *word,
                           const char *other)
 {
-    cairn *stranger = abuse_session(&cluster, "stranger");
+    cairn *stranger = open_session("stranger");
     cairn_job *none = NULL;
     spec.rank = 1;
-    ck_assert_int_eq(cairn_job_open(stranger, "tiny", &spec, CAIRN_WORKER, ABUSE_WAIT_MS, &none),
-                     status);
-    abuse_says(cairn_error(), word);
-    abuse_says(cairn_error(), other);
+    fails(cairn_job_open(stranger, "tiny", &spec, CAIRN_WORKER, WAIT_MS, &none), status, word);
+    expect_error(other);
     ck_assert_ptr_null(none);
     cairn_close(stranger);
 }
@@ -46,7 +83,7 @@ static void check_refused(struct cairn_job_spec spec, cairn_status status, const
 TEST(a_worker_of_another_model_is_told_the_differences_and_training_goes_on)
 {
     open_tiny();
-    struct cairn_job_spec spec = abuse_spec(1);
+    struct cairn_job_spec spec = SPEC(.rank = 1);
     struct cairn_tensor tensors[2];
     memcpy(tensors, spec.tensors, sizeof tensors);
     spec.tensors = tensors;
@@ -58,12 +95,12 @@ TEST(a_worker_of_another_model_is_told_the_differences_and_training_goes_on)
     tensors[1].shape[0] = 10;
     tensors[0].wire = CAIRN_BF16;
     check_refused(spec, CAIRN_ERR_MISMATCH, "w", "bf16");
-    ck_assert_uint_eq(abuse_train(job, 1), 3);
+    ck_assert_uint_eq(train_with(0.5f, 1), 3);
 }
 
 TEST(a_spec_that_makes_no_sense_is_refused_before_it_is_sent)
 {
-    struct cairn_job_spec spec = abuse_spec(0);
+    struct cairn_job_spec spec = SPEC(.rank = 0);
     struct cairn_group group = spec.groups[0];
     spec.groups = &group;
     group.optimizer = "adamx";
@@ -82,20 +119,17 @@ TEST(a_spec_that_makes_no_sense_is_refused_before_it_is_sent)
 TEST(a_wrong_buffer_is_refused_and_the_round_goes_on)
 {
     open_tiny();
-    static float data[ABUSE_ELEMS];
+    static float data[ELEMS];
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_mem mem = trainer_mem(data, CAIRN_F16);
     const struct cairn_box row = { .rank = 2, .extent = { 1, 256 } };
-    good(cairn_round_begin(job, ABUSE_WAIT_MS, &round));
-    ck_assert_int_eq(cairn_push(job, &round, 0, "w", NULL, &mem, NULL), CAIRN_ERR_INVALID);
-    abuse_says(cairn_error(), "CAIRN_F32 or CAIRN_BF16");
+    good(cairn_round_begin(job, WAIT_MS, &round));
+    fails(cairn_push(job, &round, 0, "w", NULL, &mem, NULL), CAIRN_ERR_INVALID,
+          "CAIRN_F32 or CAIRN_BF16");
     mem.dtype = CAIRN_F32;
-    ck_assert_int_eq(cairn_push(job, &round, 0, "nosuch", NULL, &mem, NULL), CAIRN_ERR_NOT_FOUND);
-    abuse_says(cairn_error(), "nosuch");
-    ck_assert_int_eq(cairn_push(job, &round, 0, "w", &row, &mem, NULL), CAIRN_ERR_INVALID);
-    abuse_says(cairn_error(), "holds");
-    ck_assert_int_eq(cairn_push(job, &round, 3, "w", NULL, &mem, NULL), CAIRN_ERR_INVALID);
-    abuse_says(cairn_error(), "micro-batch 3");
+    fails(cairn_push(job, &round, 0, "nosuch", NULL, &mem, NULL), CAIRN_ERR_NOT_FOUND, "nosuch");
+    fails(cairn_push(job, &round, 0, "w", &row, &mem, NULL), CAIRN_ERR_INVALID, "holds");
+    fails(cairn_push(job, &round, 3, "w", NULL, &mem, NULL), CAIRN_ERR_INVALID, "micro-batch 3");
     round.round += 7;
     ck_assert_int_eq(cairn_push(job, &round, 0, "w", NULL, &mem, NULL), CAIRN_ERR_STALE);
     round.round -= 7;
@@ -111,18 +145,16 @@ TEST(a_second_worker_of_a_rank_fences_the_older_one)
     open_tiny();
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
-    good(cairn_round_begin(job, ABUSE_WAIT_MS, &round));
-    cairn *second = abuse_session(&cluster, "the newer one");
-    struct cairn_job_spec spec = abuse_spec(0);
-    spec.open_flags = CAIRN_OPEN_TAKEOVER;
-    cairn_job *newer = abuse_open(second, &spec);
-    ck_assert_uint_eq(abuse_train(newer, 2), 4);
-    ck_assert_int_eq(cairn_commit(job, &round, 0, NULL, 0, ABUSE_WAIT_MS, &result),
-                     CAIRN_ERR_FENCED);
-    abuse_says(cairn_error(), "the newer one");
-    abuse_says(cairn_error(), "rank 0");
-    ck_assert_int_eq(cairn_round_begin(job, ABUSE_WAIT_MS, &round), CAIRN_ERR_FENCED);
-    ck_assert_uint_eq(abuse_train(newer, 1), 5);
+    good(cairn_round_begin(job, WAIT_MS, &round));
+    cairn *second;
+    cairn_job *newer = join_beside("the newer one", SPEC(.open_flags = CAIRN_OPEN_TAKEOVER),
+                                   &second);
+    ck_assert_uint_eq(train_newer(newer, 2), 4);
+    fails(cairn_commit(job, &round, 0, NULL, 0, WAIT_MS, &result), CAIRN_ERR_FENCED,
+          "the newer one");
+    expect_error("rank 0");
+    ck_assert_int_eq(cairn_round_begin(job, WAIT_MS, &round), CAIRN_ERR_FENCED);
+    ck_assert_uint_eq(train_newer(newer, 1), 5);
     cairn_close(second);
 }
 
@@ -130,27 +162,24 @@ TEST(a_second_worker_of_a_rank_fences_the_older_one)
 
 static void check_nan(cairn_nonfinite policy)
 {
-    struct cairn_job_spec spec = abuse_spec(0);
+    static float before[ELEMS], after[ELEMS];
     struct cairn_result result;
-    spec.on_nonfinite = policy;
-    job = abuse_open(session, &spec);
-    abuse_train(job, 2);
-    float *before = abuse_parameters(job);
-    const cairn_status status = abuse_round(job, NAN, ABUSE_WAIT_MS, &result);
+    join_spec("tiny", &SPEC(.on_nonfinite = policy));
+    train_with(0.5f, 2);
+    trainer_fetch(job, newest(job), "w", "param", CAIRN_F32, before);
+    const cairn_status status = try_round(NAN, WAIT_MS, &result);
     if (policy == CAIRN_NONFINITE_SKIP) {
         ck_assert_int_eq(status, CAIRN_OK);
         ck_assert(!result.applied);
         ck_assert(!result.finite);
     } else {
         ck_assert_int_eq(status, CAIRN_ERR_NONFINITE);
-        abuse_says(cairn_error(), "not finite");
+        expect_error("not finite");
     }
-    ck_assert_uint_eq(abuse_version(job).step, 2);
-    float *after = abuse_parameters(job);
-    ck_assert_mem_eq(before, after, ABUSE_ELEMS * sizeof *before);
-    free(before);
-    free(after);
-    ck_assert_uint_eq(abuse_train(job, 1), 3);
+    ck_assert_uint_eq(newest(job).step, 2);
+    trainer_fetch(job, newest(job), "w", "param", CAIRN_F32, after);
+    ck_assert_mem_eq(before, after, sizeof before);
+    ck_assert_uint_eq(train_with(0.5f, 1), 3);
 }
 
 TEST(a_round_with_a_nan_is_skipped_and_changes_no_bit)
@@ -167,28 +196,23 @@ TEST(a_job_that_fails_on_a_nan_says_so_and_changes_no_bit)
 
 TEST(waiting_for_workers_says_how_many)
 {
-    struct cairn_job_spec spec = abuse_spec(0);
     struct cairn_result result;
-    spec.workers_min = 2;
-    job = abuse_open(session, &spec);
-    ck_assert_int_eq(abuse_round(job, 0, 300, &result), CAIRN_ERR_TIMEOUT);
-    abuse_says(cairn_error(), "worker");
-    abuse_says(cairn_error(), "1");
+    join_spec("tiny", &SPEC(.workers_min = 2));
+    fails(try_round(0, 300, &result), CAIRN_ERR_TIMEOUT, "worker");
+    expect_error("1");
 }
 
 TEST(a_worker_that_does_not_commit_is_named)
 {
     open_tiny();
-    cairn *other = abuse_session(&cluster, "the sleepy one");
-    const struct cairn_job_spec spec = abuse_spec(1);
+    cairn *other;
     struct cairn_result result = { .struct_size = sizeof result };
-    cairn_job *sleepy = abuse_open(other, &spec);
+    cairn_job *sleepy = join_beside("the sleepy one", SPEC(.rank = 1), &other);
     const struct cairn_round round = trainer_begin(job);
     ck_assert_uint_eq(round.world, 2);
-    ck_assert_int_eq(cairn_commit(job, &round, 0, NULL, 0, 300, &result), CAIRN_ERR_TIMEOUT);
-    abuse_says(cairn_error(), "the sleepy one");
+    fails(cairn_commit(job, &round, 0, NULL, 0, 300, &result), CAIRN_ERR_TIMEOUT, "the sleepy one");
     cairn_job_close(sleepy); // the round is void, and goes on without it
-    abuse_train(job, 1);
+    train_with(0.5f, 1);
     cairn_close(other);
 }
 
@@ -199,11 +223,10 @@ TEST(a_stopped_shard_is_named_and_training_goes_on_when_it_wakes)
     kill(cluster.shards[1], SIGSTOP);
     cairn_status status = CAIRN_OK;
     for (int i = 0; i < 20 && status != CAIRN_ERR_TIMEOUT; i++)
-        status = abuse_round(job, 0.5f, 3500, &result); // longer than a lease
-    ck_assert_int_eq(status, CAIRN_ERR_TIMEOUT);
-    abuse_says(cairn_error(), "shard-1");
+        status = try_round(0.5f, 3500, &result); // longer than a lease
+    fails(status, CAIRN_ERR_TIMEOUT, "shard-1");
     kill(cluster.shards[1], SIGCONT);
-    abuse_train(job, 2);
+    train_with(0.5f, 2);
 }
 
 TEST(an_absent_coordinator_is_named_and_training_goes_on_when_it_is_back)
@@ -211,11 +234,10 @@ TEST(an_absent_coordinator_is_named_and_training_goes_on_when_it_is_back)
     open_tiny();
     struct cairn_result result;
     kill_coordinator();
-    ck_assert_int_eq(abuse_round(job, 0.5f, 500, &result), CAIRN_ERR_TIMEOUT);
-    abuse_says(cairn_error(), "coordinator");
-    abuse_says(cairn_error(), cluster.address);
+    fails(try_round(0.5f, 500, &result), CAIRN_ERR_TIMEOUT, "coordinator");
+    expect_error(cluster.address);
     restart_coordinator();
-    abuse_train(job, 2);
+    train_with(0.5f, 2);
 }
 
 /* The restore command that the error names, with the id of the one snapshot that there is. */
@@ -231,25 +253,22 @@ TEST(a_job_whose_shard_lost_its_part_says_how_to_restore_and_is_restored)
 {
     open_tiny();
     struct cairn_result result;
-    const struct cairn_job_spec spec = abuse_spec(0);
     says(0, "", "snapshot create tiny --wait");
-    abuse_train(job, 1);
+    train_with(0.5f, 1);
     kill_shard(1);
     cairn_status status;
     do // the round may have been begun before the shard is missed
-        status = abuse_round(job, 0.5f, 1000, &result);
+        status = try_round(0.5f, 1000, &result);
     while (status == CAIRN_ERR_EPOCH_CHANGED);
-    ck_assert_int_eq(status, CAIRN_ERR_TIMEOUT);
-    abuse_says(cairn_error(), "shard-1");
+    fails(status, CAIRN_ERR_TIMEOUT, "shard-1");
     restart_shard(1);
-    ck_assert_int_eq(abuse_round(job, 0.5f, ABUSE_WAIT_MS, &result), CAIRN_ERR_JOB_LOST);
-    abuse_says(cairn_error(), "shard-1");
-    abuse_says(cairn_error(), "cairn snapshot restore tiny");
+    fails(try_round(0.5f, WAIT_MS, &result), CAIRN_ERR_JOB_LOST, "shard-1");
+    expect_error("cairn snapshot restore tiny");
     cairn_job_close(job);
     restore_tiny();
-    job = abuse_open(session, &spec);
-    ck_assert_uint_eq(abuse_version(job).generation, 2);
-    ck_assert_uint_eq(abuse_train(job, 1), 3);
+    join_spec("tiny", &SPEC(.rank = 0));
+    ck_assert_uint_eq(newest(job).generation, 2);
+    ck_assert_uint_eq(train_with(0.5f, 1), 3);
 }
 
 /* ---- handles ---- */
@@ -257,7 +276,7 @@ TEST(a_job_whose_shard_lost_its_part_says_how_to_restore_and_is_restored)
 static void *commit_and_wait(void *arg)
 {
     struct cairn_result result = { .struct_size = sizeof result };
-    const cairn_status status = cairn_commit(job, arg, 0, NULL, 0, ABUSE_WAIT_MS, &result);
+    const cairn_status status = cairn_commit(job, arg, 0, NULL, 0, WAIT_MS, &result);
     return (void *)(intptr_t)status;
 }
 
@@ -266,7 +285,7 @@ TEST(a_job_closed_while_a_commit_waits_ends_the_commit)
     open_tiny();
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
-    good(cairn_round_begin(job, ABUSE_WAIT_MS, &round));
+    good(cairn_round_begin(job, WAIT_MS, &round));
     kill(cluster.shards[0], SIGSTOP); // so that no commit can end
     kill(cluster.shards[1], SIGSTOP);
     ck_assert_int_eq(cairn_commit(job, &round, 0, NULL, 0, 100, &result), CAIRN_ERR_TIMEOUT);
@@ -286,15 +305,14 @@ TEST(a_job_closed_while_a_commit_waits_ends_the_commit)
 TEST(a_session_closed_with_operations_in_flight_is_closed_within_two_seconds)
 {
     open_tiny();
-    static float data[ABUSE_ELEMS];
+    static float data[ELEMS];
     const struct cairn_mem mem = trainer_mem(data, CAIRN_F32);
     cairn_op *op = NULL;
-    const struct cairn_version version = abuse_version(job);
+    const struct cairn_version version = newest(job);
     kill(cluster.shards[0], SIGSTOP);
     kill(cluster.shards[1], SIGSTOP);
     good(cairn_fetch(job, version, "w", "param", NULL, &mem, &op));
-    ck_assert_int_eq(cairn_wait(op, 50), CAIRN_ERR_TIMEOUT);
-    abuse_says(cairn_error(), "tiny");
+    fails(cairn_wait(op, 50), CAIRN_ERR_TIMEOUT, "tiny");
     const int64_t before_ms = now_ms();
     cairn_close(session);
     ck_assert_int_lt(now_ms() - before_ms, 2500);
@@ -303,4 +321,4 @@ TEST(a_session_closed_with_operations_in_flight_is_closed_within_two_seconds)
     kill(cluster.shards[1], SIGCONT);
 }
 
-SUITE(40, set_up, tear_down);
+SUITE(40, set_up, stop);
