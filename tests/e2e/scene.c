@@ -44,7 +44,7 @@ uint64_t train(int rounds)
     return step;
 }
 
-uint64_t train_with(float value, int rounds)
+uint64_t train_pushing(float value, int rounds)
 {
     static float gradient[TRAIN_ELEMS_MAX];
     uint64_t step = 0;
@@ -58,7 +58,7 @@ uint64_t train_with(float value, int rounds)
     return step;
 }
 
-cairn *open_session(const char *name)
+cairn *session_named(const char *name)
 {
     const struct cairn_opts opts = { .struct_size = sizeof opts,
                                      .endpoint = cluster.address,

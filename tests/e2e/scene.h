@@ -44,12 +44,12 @@ void join_spec(const char *name, const struct cairn_job_spec *spec);
 void leave(void);
 /* Rounds of it with nothing in them; the step after them. */
 uint64_t train(int rounds);
-/* The same of a job that has a "w", whose gradient is `value` everywhere. A round that is void is made again. */
-uint64_t train_with(float value, int rounds);
+/* The same with a gradient of "w", `value` everywhere. A round that is void is made again. */
+uint64_t train_pushing(float value, int rounds);
 /* One more trainer of the scene. */
 struct trainer attach(const char *name, const struct tiny_job *tiny);
 /* A session more, under that name, by which sentences name it. */
-cairn *open_session(const char *name);
+cairn *session_named(const char *name);
 /* A reader of the job in a session of its own, by the data path of that name; NULL: the default. */
 cairn_job *join_reader(const char *name, const char *fabric, cairn **session_out);
 

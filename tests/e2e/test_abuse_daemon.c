@@ -338,7 +338,7 @@ TEST(what_it_prints_as_json_is_json_with_its_schema_version)
     char key[32];
     start(2);
     join("tiny", TINY(1 << 17));
-    train_with(0.5f, 1);
+    train_pushing(0.5f, 1);
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         ask_line(lines[i][0]);
         snprintf(key, sizeof key, "\"%s\": ", lines[i][1]);

@@ -31,7 +31,7 @@ static void set_up(void)
     start(2, .coordinator_set = SETTINGS("network.hello_timeout=500ms", "lease.heartbeat=1s"),
           .coordinator_ip = "127.0.0.1", .log_level = "error");
     join("tiny", TINY(ELEMS));
-    train_with(0.5f, 5);
+    train_pushing(0.5f, 5);
 }
 
 /* ---- a trainer in the background ---- */
@@ -221,7 +221,7 @@ TEST(garbage_at_the_port_of_ucx_does_not_stop_a_shard)
            "KiB after; descriptors %u before, %u while they stood, %u after\n",
            port_count, COUNT, before / 1024, cluster_resident_bytes(pid) / 1024, descriptors, peak,
            descriptors_of(pid));
-    train_with(0.5f, 2);
+    train_pushing(0.5f, 2);
 }
 
 /* ---- nothing to do ---- */

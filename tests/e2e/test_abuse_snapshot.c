@@ -19,7 +19,7 @@ static char original[256]; /* the snapshot that is damaged */
 static void train_tiny(void)
 {
     join("tiny", TINY(512 * 256));
-    train_with(0.5f, 3);
+    train_pushing(0.5f, 3);
 }
 
 static int snapshots_in(const char *path)
@@ -70,7 +70,7 @@ TEST(a_full_disk_fails_the_snapshot_alone_and_leaves_nothing)
     ck_assert_str_eq(said.out, "");
     snprintf(in_job, sizeof in_job, "%s/tiny", path);
     ck_assert_int_eq(snapshots_in(in_job), 0);
-    ck_assert_uint_eq(train_with(0.5f, 2), 5);
+    ck_assert_uint_eq(train_pushing(0.5f, 2), 5);
     stop();
     ck_assert_int_eq(umount2(path, MNT_DETACH), 0);
 }
@@ -134,7 +134,7 @@ TEST(a_damaged_snapshot_is_refused_by_name_and_the_job_is_untouched)
                       damage->what, said.err, damage->says);
     }
     ck_assert_uint_eq(newest(job).generation, 1);
-    ck_assert_uint_eq(train_with(0.5f, 1), 4);
+    ck_assert_uint_eq(train_pushing(0.5f, 1), 4);
     stop();
 }
 
@@ -144,7 +144,7 @@ TEST(an_id_that_is_a_path_is_refused)
     says(2, "../tiny", "snapshot restore tiny ../tiny --yes");
     says(2, "../tiny", "snapshot restore ../tiny step-000000000003-g1 --yes");
     says(4, "cairn snapshot list", "snapshot show tiny step-000000000099-g1");
-    ck_assert_uint_eq(train_with(0.5f, 1), 4);
+    ck_assert_uint_eq(train_pushing(0.5f, 1), 4);
     stop();
 }
 

@@ -27,19 +27,19 @@ static const struct cairn_tensor model[] = {
 static void set_up(void)
 {
     start(2, .coordinator_set = SETTINGS("lease.heartbeat=100ms", "lease.timeout=2s"));
-    session = open_session("worker zero");
+    session = session_named("worker zero");
 }
 
 static void open_tiny(void)
 {
     join_spec("tiny", &SPEC(.rank = 0));
-    train_with(0.5f, 2);
+    train_pushing(0.5f, 2);
 }
 
 /* One more worker, of that rank and name. */
 static cairn_job *join_beside(const char *name, struct cairn_job_spec spec, cairn **session_out)
 {
-    *session_out = open_session(name);
+    *session_out = session_named(name);
     return trainer_ready(*session_out, "tiny", &spec);
 }
 
@@ -61,7 +61,7 @@ static uint64_t train_newer(cairn_job *newer, int rounds)
 {
     cairn_job *older = job;
     job = newer;
-    const uint64_t step = train_with(0.5f, rounds);
+    const uint64_t step = train_pushing(0.5f, rounds);
     job = older;
     return step;
 }
@@ -71,7 +71,7 @@ static uint64_t train_newer(cairn_job *newer, int rounds)
 static void check_refused(struct cairn_job_spec spec, cairn_status status, const char *word,
                           const char *other)
 {
-    cairn *stranger = open_session("stranger");
+    cairn *stranger = session_named("stranger");
     cairn_job *none = NULL;
     spec.rank = 1;
     fails(cairn_job_open(stranger, "tiny", &spec, CAIRN_WORKER, WAIT_MS, &none), status, word);
@@ -95,7 +95,7 @@ TEST(a_worker_of_another_model_is_told_the_differences_and_training_goes_on)
     tensors[1].shape[0] = 10;
     tensors[0].wire = CAIRN_BF16;
     check_refused(spec, CAIRN_ERR_MISMATCH, "w", "bf16");
-    ck_assert_uint_eq(train_with(0.5f, 1), 3);
+    ck_assert_uint_eq(train_pushing(0.5f, 1), 3);
 }
 
 TEST(a_spec_that_makes_no_sense_is_refused_before_it_is_sent)
@@ -165,7 +165,7 @@ static void check_nan(cairn_nonfinite policy)
     static float before[ELEMS], after[ELEMS];
     struct cairn_result result;
     join_spec("tiny", &SPEC(.on_nonfinite = policy));
-    train_with(0.5f, 2);
+    train_pushing(0.5f, 2);
     trainer_fetch(job, newest(job), "w", "param", CAIRN_F32, before);
     const cairn_status status = try_round(NAN, WAIT_MS, &result);
     if (policy == CAIRN_NONFINITE_SKIP) {
@@ -179,7 +179,7 @@ static void check_nan(cairn_nonfinite policy)
     ck_assert_uint_eq(newest(job).step, 2);
     trainer_fetch(job, newest(job), "w", "param", CAIRN_F32, after);
     ck_assert_mem_eq(before, after, sizeof before);
-    ck_assert_uint_eq(train_with(0.5f, 1), 3);
+    ck_assert_uint_eq(train_pushing(0.5f, 1), 3);
 }
 
 TEST(a_round_with_a_nan_is_skipped_and_changes_no_bit)
@@ -212,7 +212,7 @@ TEST(a_worker_that_does_not_commit_is_named)
     ck_assert_uint_eq(round.world, 2);
     fails(cairn_commit(job, &round, 0, NULL, 0, 300, &result), CAIRN_ERR_TIMEOUT, "the sleepy one");
     cairn_job_close(sleepy); // the round is void, and goes on without it
-    train_with(0.5f, 1);
+    train_pushing(0.5f, 1);
     cairn_close(other);
 }
 
@@ -226,7 +226,7 @@ TEST(a_stopped_shard_is_named_and_training_goes_on_when_it_wakes)
         status = try_round(0.5f, 3500, &result); // longer than a lease
     fails(status, CAIRN_ERR_TIMEOUT, "shard-1");
     kill(cluster.shards[1], SIGCONT);
-    train_with(0.5f, 2);
+    train_pushing(0.5f, 2);
 }
 
 TEST(an_absent_coordinator_is_named_and_training_goes_on_when_it_is_back)
@@ -237,7 +237,7 @@ TEST(an_absent_coordinator_is_named_and_training_goes_on_when_it_is_back)
     fails(try_round(0.5f, 500, &result), CAIRN_ERR_TIMEOUT, "coordinator");
     expect_error(cluster.address);
     restart_coordinator();
-    train_with(0.5f, 2);
+    train_pushing(0.5f, 2);
 }
 
 /* The restore command that the error names, with the id of the one snapshot that there is. */
@@ -254,7 +254,7 @@ TEST(a_job_whose_shard_lost_its_part_says_how_to_restore_and_is_restored)
     open_tiny();
     struct cairn_result result;
     says(0, "", "snapshot create tiny --wait");
-    train_with(0.5f, 1);
+    train_pushing(0.5f, 1);
     kill_shard(1);
     cairn_status status;
     do // the round may have been begun before the shard is missed
@@ -268,7 +268,7 @@ TEST(a_job_whose_shard_lost_its_part_says_how_to_restore_and_is_restored)
     restore_tiny();
     join_spec("tiny", &SPEC(.rank = 0));
     ck_assert_uint_eq(newest(job).generation, 2);
-    ck_assert_uint_eq(train_with(0.5f, 1), 3);
+    ck_assert_uint_eq(train_pushing(0.5f, 1), 3);
 }
 
 /* ---- handles ---- */
