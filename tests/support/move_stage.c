@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/support/pages.h"
 #include "tests/support/test_backend.h"
 
 struct stage stage;
@@ -110,6 +109,11 @@ void stage_open(const char *kind)
     open_whole();
 }
 
+void stage_open_two(void)
+{
+    stage_open("mem");
+}
+
 void stage_open_more(const struct stage_run *table)
 {
     open_shards("mem");
@@ -173,40 +177,23 @@ static void fill_told(struct told *told, uint64_t version)
     }
 }
 
-struct pages_to {
-    struct scene *scene;
-    uint32_t request;
-};
-
-static void send_page(void *context, const Cairn__Page *page)
-{
-    const struct pages_to *to = context;
-    scene_say(to->scene, CAIRN_MSG_PAGE, to->request, &page->base);
-}
-
 uint32_t stage_say_prepare(struct scene *scene, const struct stage_run *table, uint64_t version,
                            uint32_t shard_count)
 {
-    struct pages_to to = { scene, ++stage.requests };
+    const uint32_t request = ++stage.requests;
     struct told told;
     struct layout *layout = stage_make(table, version, shard_count);
     const size_t bytes = layout_encoded_bytes(layout);
     uint8_t *encoded = malloc(bytes);
-    Cairn__PartPrepare prepare = CAIRN__PART_PREPARE__INIT;
     layout_encode(layout, encoded);
     fill_told(&told, version);
-    prepare.job = SCENE_JOB;
-    prepare.layout = version;
-    prepare.layout_bytes = bytes;
-    prepare.shard_index = scene->index;
-    prepare.n_movers = prepare.n_shards = stage.count;
-    prepare.movers = told.mover_list;
-    prepare.shards = told.info_list;
-    scene_say(scene, CAIRN_MSG_PART_PREPARE, to.request, &prepare.base);
-    pages_each(CAIRN_PAGE_LAYOUT, encoded, bytes, send_page, &to);
+    scene_tell(scene, request, PartPrepare, .job = SCENE_JOB, .layout = version,
+               .layout_bytes = bytes, .shard_index = scene->index, .n_movers = stage.count,
+               .movers = told.mover_list, .n_shards = stage.count, .shards = told.info_list);
+    scene_say_pages(scene, request, CAIRN_PAGE_LAYOUT, encoded, bytes);
     free(encoded);
     layout_close(layout);
-    return to.request;
+    return request;
 }
 
 void stage_prepare(const struct stage_run *table)
@@ -214,7 +201,7 @@ void stage_prepare(const struct stage_run *table)
     for (uint32_t i = 0; i < stage.count; i++) {
         const uint32_t request = stage_say_prepare(&stage.shard[i], table, stage.layout + 1,
                                                    stage.count);
-        ck_assert_uint_eq(scene_hear(&stage.shard[i], CAIRN_MSG_DONE).request, request);
+        scene_done(&stage.shard[i], request);
     }
 }
 
@@ -222,15 +209,12 @@ void stage_fence(uint64_t layout)
 {
     stage.epoch++;
     for (uint32_t i = 0; i < stage.count; i++) {
-        Cairn__Fence fence = CAIRN__FENCE__INIT;
-        fence.job = SCENE_JOB;
-        fence.epoch = stage.shard[i].epoch = stage.epoch;
-        fence.layout = layout;
-        scene_say(&stage.shard[i], CAIRN_MSG_FENCE, 0, &fence.base);
+        stage.shard[i].epoch = stage.epoch;
+        scene_tell(&stage.shard[i], 0, Fence, .job = SCENE_JOB, .epoch = stage.epoch,
+                   .layout = layout);
     }
     for (uint32_t i = 0; i < stage.count; i++) {
-        const Cairn__Answer *answer =
-            (const Cairn__Answer *)scene_hear(&stage.shard[i], CAIRN_MSG_ANSWER).message;
+        const Cairn__Answer *answer = scene_heard(&stage.shard[i], Answer);
         ck_assert_uint_eq(answer->epoch, stage.epoch);
         ck_assert(!answer->refused);
     }
@@ -249,17 +233,11 @@ void stage_force(const struct stage_run *table)
 /* The last outcome, of a round that was skipped. */
 static void say_skip(struct scene *scene, uint16_t type)
 {
-    Cairn__Decide decide = CAIRN__DECIDE__INIT;
-    Cairn__Resolve resolve = CAIRN__RESOLVE__INIT;
-    Cairn__Decision skip = CAIRN__DECISION__INIT;
-    skip.kind = CAIRN_DECISION_SKIP;
-    skip.round = stage.last.round;
-    skip.generation = 1;
-    skip.step = stage.step;
-    decide.job = resolve.job = SCENE_JOB;
-    decide.epoch = resolve.epoch = stage.epoch;
-    decide.decision = resolve.decision = &skip;
-    scene_say(scene, type, 0, type == CAIRN_MSG_DECIDE ? &decide.base : &resolve.base);
+    scene_say_decision(scene, type,
+                       &(Cairn__Decision) { .kind = CAIRN_DECISION_SKIP,
+                                            .round = stage.last.round,
+                                            .generation = 1,
+                                            .step = stage.step });
 }
 
 void stage_say_resolve(struct scene *scene)
@@ -282,19 +260,14 @@ void stage_resolve(void)
 void stage_hear_moved(void)
 {
     for (uint32_t i = 0; i < stage.count; i++) {
-        const Cairn__PartMoved *moved =
-            (const Cairn__PartMoved *)scene_hear(&stage.shard[i], CAIRN_MSG_PART_MOVED).message;
-        ck_assert_uint_eq(moved->layout, stage.layout);
+        ck_assert_uint_eq(scene_heard(&stage.shard[i], PartMoved)->layout, stage.layout);
     }
 }
 
 void stage_settle(void)
 {
     for (uint32_t i = 0; i < stage.count; i++) {
-        Cairn__PartSettled settled = CAIRN__PART_SETTLED__INIT;
-        settled.job = SCENE_JOB;
-        settled.layout = stage.layout;
-        scene_say(&stage.shard[i], CAIRN_MSG_PART_SETTLED, 0, &settled.base);
+        scene_tell(&stage.shard[i], 0, PartSettled, .job = SCENE_JOB, .layout = stage.layout);
     }
     for (uint32_t i = 0; i < stage.count; i++)
         while (stage_job(i)->move.now != NULL) turn_all();
@@ -307,16 +280,22 @@ void stage_complete(void)
     stage_settle();
 }
 
-void stage_move(const struct stage_run *table)
+void stage_begin_move(const struct stage_run *table)
 {
     stage_prepare(table);
     stage_force(table);
-    stage_complete();
+    stage_resolve();
+}
+
+void stage_move(const struct stage_run *table)
+{
+    stage_begin_move(table);
+    stage_hear_moved();
+    stage_settle();
 }
 
 void stage_begin_taking(void)
 {
-    stage_open("mem");
     stage_round();
     stage_prepare(stage_half);
     stage_force(stage_half);
@@ -331,35 +310,6 @@ void stage_begin_taking(void)
     ck_assert_ptr_nonnull(stage_job(1)->move.now->receiver);
 }
 
-static void send_create(struct scene *scene, uint32_t request)
-{
-    struct pages_to to = { scene, request };
-    uint8_t *spec;
-    size_t spec_bytes;
-    ck_assert_int_eq(spec_pack(&scene->spec, &spec, &spec_bytes), CAIRN_OK);
-    const size_t layout_bytes = layout_encoded_bytes(scene->layout);
-    uint8_t *layout = malloc(layout_bytes);
-    Cairn__JobCreate create = CAIRN__JOB_CREATE__INIT;
-    Cairn__Decision last = CAIRN__DECISION__INIT;
-    layout_encode(scene->layout, layout);
-    create.job = SCENE_JOB;
-    create.generation = 1;
-    create.step = stage.step;
-    create.spec_bytes = spec_bytes;
-    create.layout_bytes = layout_bytes;
-    create.member_max = SCENE_MEMBERS;
-    create.shard_index = scene->index;
-    create.joins = true;
-    last.generation = 1;
-    last.step = stage.step;
-    create.last = &last;
-    scene_say(scene, CAIRN_MSG_JOB_CREATE, request, &create.base);
-    pages_each(CAIRN_PAGE_SPEC, spec, spec_bytes, send_page, &to);
-    pages_each(CAIRN_PAGE_LAYOUT, layout, layout_bytes, send_page, &to);
-    free(spec);
-    free(layout);
-}
-
 void stage_join(const struct stage_run *table)
 {
     struct scene *scene = &stage.shard[stage.count];
@@ -368,8 +318,10 @@ void stage_join(const struct stage_run *table)
     stage.count++;
     scene->beside = turn_all;
     scene_relayout(scene, stage_make(table, stage.layout, stage.count));
-    send_create(scene, ++stage.requests);
-    ck_assert_uint_eq(scene_hear(scene, CAIRN_MSG_DONE).request, stage.requests);
+    scene->last = &(Cairn__Decision) { .generation = 1, .step = stage.step };
+    scene_create(scene, ++stage.requests, 1, stage.step, "");
+    scene->last = NULL;
+    scene_done(scene, stage.requests);
     for (uint64_t m = 1; m <= STAGE_WORKERS; m++) scene_join(scene, m, CAIRN_ROLE_WIRE_WORKER);
 }
 
@@ -467,27 +419,6 @@ void stage_check(void)
     ck_assert_uint_eq(elems, stage.whole.map.elem_count);
 }
 
-static void check_chunk(struct scene *scene, uint64_t step, const struct chunk_place *place,
-                        const struct model *then)
-{
-    struct chunk_header fetch = scene_header(scene, CAIRN_CHUNK_FETCH, 1);
-    struct chunk_place all = *place;
-    size_t bytes;
-    all.local_elem = model_elem(place->tensor, place->first_leaf);
-    fetch.tensor = place->tensor;
-    fetch.first_leaf = place->first_leaf;
-    fetch.leaf_count = (uint32_t)place->leaf_count;
-    fetch.table_hash = CAIRN_TABLE_HASH_WHOLE;
-    fetch.plane = CAIRN_PLANE_WIRE;
-    fetch.generation = 1;
-    fetch.step = step;
-    scene_send(scene, &fetch, NULL, 0);
-    const struct scene_note *data = scene_note(scene, CAIRN_CHUNK_DATA);
-    const void *wanted = model_bytes(then, CAIRN_PLANE_WIRE, &all, &bytes);
-    ck_assert_uint_eq(data->header.payload_bytes, bytes);
-    ck_assert_mem_eq(data->payload, wanted, bytes);
-}
-
 void stage_check_version(uint64_t step, const struct stage_run *table, const struct model *then)
 {
     struct layout *layout = stage_make(table, 1, stage.count);
@@ -495,8 +426,9 @@ void stage_check_version(uint64_t step, const struct stage_run *table, const str
         struct shard_map map;
         ck_assert_int_eq(shard_map_init(&map, layout, s, SCENE_CHUNK_LEAVES), CAIRN_OK);
         for (uint64_t c = 0; c < map.chunk_count; c++) {
-            const struct chunk_place place = shard_map_chunk(&map, c);
-            check_chunk(&stage.shard[s], step, &place, then);
+            struct chunk_place place = shard_map_chunk(&map, c);
+            place.local_elem = model_elem(place.tensor, place.first_leaf);
+            model_check_place(then, &stage.shard[s], CAIRN_PLANE_WIRE, &place, 1, step);
         }
         shard_map_release(&map);
     }

@@ -39,6 +39,8 @@ extern const struct stage_run stage_before[], stage_half[], stage_back[], stage_
 /* Opens two shards ("mem" or "ucx") with the job at version 1.0. Where they keep their state says
  * tests/support/test_backend.h. */
 void stage_open(const char *kind);
+/* The same, "mem", as a fixture, whose end is stage_close. */
+void stage_open_two(void);
 /* The same with more tensors, in that layout; there is no model of them, and no round. */
 void stage_open_more(const struct stage_run *table);
 void stage_close(void);
@@ -62,9 +64,11 @@ void stage_hear_moved(void);
 void stage_settle(void);
 /* From stage_resolve to stage_settle. */
 void stage_complete(void);
+/* From stage_prepare to stage_resolve: rounds go on by the new layout, and state is on its way. */
+void stage_begin_move(const struct stage_run *table);
 /* From stage_prepare to stage_settle. */
 void stage_move(const struct stage_run *table);
-/* Until shard 0 is SERVING again, shard 1 lacks what comes to it with HALF. */
+/* After a round HALF is in force, and until shard 0 is SERVING again shard 1 lacks what comes to it. */
 void stage_begin_taking(void);
 /* A third shard joins the layout in force, whose table that is: it has nothing of it. */
 void stage_join(const struct stage_run *table);

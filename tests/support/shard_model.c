@@ -66,6 +66,19 @@ void model_close(struct model *model)
     memset(model, 0, sizeof *model);
 }
 
+void model_serve(struct model *model, struct scene *scene, const char *kind, uint32_t threads)
+{
+    scene_open(scene, kind, threads, 0);
+    scene_serve(scene, 2, 1);
+    model_open(model, scene);
+}
+
+void model_leave(struct model *model, struct scene *scene)
+{
+    model_close(model);
+    scene_close(scene);
+}
+
 static void *copied(const void *from, size_t bytes)
 {
     void *to = malloc(bytes);
@@ -82,6 +95,66 @@ void model_copy(struct model *copy, const struct model *model)
     copy->exp_avg = copied(model->exp_avg, bytes);
     copy->exp_avg_sq = copied(model->exp_avg_sq, bytes);
     copy->wire = copied(model->wire, bytes);
+}
+
+/* ---- what a shard has ---- */
+
+void model_check_place(const struct model *model, struct scene *scene, enum plane plane,
+                       const struct chunk_place *place, uint64_t generation, uint64_t step)
+{
+    size_t bytes;
+    const void *wanted = model_bytes(model, (int)plane, place, &bytes);
+    struct chunk_header fetch = scene_place_header(scene, CAIRN_CHUNK_FETCH, 1, place);
+    fetch.plane = (uint8_t)plane;
+    fetch.generation = generation;
+    fetch.step = step;
+    fetch.request = place->first_elem + 1;
+    scene_send(scene, &fetch, NULL, 0);
+    const struct scene_note *data = scene_note(scene, CAIRN_CHUNK_DATA);
+    ck_assert_uint_eq(data->header.request, fetch.request);
+    ck_assert_uint_eq(data->header.payload_bytes, bytes);
+    ck_assert_uint_eq(data->header.checksum, chunk_checksum(data->payload, bytes));
+    ck_assert_mem_eq(data->payload, wanted, bytes);
+}
+
+void model_check(const struct model *model, struct scene *scene, enum plane plane,
+                 uint64_t generation, uint64_t step)
+{
+    const struct shard_map *map = &model->scene->map;
+    for (uint64_t c = 0; c < map->chunk_count; c++) {
+        const struct chunk_place place = shard_map_chunk(map, c);
+        if (model_keeps(place.tensor, (int)plane))
+            model_check_place(model, scene, plane, &place, generation, step);
+    }
+}
+
+void model_check_part(const struct model *model, const Cairn__SnapshotPart *part, uint64_t step)
+{
+    const struct scene *scene = model->scene;
+    size_t nodes = 0;
+    ck_assert_msg(part->status == CAIRN_OK, "%s", part->text);
+    ck_assert_uint_eq(part->step, step);
+    for (size_t i = 0; i < scene->map.extent_count; i++) {
+        const struct local_extent *extent = &scene->map.extents[i];
+        for (int plane = CAIRN_PLANE_PARAM; plane < CAIRN_PLANE_COUNT; plane++) {
+            if (plane == CAIRN_PLANE_WIRE || !model_keeps(extent->tensor, plane)) continue;
+            struct hash_tree tree;
+            tree_init(&tree, extent->first_leaf);
+            backend_hash_leaves(backend_host(), model_plane(model, plane) + extent->local_elem,
+                                CAIRN_F32, &scene->layout->geometry[extent->tensor],
+                                extent->leaf_count, &tree);
+            for (uint32_t n = 0; n < tree.node_count; n++, nodes++) {
+                ck_assert_uint_lt(nodes, part->n_digests);
+                const Cairn__DigestNode *digest = part->digests[nodes];
+                ck_assert_uint_eq(digest->tensor, extent->tensor);
+                ck_assert_int_eq((int)digest->plane, plane);
+                ck_assert_uint_eq(digest->level, tree.node[n].level);
+                ck_assert_uint_eq(digest->index, tree.node[n].index);
+                ck_assert_mem_eq(digest->hash.data, tree.node[n].hash.byte, CAIRN_HASH_BYTES);
+            }
+        }
+    }
+    ck_assert_uint_eq(nodes, part->n_digests);
 }
 
 /* ---- gradients ---- */
@@ -119,11 +192,6 @@ static void *make_payload(uint64_t round, uint64_t member, uint32_t micro, uint3
 
 /* ---- the two workers ---- */
 
-static void wait_for_sends(struct scene *scene)
-{
-    while (scene->sends_over < scene->sent) uv_run(&scene->loop, UV_RUN_ONCE);
-}
-
 /* Not waited for: *payload_out is to be freed when all sends are over. */
 static void send_chunk(struct scene *scene, uint64_t member, uint32_t micro, uint64_t chunk,
                        void **payload_out)
@@ -142,7 +210,7 @@ void model_push_chunk(struct scene *scene, uint64_t member, uint32_t micro, uint
 {
     void *payload;
     send_chunk(scene, member, micro, chunk, &payload);
-    wait_for_sends(scene);
+    scene_sent(scene);
     free(payload);
 }
 
@@ -172,7 +240,7 @@ static void push_micro(struct scene *scene, uint32_t micro)
             acks++;
         }
         for (unsigned i = 0; i < acks; i++) scene_note(scene, CAIRN_CHUNK_ACK);
-        wait_for_sends(scene);
+        scene_sent(scene);
         for (int i = 0; i <= MEMBERS; i++) free(payloads[i]);
         if (c == 0) {
             model_push_chunk(scene, 1, micro, c); // again: acknowledged, and not added
@@ -183,7 +251,7 @@ static void push_micro(struct scene *scene, uint32_t micro)
         end_micro(scene, member, micro, sent[member]);
     for (int i = 0; i < MEMBERS; i++)
         ck_assert_uint_eq(scene_note(scene, CAIRN_CHUNK_MICRO_ACK)->header.micro, micro);
-    wait_for_sends(scene);
+    scene_sent(scene);
 }
 
 void model_push_round(struct scene *scene, uint64_t round, uint64_t step)
@@ -282,18 +350,12 @@ void model_say_apply(struct scene *scene, uint64_t round, uint64_t step, uint16_
     };
     uint8_t payload[CAIRN_PAYLOAD_BYTES(2)];
     payload_encode(&head, scalars, payload);
-    Cairn__Decision apply = CAIRN__DECISION__INIT;
-    apply.kind = CAIRN_DECISION_APPLY;
-    apply.round = round;
-    apply.generation = 1;
-    apply.step = step + 1;
-    apply.payload = (ProtobufCBinaryData) { sizeof payload, payload };
-    Cairn__Decide decide = CAIRN__DECIDE__INIT;
-    Cairn__Resolve resolve = CAIRN__RESOLVE__INIT;
-    decide.job = resolve.job = SCENE_JOB;
-    decide.epoch = resolve.epoch = scene->epoch;
-    decide.decision = resolve.decision = &apply;
-    scene_say(scene, type, 0, type == CAIRN_MSG_DECIDE ? &decide.base : &resolve.base);
+    Cairn__Decision apply = { .kind = CAIRN_DECISION_APPLY,
+                              .round = round,
+                              .generation = 1,
+                              .step = step + 1,
+                              .payload = { sizeof payload, payload } };
+    scene_say_decision(scene, type, &apply);
 }
 
 void model_update(struct model *model, uint64_t round, uint64_t step,
@@ -311,8 +373,7 @@ void model_apply(struct model *model, struct scene *scene, uint64_t round, uint6
     struct group_scalars scalars[2];
     model_update(model, round, step, scalars);
     model_say_apply(scene, round, step, type, scalars);
-    const Cairn__Published *published =
-        (const Cairn__Published *)scene_hear(scene, CAIRN_MSG_PUBLISHED).message;
+    const Cairn__Published *published = scene_heard(scene, Published);
     ck_assert_uint_eq(published->round, round);
     ck_assert_uint_eq(published->step, step + 1);
 }
@@ -320,8 +381,7 @@ void model_apply(struct model *model, struct scene *scene, uint64_t round, uint6
 void model_round(struct model *model, struct scene *scene, uint64_t round, uint64_t step)
 {
     model_push_round(scene, round, step);
-    const Cairn__Reduced *reduced =
-        (const Cairn__Reduced *)scene_hear(scene, CAIRN_MSG_REDUCED).message;
+    const Cairn__Reduced *reduced = scene_heard(scene, Reduced);
     struct sums sums;
     uint8_t squares[CAIRN_EXACT_BYTES];
     sum_all(scene, round, &sums);

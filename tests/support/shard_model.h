@@ -13,6 +13,10 @@ struct model {
     uint64_t step;
 };
 
+/* A scene of two workers whose job serves at version 1.0, and its model. */
+void model_serve(struct model *model, struct scene *scene, const char *kind, uint32_t threads);
+/* Closes both. */
+void model_leave(struct model *model, struct scene *scene);
 /* The initial state that scene_put_all puts. */
 void model_open(struct model *model, const struct scene *scene);
 void model_close(struct model *model);
@@ -24,6 +28,14 @@ float *model_plane(const struct model *model, int plane);
 /* The bytes of a chunk of a plane. */
 const void *model_bytes(const struct model *model, int plane, const struct chunk_place *place,
                         size_t *bytes_out);
+
+/* Fetches a chunk, or all chunks of the model's map that keep the plane, and compares them with the model. */
+void model_check_place(const struct model *model, struct scene *scene, enum plane plane,
+                       const struct chunk_place *place, uint64_t generation, uint64_t step);
+void model_check(const struct model *model, struct scene *scene, enum plane plane,
+                 uint64_t generation, uint64_t step);
+/* The digests of a part of a snapshot are those of the model's state, at that step. */
+void model_check_part(const struct model *model, const Cairn__SnapshotPart *part, uint64_t step);
 
 /* Round `round` at step `step`: members 1 and 2, two micro-batches, gradients of (member, micro,
  * tensor, element); member 2 leaves emb untouched in the second; weights 3 and 5. Arrivals out of

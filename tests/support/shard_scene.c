@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <check.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,14 +51,9 @@ static void on_frame(struct peer *peer, const struct wire_frame *frame, void *co
     peer_admit(peer);
     scene->session = peer;
     scene->hellos++;
-    Cairn__Welcome welcome = CAIRN__WELCOME__INIT;
-    welcome.cluster = (char *)"scene";
-    welcome.coordinator_incarnation = 1;
-    welcome.heartbeat_ms = 20;
-    welcome.store = 1;
-    welcome.process = 1;
-    welcome.lease_ms = scene->lease_ms == 0 ? 60000 : scene->lease_ms;
-    scene_say(scene, CAIRN_MSG_WELCOME, 0, &welcome.base);
+    scene_tell(scene, 0, Welcome, .cluster = (char *)"scene", .coordinator_incarnation = 1,
+               .heartbeat_ms = 20, .store = 1, .process = 1,
+               .lease_ms = scene->lease_ms == 0 ? 60000 : scene->lease_ms);
 }
 
 static void on_gone(struct peer *peer, cairn_status status, const char *why, void *context)
@@ -90,11 +86,39 @@ struct scene_frame scene_hear(struct scene *scene, uint16_t type)
     }
 }
 
+void scene_done(struct scene *scene, uint32_t request)
+{
+    ck_assert_uint_eq(scene_hear(scene, CAIRN_MSG_DONE).request, request);
+}
+
+const char *scene_refused(struct scene *scene, uint32_t request, cairn_status status,
+                          const char *word)
+{
+    const struct scene_frame frame = scene_hear(scene, CAIRN_MSG_ERROR);
+    const Cairn__Error *error = (const Cairn__Error *)frame.message;
+    ck_assert_msg(frame.request == request && error->status == (int32_t)status &&
+                      strstr(error->text, word) != NULL,
+                  "wanted %s to %u with \"%s\", got %s to %u: %s", status_code_name((int)status),
+                  request, word, status_code_name(error->status), frame.request, error->text);
+    return error->text;
+}
+
+struct pages_to {
+    struct scene *scene;
+    uint32_t request;
+};
+
 static void send_page(void *context, const Cairn__Page *page)
 {
-    struct scene *scene = context;
-    const uint32_t *request = uv_loop_get_data(&scene->loop);
-    scene_say(scene, CAIRN_MSG_PAGE, *request, &page->base);
+    const struct pages_to *to = context;
+    scene_say(to->scene, CAIRN_MSG_PAGE, to->request, &page->base);
+}
+
+void scene_say_pages(struct scene *scene, uint32_t request, enum page_what what,
+                     const uint8_t *bytes, size_t size)
+{
+    struct pages_to to = { scene, request };
+    pages_each(what, bytes, size, send_page, &to);
 }
 
 void scene_create(struct scene *scene, uint32_t request, uint64_t generation, uint64_t step,
@@ -107,38 +131,31 @@ void scene_create(struct scene *scene, uint32_t request, uint64_t generation, ui
     uint8_t *layout = malloc(layout_bytes);
     layout_encode(scene->layout, layout);
 
-    Cairn__JobCreate create = CAIRN__JOB_CREATE__INIT;
-    create.job = SCENE_JOB;
-    create.generation = generation;
-    create.step = step;
-    create.spec_bytes = spec_bytes;
-    create.layout_bytes = layout_bytes;
-    create.member_max = SCENE_MEMBERS;
-    create.shard_index = scene->index;
-    create.extend = scene->extends;
-    create.snapshot_path = (char *)snapshot_path;
-    scene_say(scene, CAIRN_MSG_JOB_CREATE, request, &create.base);
-    uv_loop_set_data(&scene->loop, &request);
-    pages_each(CAIRN_PAGE_SPEC, spec, spec_bytes, send_page, scene);
-    pages_each(CAIRN_PAGE_LAYOUT, layout, layout_bytes, send_page, scene);
+    scene_tell(scene, request, JobCreate, .job = SCENE_JOB, .generation = generation, .step = step,
+               .spec_bytes = spec_bytes, .layout_bytes = layout_bytes, .member_max = SCENE_MEMBERS,
+               .shard_index = scene->index, .extend = scene->extends, .joins = scene->last != NULL,
+               .last = scene->last, .snapshot_path = (char *)snapshot_path);
+    scene_say_pages(scene, request, CAIRN_PAGE_SPEC, spec, spec_bytes);
+    scene_say_pages(scene, request, CAIRN_PAGE_LAYOUT, layout, layout_bytes);
     free(spec);
     free(layout);
 }
 
+void scene_make(struct scene *scene, uint64_t generation)
+{
+    scene_create(scene, 3, generation, 0, "");
+    scene_done(scene, 3);
+}
+
 void scene_ask_join(struct scene *scene, uint64_t member, uint32_t role)
 {
-    Cairn__MemberJoin join = CAIRN__MEMBER_JOIN__INIT;
     char name[16];
+    size_t size;
+    uint8_t *address = (uint8_t *)fabric_own_address(scene->fabric, &size);
     snprintf(name, sizeof name, "w%" PRIu64, member);
-    join.job = SCENE_JOB;
-    join.member = member;
-    join.token = 1000 + member;
-    join.rank = (uint32_t)member;
-    join.role = role;
-    join.name = name;
-    join.fabric_address.data = (uint8_t *)fabric_own_address(scene->fabric,
-                                                             &join.fabric_address.len);
-    scene_say(scene, CAIRN_MSG_MEMBER_JOIN, 5, &join.base);
+    scene_tell(scene, 5, MemberJoin, .job = SCENE_JOB, .member = member, .token = 1000 + member,
+               .rank = (uint32_t)member, .role = role, .name = name,
+               .fabric_address = { size, address });
 }
 
 void scene_join(struct scene *scene, uint64_t member, uint32_t role)
@@ -147,62 +164,117 @@ void scene_join(struct scene *scene, uint64_t member, uint32_t role)
     scene_hear(scene, CAIRN_MSG_DONE);
 }
 
+void scene_leave(struct scene *scene, uint64_t member)
+{
+    scene_tell(scene, 0, MemberLeave, .job = SCENE_JOB, .member = member);
+    scene_settle(scene);
+}
+
+void scene_drop(struct scene *scene)
+{
+    scene_tell(scene, 9, JobDrop, .job = SCENE_JOB);
+    scene_done(scene, 9);
+    ck_assert_ptr_null(scene->shard->jobs);
+    ck_assert_uint_eq(scene->shard->memory.budget.used_bytes, 0);
+}
+
+void scene_lease(struct scene *scene, uint64_t lease, uint64_t generation, uint64_t step)
+{
+    scene_tell(scene, 40, LeaseKeep, .job = SCENE_JOB, .lease = lease, .generation = generation,
+               .step = step, .ttl_ms = 60000);
+    scene_done(scene, 40);
+}
+
+void scene_relay(struct scene *scene, const struct fabric *fabric, uint32_t member_count,
+                 uint32_t first_owner, uint32_t owner_count)
+{
+    uint64_t members[SCENE_MEMBERS] = { 1, 2, 3 };
+    Cairn__ShardInfo infos[SCENE_SHARDS], *owners[SCENE_SHARDS];
+    char names[SCENE_SHARDS][12];
+    size_t size;
+    uint8_t *address = (uint8_t *)fabric_own_address(fabric, &size);
+    for (uint32_t o = 0; o < owner_count; o++) {
+        snprintf(names[o], sizeof names[o], "s%u", first_owner + o);
+        infos[o] = (Cairn__ShardInfo) { .index = first_owner + o,
+                                        .name = names[o],
+                                        .fabric_address = { size, address } };
+        owners[o] = &infos[o];
+    }
+    scene_tell(scene, 9, RelaySet, .job = SCENE_JOB, .relay = SCENE_RELAY,
+               .token = SCENE_RELAY_TOKEN, .n_members = member_count, .members = members,
+               .n_owners = owner_count, .owners = owners);
+    scene_done(scene, 9);
+}
+
 void scene_seal(struct scene *scene)
 {
-    Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
-    seal.job = SCENE_JOB;
-    scene_say(scene, CAIRN_MSG_JOB_SEAL, 6, &seal.base);
-    ck_assert_uint_eq(scene_hear(scene, CAIRN_MSG_DONE).request, 6);
+    scene_tell(scene, 6, JobSeal, .job = SCENE_JOB);
+    scene_done(scene, 6);
 }
 
 void scene_fence(struct scene *scene, uint64_t epoch)
 {
-    Cairn__Fence fence = CAIRN__FENCE__INIT;
-    fence.job = SCENE_JOB;
-    fence.epoch = epoch;
-    scene_say(scene, CAIRN_MSG_FENCE, 0, &fence.base);
+    scene_tell(scene, 0, Fence, .job = SCENE_JOB, .epoch = epoch);
     scene->epoch = epoch;
+}
+
+void scene_say_decision(struct scene *scene, uint16_t type, Cairn__Decision *decision)
+{
+    if (type == CAIRN_MSG_DECIDE)
+        scene_tell(scene, 0, Decide, .job = SCENE_JOB, .epoch = scene->epoch, .decision = decision);
+    else
+        scene_tell(scene, 0, Resolve, .job = SCENE_JOB, .epoch = scene->epoch,
+                   .decision = decision);
 }
 
 void scene_resolve_none(struct scene *scene)
 {
-    Cairn__Resolve resolve = CAIRN__RESOLVE__INIT;
-    Cairn__Decision none = CAIRN__DECISION__INIT;
-    resolve.job = SCENE_JOB;
-    resolve.epoch = scene->epoch;
-    resolve.decision = &none;
-    scene_say(scene, CAIRN_MSG_RESOLVE, 0, &resolve.base);
+    scene_say_decision(scene, CAIRN_MSG_RESOLVE, &(Cairn__Decision) { .generation = 0 });
+}
+
+const Cairn__Answer *scene_begin_epoch(struct scene *scene, uint64_t epoch)
+{
+    scene_fence(scene, epoch);
+    const Cairn__Answer *answer = scene_heard(scene, Answer);
+    scene_resolve_none(scene);
+    scene_hear(scene, CAIRN_MSG_PUBLISHED);
+    return answer;
 }
 
 void scene_serve(struct scene *scene, uint32_t workers, uint64_t epoch)
 {
-    scene_create(scene, 3, 1, 0, "");
-    ck_assert_uint_eq(scene_hear(scene, CAIRN_MSG_DONE).request, 3);
+    scene_make(scene, 1);
     for (uint64_t m = 1; m <= workers; m++) scene_join(scene, m, CAIRN_ROLE_WIRE_WORKER);
     scene_put_all(scene, 1);
     scene_seal(scene);
-    scene_fence(scene, epoch);
-    scene_hear(scene, CAIRN_MSG_ANSWER);
-    scene_resolve_none(scene);
-    scene_hear(scene, CAIRN_MSG_PUBLISHED);
+    scene_begin_epoch(scene, epoch);
 }
 
 void scene_round_open(struct scene *scene, uint64_t round, uint64_t step, uint32_t member_count)
 {
     uint64_t members[SCENE_MEMBERS] = { 1, 2, 3 };
-    Cairn__RoundOpen open = CAIRN__ROUND_OPEN__INIT;
-    open.job = SCENE_JOB;
-    open.epoch = scene->epoch;
-    open.round = scene->round = round;
-    open.generation = 1;
-    open.step = step;
-    open.n_members = member_count;
-    open.members = members;
-    open.n_frozen = scene->freezes ? 1 : 0;
-    open.frozen = &scene->frozen_group;
-    open.n_frozen_tensors = scene->freezes_tensor ? 1 : 0;
-    open.frozen_tensors = &scene->frozen_tensor;
-    scene_say(scene, CAIRN_MSG_ROUND_OPEN, 0, &open.base);
+    scene->round = round;
+    scene_tell(scene, 0, RoundOpen, .job = SCENE_JOB, .epoch = scene->epoch, .round = round,
+               .generation = 1, .step = step, .n_members = member_count, .members = members,
+               .n_frozen = scene->freezes ? 1 : 0, .frozen = &scene->frozen_group,
+               .n_frozen_tensors = scene->freezes_tensor ? 1 : 0,
+               .frozen_tensors = &scene->frozen_tensor);
+}
+
+void scene_round_begin(struct scene *scene, uint64_t round, uint64_t step, uint32_t member_count)
+{
+    scene_round_open(scene, round, step, member_count);
+    for (uint32_t i = 0; i < member_count; i++) scene_note(scene, CAIRN_CHUNK_GRANT);
+}
+
+void scene_write_open(struct scene *scene, uint64_t round, uint64_t generation, uint64_t step)
+{
+    uint64_t writer = 1;
+    scene->round = round;
+    scene_tell(scene, 0, RoundOpen, .job = SCENE_JOB, .epoch = scene->epoch, .round = round,
+               .generation = generation, .step = step, .n_members = 1, .members = &writer,
+               .write = true);
+    scene_note(scene, CAIRN_CHUNK_GRANT);
 }
 
 /* ---- the worker ---- */
@@ -266,19 +338,48 @@ struct chunk_header scene_header(const struct scene *scene, uint8_t kind, uint64
                                    .round = scene->round };
 }
 
+struct chunk_header scene_place_header(const struct scene *scene, uint8_t kind, uint64_t member,
+                                       const struct chunk_place *place)
+{
+    struct chunk_header header = scene_header(scene, kind, member);
+    header.tensor = place->tensor;
+    header.first_leaf = place->first_leaf;
+    header.leaf_count = (uint32_t)place->leaf_count;
+    header.table_hash = CAIRN_TABLE_HASH_WHOLE;
+    header.dtype = CAIRN_F32;
+    header.plane = kind == CAIRN_CHUNK_PUSH ? 0 : CAIRN_PLANE_PARAM;
+    return header;
+}
+
 struct chunk_header scene_chunk_header(const struct scene *scene, uint8_t kind, uint64_t member,
                                        uint64_t chunk)
 {
     const struct chunk_place place = shard_map_chunk(&scene->map, chunk);
-    struct chunk_header header = scene_header(scene, kind, member);
-    header.tensor = place.tensor;
-    header.first_leaf = place.first_leaf;
-    header.leaf_count = (uint32_t)place.leaf_count;
-    header.table_hash = CAIRN_TABLE_HASH_WHOLE;
+    struct chunk_header header = scene_place_header(scene, kind, member, &place);
     header.request = chunk + 1;
-    header.dtype = CAIRN_F32;
-    header.plane = kind == CAIRN_CHUNK_PUSH ? 0 : CAIRN_PLANE_PARAM;
     return header;
+}
+
+struct chunk_header scene_fetch_header(const struct scene *scene, uint64_t member, uint64_t chunk,
+                                       enum plane plane, uint64_t generation, uint64_t step)
+{
+    struct chunk_header fetch = scene_chunk_header(scene, CAIRN_CHUNK_FETCH, member, chunk);
+    fetch.plane = (uint8_t)plane;
+    fetch.generation = generation;
+    fetch.step = step;
+    return fetch;
+}
+
+uint64_t scene_chunk_of(const struct scene *scene, uint32_t tensor)
+{
+    uint64_t chunk = 0;
+    while (shard_map_chunk(&scene->map, chunk).tensor != tensor) chunk++;
+    return chunk;
+}
+
+size_t scene_chunk_bytes(const struct scene *scene, uint64_t chunk)
+{
+    return (size_t)shard_map_chunk(&scene->map, chunk).elem_count * sizeof(float);
 }
 
 void scene_send(struct scene *scene, struct chunk_header *header, const void *payload,
@@ -310,6 +411,39 @@ const struct scene_note *scene_note(struct scene *scene, uint8_t kind)
     }
 }
 
+cairn_status scene_nak(struct scene *scene, struct chunk_header *header, const void *payload,
+                       size_t payload_bytes)
+{
+    scene_send(scene, header, payload, payload_bytes);
+    const struct chunk_header nak = scene_note(scene, CAIRN_CHUNK_NAK)->header;
+    ck_assert_uint_eq(nak.member, header->member);
+    ck_assert_uint_eq(nak.request, header->request);
+    scene_sent(scene);
+    return (cairn_status)nak.value;
+}
+
+void scene_fetch(struct scene *scene, uint64_t member, uint64_t chunk, enum plane plane,
+                 uint64_t generation, uint64_t step)
+{
+    struct chunk_header fetch = scene_fetch_header(scene, member, chunk, plane, generation, step);
+    scene_send(scene, &fetch, NULL, 0);
+}
+
+void scene_write_commit(struct scene *scene)
+{
+    static const uint32_t absent[] = { T_BIAS, T_EMB, T_WEIGHT };
+    struct chunk_header end = scene_header(scene, CAIRN_CHUNK_MICRO_END, 1);
+    struct chunk_header commit = scene_header(scene, CAIRN_CHUNK_COMMIT, 1);
+    commit.value = 1;
+    scene_send(scene, &end, absent, sizeof absent);
+    scene_send(scene, &commit, NULL, 0);
+}
+
+void scene_forget_notes(struct scene *scene)
+{
+    for (size_t i = 0; i < scene->note_count; i++) scene->notes[i].taken = true;
+}
+
 size_t scene_waiting(const struct scene *scene, uint8_t kind)
 {
     size_t count = 0;
@@ -318,11 +452,16 @@ size_t scene_waiting(const struct scene *scene, uint8_t kind)
     return count;
 }
 
-void scene_settle(struct scene *scene)
+void scene_sent(struct scene *scene)
 {
     watch(scene);
     while (scene->sends_over < scene->sent) turn(scene);
     uv_timer_stop(&scene->deadline);
+}
+
+void scene_settle(struct scene *scene)
+{
+    scene_sent(scene);
     // Heartbeats come every 20 ms: two of them, and everything before them was said.
     for (int i = 0; i < 2; i++) {
         for (size_t k = 0; k < scene->frame_count; k++)
@@ -352,6 +491,43 @@ void scene_find_pages(const struct arena *arena, void *kept)
 {
     ck_assert(pages_double(arena->base, kept, arena->bytes));
     munmap(kept, arena->bytes);
+}
+
+size_t scene_resident(const struct arena *arena)
+{
+    const size_t bytes = arena->begin + arena->bytes, pages = (bytes + 4095) / 4096;
+    unsigned char *there = malloc(pages);
+    size_t count = 0;
+    ck_assert_int_eq(mincore(arena->base - arena->begin, bytes, there), 0);
+    for (size_t i = 0; i < pages; i++) count += there[i] & 1;
+    free(there);
+    return count * 4096;
+}
+
+static struct task held_threads;
+static sem_t let_go;
+
+static void wait_to_go(struct task *task, uint32_t item, uint32_t thread)
+{
+    (void)task, (void)item, (void)thread;
+    while (sem_wait(&let_go) != 0) {}
+}
+
+static void on_gone_on(struct task *task)
+{
+    (void)task;
+}
+
+void scene_hold(struct pool *pool, uint32_t threads)
+{
+    held_threads = (struct task) { .run = wait_to_go, .done = on_gone_on, .item_count = threads };
+    ck_assert_int_eq(sem_init(&let_go, 0, 0), 0);
+    pool_submit(pool, &held_threads);
+}
+
+void scene_let_go(void)
+{
+    for (uint32_t i = 0; i < held_threads.item_count; i++) sem_post(&let_go);
 }
 
 const void *scene_plane(const struct shard_job *job, enum plane plane)
@@ -412,9 +588,7 @@ void scene_put_all(struct scene *scene, uint64_t member)
         if (is_blob) put.dtype = CAIRN_U8;
         scene_send(scene, &put, values, place.elem_count * (is_blob ? 1 : sizeof(float)));
         ck_assert_uint_eq(scene_note(scene, CAIRN_CHUNK_ACK)->header.request, put.request);
-        watch(scene);
-        while (scene->sends_over < scene->sent) turn(scene);
-        uv_timer_stop(&scene->deadline);
+        scene_sent(scene);
         free(values);
     }
 }

@@ -1,7 +1,6 @@
 /* A shard makes a generation of a job of the one that serves: what it copies, what it begins, which of both
  * stays, and what it refuses. */
 #include <check.h>
-#include <semaphore.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +8,7 @@
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"
 
+enum { COMPUTE_THREADS = 2 };
 static struct scene scene;
 
 /* malloc is this file's (tests/CMakeLists.txt): it fails for so many bytes where the call stands within a few
@@ -30,7 +30,7 @@ void *__wrap_malloc(size_t bytes)
 
 static void serve(void)
 {
-    scene_open(&scene, "mem", 2, 0);
+    scene_open(&scene, "mem", COMPUTE_THREADS, 0);
     scene_serve(&scene, 1, 1);
 }
 
@@ -74,19 +74,13 @@ static void amend_scene(cairn_init_kind init)
                                           .free = CAIRN_FREE_NEW,
                                           .was = was };
     ck_assert_int_eq(plan_make(&request, &layout, NULL), CAIRN_OK);
-    shard_map_release(&scene.map);
-    layout_close(scene.layout);
-    scene.layout = layout;
-    ck_assert_int_eq(shard_map_init(&scene.map, layout, 0, SCENE_CHUNK_LEAVES), CAIRN_OK);
+    scene_relayout(&scene, layout);
     scene.extends = true;
 }
 
 static void say_switch(uint64_t generation)
 {
-    Cairn__JobSwitch message = CAIRN__JOB_SWITCH__INIT;
-    message.job = SCENE_JOB;
-    message.generation = generation;
-    scene_say(&scene, CAIRN_MSG_JOB_SWITCH, 0, &message.base);
+    scene_tell(&scene, 0, JobSwitch, .job = SCENE_JOB, .generation = generation);
     scene_settle(&scene);
 }
 
@@ -116,10 +110,8 @@ static void check_extent(const struct shard_job *job, size_t number)
 
 TEST(what_both_have_is_copied_what_is_new_begins_and_the_old_one_serves_until_the_switch)
 {
-    serve();
     amend_scene(CAIRN_INIT_CONSTANT);
-    scene_create(&scene, 9, 2, 0, "");
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
+    scene_make(&scene, 2);
     ck_assert_uint_eq(held(), 2);
     ck_assert_uint_eq(shard_job_find(scene.shard, SCENE_JOB)->generation, 1);
     say_switch(2);
@@ -130,14 +122,12 @@ TEST(what_both_have_is_copied_what_is_new_begins_and_the_old_one_serves_until_th
     ck_assert_uint_eq(job->spec.tensor_count, TENSORS + 1);
     ck_assert_uint_eq(job->view->table.map.extent_count, TENSORS + 1); // "late" stands here, too
     for (size_t i = 0; i < job->view->table.map.extent_count; i++) check_extent(job, i);
-    leave();
 }
 
 /* The parts that it says it holds, of which none, or all, are settled. */
 static void expect_held(uint32_t request, bool settled)
 {
-    const Cairn__PartGet get = CAIRN__PART_GET__INIT;
-    scene_say(&scene, CAIRN_MSG_PART_GET, request, &get.base);
+    scene_tell(&scene, request, PartGet);
     const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_HELD_JOBS);
     const Cairn__HeldJobs *held = (const Cairn__HeldJobs *)frame.message;
     ck_assert_uint_eq(frame.request, request);
@@ -151,44 +141,32 @@ static void expect_held(uint32_t request, bool settled)
 
 TEST(a_store_that_adopts_gets_the_staged_generation_and_nothing_is_a_leftover_to_it)
 {
-    Cairn__PartGet get = CAIRN__PART_GET__INIT;
-    Cairn__StoreAdopted adopted = CAIRN__STORE_ADOPTED__INIT;
-    serve();
     amend_scene(CAIRN_INIT_CONSTANT);
-    scene_create(&scene, 9, 2, 0, "");
-    scene_hear(&scene, CAIRN_MSG_DONE);
+    scene_make(&scene, 2);
     expect_held(10, false);
     scene.shard->session.standing = CAIRN_STANDING_FOREIGN; // its own store was lost
-    get.job = SCENE_JOB;
-    get.generation = 2;
-    scene_say(&scene, CAIRN_MSG_PART_GET, 11, &get.base);
+    scene_tell(&scene, 11, PartGet, .job = SCENE_JOB, .generation = 2);
     const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_PART);
     ck_assert_uint_eq(frame.request, 11);
     ck_assert_uint_eq(((const Cairn__Part *)frame.message)->layout_bytes,
                       layout_encoded_bytes(scene.layout));
-    adopted.store = 4711;
-    adopted.incarnation = 2;
-    scene_say(&scene, CAIRN_MSG_STORE_ADOPTED, 12, &adopted.base);
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 12);
+    scene_tell(&scene, 12, StoreAdopted, .store = 4711, .incarnation = 2);
+    scene_done(&scene, 12);
     expect_held(13, true);
-    leave();
 }
 
 TEST(a_generation_that_was_given_up_is_forgotten_with_its_memory)
 {
-    serve();
     const uint64_t used = scene.shard->memory.budget.used_bytes;
     amend_scene(CAIRN_INIT_CONSTANT);
-    for (uint32_t k = 0; k < 2; k++) { // and it can be asked for again
-        scene_create(&scene, 9 + k, 2, 0, "");
-        ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9 + k);
+    for (int k = 0; k < 2; k++) { // and it can be asked for again
+        scene_make(&scene, 2);
         ck_assert_uint_gt(scene.shard->memory.budget.used_bytes, used);
         say_switch(1);
         ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
         ck_assert_uint_eq(held(), 1);
     }
     ck_assert_uint_eq(shard_job_find(scene.shard, SCENE_JOB)->generation, 1);
-    leave();
 }
 
 /* From here on memory that is given back is so at once: there is none to note it for the thread. */
@@ -205,29 +183,21 @@ static void give_back_at_once(void)
 
 TEST(one_takes_the_place_of_one_that_was_given_up_though_that_is_freed_at_once)
 {
-    serve();
     amend_scene(CAIRN_INIT_CONSTANT);
-    scene_create(&scene, 9, 2, 0, "");
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
+    scene_make(&scene, 2);
     give_back_at_once();
-    scene_create(&scene, 10, 3, 0, "");
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 10);
+    scene_make(&scene, 3);
     malloc_fails_for = 0;
     ck_assert_uint_eq(held(), 2);
     say_switch(3);
     ck_assert_uint_eq(shard_job_find(scene.shard, SCENE_JOB)->generation, 3);
-    leave();
 }
 
 static void expect_refusal(uint32_t request, uint64_t generation, uint64_t step,
                            cairn_status status, const char *word)
 {
     scene_create(&scene, request, generation, step, "");
-    const struct scene_frame answer = scene_hear(&scene, CAIRN_MSG_ERROR);
-    const Cairn__Error *error = (const Cairn__Error *)answer.message;
-    ck_assert_uint_eq(answer.request, request);
-    ck_assert_msg(error->status == (int32_t)status, "%s", error->text);
-    ck_assert_msg(strstr(error->text, word) != NULL, "%s", error->text);
+    scene_refused(&scene, request, status, word);
     scene_settle(&scene);
     ck_assert_uint_eq(held(), 1);
     ck_assert_int_eq(shard_job_find(scene.shard, SCENE_JOB)->state, CAIRN_JOB_SERVING);
@@ -235,53 +205,15 @@ static void expect_refusal(uint32_t request, uint64_t generation, uint64_t step,
 
 /* ---- while one is being made ---- */
 
-enum { COMPUTE_THREADS = 2 };
-
-/* Holds the shard's compute threads until they are released. */
-static sem_t released;
-
-static void wait_for_release(struct task *task, uint32_t item, uint32_t thread)
-{
-    (void)task;
-    (void)item;
-    (void)thread;
-    while (sem_wait(&released) != 0) {}
-}
-
-static void on_released(struct task *task)
-{
-    (void)task;
-}
-
-static struct task holds = { .run = wait_for_release,
-                             .done = on_released,
-                             .item_count = COMPUTE_THREADS };
-
-static void release(void)
-{
-    for (int i = 0; i < COMPUTE_THREADS; i++) sem_post(&released);
-}
-
 /* Generation 2 is made of the first, and waits for a thread. */
 static struct shard_job *begin_extend(void)
 {
-    serve();
-    ck_assert_int_eq(sem_init(&released, 0, 0), 0);
-    pool_submit(scene.shard->host.pool, &holds);
+    scene_hold(scene.shard->host.pool, COMPUTE_THREADS);
     amend_scene(CAIRN_INIT_CONSTANT);
     scene_create(&scene, 9, 2, 0, "");
-    while (held() < 2 || scene.shard->jobs->load.at_work == NULL) uv_run(&scene.loop, UV_RUN_ONCE);
+    scene_until(&scene, held() == 2 && scene.shard->jobs->load.at_work != NULL);
     ck_assert(scene.shard->jobs->staged);
     return scene.shard->jobs->next;
-}
-
-static void expect_error(uint32_t request, cairn_status status, const char *word)
-{
-    const struct scene_frame answer = scene_hear(&scene, CAIRN_MSG_ERROR);
-    const Cairn__Error *error = (const Cairn__Error *)answer.message;
-    ck_assert_uint_eq(answer.request, request);
-    ck_assert_int_eq(error->status, status);
-    ck_assert_msg(strstr(error->text, word) != NULL, "%s", error->text);
 }
 
 TEST(one_whose_origin_changes_meanwhile_is_given_up_and_the_origin_serves)
@@ -289,61 +221,50 @@ TEST(one_whose_origin_changes_meanwhile_is_given_up_and_the_origin_serves)
     struct shard_job *from = begin_extend();
     const uint64_t used = memory_sum(&from->memory);
     from->pass.updating = true; // an UPDATE was decided
-    release();
-    expect_error(9, CAIRN_ERR_NOT_READY, "changed while it was extended");
+    scene_let_go();
+    scene_refused(&scene, 9, CAIRN_ERR_NOT_READY, "changed while it was extended");
     from->pass.updating = false;
-    while (!LIST_EMPTY(&scene.shard->memory.releases)) uv_run(&scene.loop, UV_RUN_ONCE);
+    scene_until(&scene, LIST_EMPTY(&scene.shard->memory.releases));
     ck_assert_uint_eq(held(), 1);
     ck_assert_ptr_eq(scene.shard->jobs, from);
     ck_assert_uint_eq(from->busy, 0);
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
-    leave();
 }
 
 TEST(a_job_that_is_dropped_meanwhile_goes_with_both_generations_when_the_threads_are_done_with_them)
 {
-    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
-    const Cairn__Probe probe = CAIRN__PROBE__INIT;
     begin_extend();
-    drop.job = SCENE_JOB;
-    scene_say(&scene, CAIRN_MSG_JOB_DROP, 10, &drop.base);
-    expect_error(9, CAIRN_ERR_CANCELED, "dropped before it was ready");
-    scene_say(&scene, CAIRN_MSG_PROBE, 11, &probe.base);
+    scene_tell(&scene, 10, JobDrop, .job = SCENE_JOB);
+    scene_refused(&scene, 9, CAIRN_ERR_CANCELED, "dropped before it was ready");
+    scene_tell(&scene, 11, Probe);
     while (scene_hear(&scene, CAIRN_MSG_DONE).request != 11) {}
     ck_assert_uint_eq(held(), 2); // the threads refer to both
-    release();
-    while (scene.shard->jobs != NULL || !LIST_EMPTY(&scene.shard->memory.releases))
-        uv_run(&scene.loop, UV_RUN_ONCE);
+    scene_let_go();
+    scene_until(&scene, scene.shard->jobs == NULL && LIST_EMPTY(&scene.shard->memory.releases));
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
-    leave();
 }
 
 TEST(a_shard_that_is_closed_meanwhile_frees_both)
 {
     begin_extend();
-    release();
-    leave();
+    scene_let_go();
 }
 
 /* ---- what is refused ---- */
 
 TEST(what_does_not_fit_beside_it_is_refused_with_the_numbers)
 {
-    serve();
     amend_scene(CAIRN_INIT_CONSTANT);
     scene.shard->memory.budget.limit_bytes = scene.shard->memory.budget.used_bytes + 100000;
     expect_refusal(9, 2, 0, CAIRN_ERR_NO_MEMORY, "state ");
-    leave();
 }
 
 TEST(another_step_an_older_generation_and_a_tensor_without_a_beginning_are_refused)
 {
-    serve();
     amend_scene(CAIRN_INIT_NONE);
     expect_refusal(9, 2, 5, CAIRN_ERR_NOT_READY, "is at version 1.0 here");
     expect_refusal(10, 1, 0, CAIRN_ERR_NOT_READY, "is at version 1.0 here");
     expect_refusal(11, 2, 0, CAIRN_ERR_INVALID, "late is new and has no initializer");
-    leave();
 }
 
-SUITE(60);
+SUITE(60, serve, leave);

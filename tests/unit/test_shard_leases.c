@@ -17,30 +17,13 @@ static uint64_t used_before, copy_bytes;
 
 static void check_wire(uint64_t step)
 {
-    for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
-        const struct chunk_place place = shard_map_chunk(&scene.map, c);
-        struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, c);
-        size_t bytes;
-        const void *wanted = model_bytes(&then[step], CAIRN_PLANE_WIRE, &place, &bytes);
-        fetch.plane = CAIRN_PLANE_WIRE;
-        fetch.generation = 1;
-        fetch.step = step;
-        scene_send(&scene, &fetch, NULL, 0);
-        const struct scene_note *data = scene_note(&scene, CAIRN_CHUNK_DATA);
-        ck_assert_uint_eq(data->header.payload_bytes, bytes);
-        ck_assert_mem_eq(data->payload, wanted, bytes);
-    }
+    model_check(&then[step], &scene, CAIRN_PLANE_WIRE, 1, step);
 }
 
 static void check_gone(uint64_t step)
 {
-    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 0);
-    fetch.plane = CAIRN_PLANE_WIRE;
-    fetch.generation = 1;
-    fetch.step = step;
-    scene_send(&scene, &fetch, NULL, 0);
-    ck_assert_int_eq((int)scene_note(&scene, CAIRN_CHUNK_NAK)->header.value,
-                     CAIRN_ERR_VERSION_GONE);
+    struct chunk_header fetch = scene_fetch_header(&scene, 1, 0, CAIRN_PLANE_WIRE, 1, step);
+    ck_assert_int_eq(scene_nak(&scene, &fetch, NULL, 0), CAIRN_ERR_VERSION_GONE);
 }
 
 static void train_to(uint64_t step)
@@ -53,10 +36,7 @@ static void train_to(uint64_t step)
 
 static void serve(void)
 {
-    scene_open(&scene, "mem", 2, 0);
-    scene_serve(&scene, 2, 1);
-    model_open(&now, &scene);
-    at = 0;
+    model_serve(&now, &scene, "mem", 2);
     model_copy(&then[0], &now);
     check_wire(0); // the buffers of replies are there from now on
     job = scene.shard->jobs;
@@ -67,37 +47,31 @@ static void serve(void)
 
 static void leave(void)
 {
-    model_close(&now);
     for (int i = 0; i < MODELS; i++) model_close(&then[i]);
-    scene_close(&scene);
+    model_leave(&now, &scene);
 }
 
-/* CAIRN_OK: Done; else the Error, which has the word. */
-static cairn_status keep(uint64_t lease, uint64_t generation, uint64_t step, uint32_t ttl_ms,
-                         const char *word)
+static void keep_for(uint64_t lease, uint64_t generation, uint64_t step, uint32_t ttl_ms)
 {
-    Cairn__LeaseKeep message = CAIRN__LEASE_KEEP__INIT;
-    message.job = SCENE_JOB;
-    message.lease = lease;
-    message.generation = generation;
-    message.step = step;
-    message.ttl_ms = ttl_ms;
-    scene_say(&scene, CAIRN_MSG_LEASE_KEEP, 40, &message.base);
-    if (word == NULL) {
-        ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 40);
-        return CAIRN_OK;
-    }
-    const Cairn__Error *error = (const Cairn__Error *)scene_hear(&scene, CAIRN_MSG_ERROR).message;
-    ck_assert_msg(strstr(error->text, word) != NULL, "%s", error->text);
-    return (cairn_status)error->status;
+    scene_tell(&scene, 40, LeaseKeep, .job = SCENE_JOB, .lease = lease, .generation = generation,
+               .step = step, .ttl_ms = ttl_ms);
+}
+
+static void keep(uint64_t lease, uint64_t step)
+{
+    keep_for(lease, 1, step, LONG_MS);
+    scene_done(&scene, 40);
+}
+
+static void keep_refused(uint64_t lease, uint64_t step, cairn_status status, const char *word)
+{
+    keep_for(lease, 1, step, LONG_MS);
+    scene_refused(&scene, 40, status, word);
 }
 
 static void end(uint64_t lease)
 {
-    Cairn__LeaseEnd message = CAIRN__LEASE_END__INIT;
-    message.job = SCENE_JOB;
-    message.lease = lease;
-    scene_say(&scene, CAIRN_MSG_LEASE_END, 0, &message.base);
+    scene_tell(&scene, 0, LeaseEnd, .job = SCENE_JOB, .lease = lease);
     scene_settle(&scene);
 }
 
@@ -109,7 +83,7 @@ static void check_copies(uint64_t more)
 TEST(a_leased_version_stays_bit_for_bit_while_training_goes_on)
 {
     train_to(1);
-    ck_assert_int_eq(keep(7, 1, 0, LONG_MS, NULL), CAIRN_OK); // the one before the newest
+    keep(7, 0); // the one before the newest
     check_copies(1);
     for (uint64_t step = 2; step < MODELS; step++) {
         train_to(step);
@@ -127,7 +101,7 @@ TEST(a_leased_version_stays_bit_for_bit_while_training_goes_on)
 TEST(a_lease_that_does_not_fit_is_refused_with_the_numbers)
 {
     scene.shard->memory.budget.limit_bytes = used_before + copy_bytes - 1;
-    ck_assert_int_eq(keep(7, 1, 0, LONG_MS, "memory.limit"), CAIRN_ERR_NO_MEMORY);
+    keep_refused(7, 0, CAIRN_ERR_NO_MEMORY, "memory.limit");
     check_copies(0);
     train_to(2);
     check_gone(0);
@@ -136,8 +110,8 @@ TEST(a_lease_that_does_not_fit_is_refused_with_the_numbers)
 
 TEST(leases_of_one_version_share_one_copy)
 {
-    ck_assert_int_eq(keep(7, 1, 0, LONG_MS, NULL), CAIRN_OK);
-    ck_assert_int_eq(keep(8, 1, 0, LONG_MS, NULL), CAIRN_OK);
+    keep(7, 0);
+    keep(8, 0);
     check_copies(1);
     train_to(3);
     end(7);
@@ -155,18 +129,18 @@ TEST(as_many_versions_as_there_may_be_are_leased_and_updates_go_on)
 {
     for (uint64_t step = 0; step < CAIRN_LEASED_VERSIONS_MAX; step++) {
         train_to(step);
-        ck_assert_int_eq(keep(10 + step, 1, step, LONG_MS, NULL), CAIRN_OK); // the newest
+        keep(10 + step, step); // the newest
     }
     check_copies(CAIRN_LEASED_VERSIONS_MAX);
     train_to(CAIRN_LEASED_VERSIONS_MAX + 2);
-    ck_assert_int_eq(keep(99, 1, at, LONG_MS, "leased already"), CAIRN_ERR_BUSY);
+    keep_refused(99, at, CAIRN_ERR_BUSY, "leased already");
     for (uint64_t step = 0; step <= at; step++)
         if (step != CAIRN_LEASED_VERSIONS_MAX) check_wire(step);
     check_gone(CAIRN_LEASED_VERSIONS_MAX);
     end(11);
     check_gone(1);
     check_copies(CAIRN_LEASED_VERSIONS_MAX - 1);
-    ck_assert_int_eq(keep(99, 1, at, LONG_MS, NULL), CAIRN_OK);
+    keep(99, at);
     train_to(at + 1);
     check_wire(at - 1);
     for (uint64_t step = 0; step < CAIRN_LEASED_VERSIONS_MAX; step++) end(10 + step);
@@ -178,14 +152,14 @@ TEST(leases_of_a_coordinator_before_this_one_make_room_for_what_it_asks_for)
 {
     for (uint64_t step = 0; step < CAIRN_LEASED_VERSIONS_MAX; step++) {
         train_to(step);
-        ck_assert_int_eq(keep(10 + step, 1, step, LONG_MS, NULL), CAIRN_OK);
+        keep(10 + step, step);
     }
     train_to(at + 2);
     scene.shard->session.coordinator.incarnation++;
-    ck_assert_int_eq(keep(20, 1, 1, LONG_MS, NULL), CAIRN_OK); // renewed: nothing has to go
+    keep(20, 1); // renewed: nothing has to go
     check_copies(CAIRN_LEASED_VERSIONS_MAX);
     check_wire(0);
-    ck_assert_int_eq(keep(21, 1, at, LONG_MS, NULL), CAIRN_OK);
+    keep(21, at);
     check_copies(2);
     check_gone(0);
     check_gone(2);
@@ -193,61 +167,68 @@ TEST(leases_of_a_coordinator_before_this_one_make_room_for_what_it_asks_for)
     scene.shard->session.coordinator.incarnation++;
     scene.shard->memory.budget.limit_bytes = scene.shard->memory.budget.used_bytes;
     train_to(at + 2);
-    ck_assert_int_eq(keep(22, 1, at, LONG_MS, NULL), CAIRN_OK); // the memory is theirs, too
+    keep(22, at); // the memory is theirs, too
     check_copies(1);
     check_gone(1);
     scene.shard->memory.budget.limit_bytes = scene.shard->memory.budget.used_bytes;
-    ck_assert_int_eq(keep(23, 1, at - 1, LONG_MS, "memory.limit"), CAIRN_ERR_NO_MEMORY);
-    for (uint64_t n = 30; n < 29 + CAIRN_SHARD_LEASES_MAX; n++)
-        ck_assert_int_eq(keep(n, 1, at, LONG_MS, NULL), CAIRN_OK);
-    ck_assert_int_eq(keep(99, 1, at, LONG_MS, "held already"), CAIRN_ERR_BUSY);
+    keep_refused(23, at - 1, CAIRN_ERR_NO_MEMORY, "memory.limit");
+    for (uint64_t n = 30; n < 29 + CAIRN_SHARD_LEASES_MAX; n++) keep(n, at);
+    keep_refused(99, at, CAIRN_ERR_BUSY, "held already");
     scene.shard->session.coordinator.incarnation++;
-    ck_assert_int_eq(keep(99, 1, at, LONG_MS, NULL),
-                     CAIRN_OK); // in the place of one of this version
+    keep(99, at); // in the place of one of this version
     check_copies(1);
 }
 
 TEST(a_lease_that_the_coordinator_forgot_ends_by_the_shards_own_clock)
 {
-    ck_assert_int_eq(keep(7, 1, 0, LONG_MS, NULL), CAIRN_OK);
-    ck_assert_int_eq(keep(8, 1, 0, 50, NULL), CAIRN_OK);
+    keep(7, 0);
+    keep_for(8, 1, 0, 50);
+    scene_done(&scene, 40);
     train_to(2);
-    while (job->versions.leases[1].number != 0) uv_run(&scene.loop, UV_RUN_ONCE);
-    check_wire(0);                                       // 7 keeps it
-    ck_assert_int_eq(keep(7, 1, 0, 50, NULL), CAIRN_OK); // repeated: for shorter
-    while (job->versions.leases[0].number != 0) uv_run(&scene.loop, UV_RUN_ONCE);
+    scene_until(&scene, job->versions.leases[1].number == 0);
+    check_wire(0); // 7 keeps it
+    keep_for(7, 1, 0, 50);
+    scene_done(&scene, 40); // repeated: for shorter
+    scene_until(&scene, job->versions.leases[0].number == 0);
     check_gone(0);
     check_copies(0);
 }
 
 TEST(what_is_not_kept_cannot_be_leased)
 {
+    static const struct {
+        uint64_t lease, generation, step;
+        uint32_t ttl_ms;
+        cairn_status status;
+        const char *word;
+    } refused[] = {
+        { 7, 1, 0, LONG_MS, CAIRN_ERR_VERSION_GONE, "not kept any more" },
+        { 7, 1, 3, LONG_MS, CAIRN_ERR_NOT_READY, "not published yet" },
+        { 7, 2, 0, LONG_MS, CAIRN_ERR_NOT_READY, "not published yet" },
+        { 7, 1, 2, 0, CAIRN_ERR_INVALID, "are allowed" },
+        { 0, 1, 2, LONG_MS, CAIRN_ERR_INVALID, "are allowed" },
+    };
     train_to(2);
-    ck_assert_int_eq(keep(7, 1, 0, LONG_MS, "not kept any more"), CAIRN_ERR_VERSION_GONE);
-    ck_assert_int_eq(keep(7, 1, 3, LONG_MS, "not published yet"), CAIRN_ERR_NOT_READY);
-    ck_assert_int_eq(keep(7, 2, 0, LONG_MS, "not published yet"), CAIRN_ERR_NOT_READY);
-    ck_assert_int_eq(keep(7, 1, 2, 0, "are allowed"), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(keep(0, 1, 2, LONG_MS, "are allowed"), CAIRN_ERR_INVALID);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        keep_for(refused[i].lease, refused[i].generation, refused[i].step, refused[i].ttl_ms);
+        scene_refused(&scene, 40, refused[i].status, refused[i].word);
+    }
     check_copies(0);
-    ck_assert_int_eq(keep(7, 1, 2, LONG_MS, NULL), CAIRN_OK);
-    ck_assert_int_eq(keep(7, 1, 1, LONG_MS, "another version"), CAIRN_ERR_EXISTS);
-    for (uint64_t n = 8; n < 7 + CAIRN_SHARD_LEASES_MAX; n++)
-        ck_assert_int_eq(keep(n, 1, 2, LONG_MS, NULL), CAIRN_OK);
-    ck_assert_int_eq(keep(99, 1, 2, LONG_MS, "held already"), CAIRN_ERR_BUSY);
+    keep(7, 2);
+    keep_refused(7, 1, CAIRN_ERR_EXISTS, "another version");
+    for (uint64_t n = 8; n < 7 + CAIRN_SHARD_LEASES_MAX; n++) keep(n, 2);
+    keep_refused(99, 2, CAIRN_ERR_BUSY, "held already");
     check_copies(1);
 }
 
 TEST(a_job_that_is_dropped_gives_leased_copies_back)
 {
-    ck_assert_int_eq(keep(7, 1, 0, 50, NULL), CAIRN_OK);
+    keep_for(7, 1, 0, 50);
+    scene_done(&scene, 40);
     train_to(1);
-    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
-    drop.job = SCENE_JOB;
-    scene_say(&scene, CAIRN_MSG_JOB_DROP, 9, &drop.base);
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
-    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
-    while (uv_is_active((uv_handle_t *)&scene.shard->lease_timer)) // it finds nothing
-        uv_run(&scene.loop, UV_RUN_ONCE);
+    scene_drop(&scene);
+    scene_until(&scene,
+                !uv_is_active((uv_handle_t *)&scene.shard->lease_timer)); // it finds nothing
 }
 
 SUITE(30, serve, leave);

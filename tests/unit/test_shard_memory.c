@@ -47,31 +47,15 @@ static void tear_down(void)
     cairn_scratch_remove(root);
 }
 
-static const Cairn__Error *refusal(uint32_t request)
+/* Why a request was refused: there is no memory. */
+static const char *refusal(uint32_t request)
 {
-    const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_ERROR);
-    ck_assert_uint_eq(frame.request, request);
-    const Cairn__Error *error = (const Cairn__Error *)frame.message;
-    ck_assert_int_eq(error->status, CAIRN_ERR_NO_MEMORY);
-    return error;
+    return scene_refused(&scene, request, CAIRN_ERR_NO_MEMORY, "");
 }
 
 static void create(void)
 {
-    scene_create(&scene, 3, 1, 0, "");
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 3);
-}
-
-static size_t resident(const struct arena *arena)
-{
-    uint8_t *const map = arena->base - arena->begin;
-    const size_t bytes = arena->begin + arena->bytes, pages = (bytes + 4095) / 4096;
-    unsigned char *there = malloc(pages);
-    size_t count = 0;
-    ck_assert_int_eq(mincore(map, bytes, there), 0);
-    for (size_t i = 0; i < pages; i++) count += there[i] & 1;
-    free(there);
-    return count * 4096;
+    scene_make(&scene, 1);
 }
 
 /* Of the slots of so many workers. */
@@ -84,16 +68,16 @@ static uint64_t landing_of(const struct shard_job *job, uint32_t workers)
 static void check_landing(const struct shard_job *job, uint32_t workers)
 {
     const size_t bytes = landing_of(job, workers);
-    ck_assert_uint_eq(resident(&job->landing.arena), (bytes + 4095) / 4096 * 4096);
+    ck_assert_uint_eq(scene_resident(&job->landing.arena), (bytes + 4095) / 4096 * 4096);
 }
 
 TEST(a_job_that_the_host_has_no_room_for_is_refused_with_the_numbers)
 {
     leave_mib(8);
     scene_create(&scene, 3, 1, 0, "");
-    const Cairn__Error *error = refusal(3);
-    ck_assert_msg(strstr(error->text, "the state of job play needs ") != NULL, "%s", error->text);
-    ck_assert_ptr_nonnull(strstr(error->text, "but only 8388608 are available: the host's RAM"));
+    const char *text = refusal(3);
+    ck_assert_msg(strstr(text, "the state of job play needs ") != NULL, "%s", text);
+    ck_assert_ptr_nonnull(strstr(text, "but only 8388608 are available: the host's RAM"));
     scene_settle(&scene);
     ck_assert_ptr_null(scene.shard->jobs);
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
@@ -109,15 +93,16 @@ TEST(what_is_admitted_has_its_pages_and_gaps_have_none)
     const struct arena *whole[] = { &home[CAIRN_PLANE_PARAM], &job->versions.copies[0].wire,
                                     &job->versions.copies[1].wire, &job->puts.arena };
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
-        ck_assert_uint_ge(resident(whole[i]), whole[i]->bytes);
+        ck_assert_uint_ge(scene_resident(whole[i]), whole[i]->bytes);
     // sgd has no exp_avg_sq, and the frozen tensor takes no gradient.
     uint64_t kept_bytes = 0;
     for (size_t i = 0; i < job->view->table.map.extent_count; i++)
         kept_bytes += form_bytes(&job->view->forms[i], CAIRN_PLANE_EXP_AVG_SQ,
                                  job->view->table.map.extents[i].elem_count);
-    ck_assert_uint_ge(resident(&home[CAIRN_PLANE_EXP_AVG_SQ]), kept_bytes);
-    ck_assert_uint_lt(resident(&home[CAIRN_PLANE_EXP_AVG_SQ]), home[CAIRN_PLANE_EXP_AVG_SQ].bytes);
-    ck_assert_uint_lt(resident(&home[CAIRN_PLANE_SUM]), home[CAIRN_PLANE_SUM].bytes);
+    ck_assert_uint_ge(scene_resident(&home[CAIRN_PLANE_EXP_AVG_SQ]), kept_bytes);
+    ck_assert_uint_lt(scene_resident(&home[CAIRN_PLANE_EXP_AVG_SQ]),
+                      home[CAIRN_PLANE_EXP_AVG_SQ].bytes);
+    ck_assert_uint_lt(scene_resident(&home[CAIRN_PLANE_SUM]), home[CAIRN_PLANE_SUM].bytes);
     check_landing(job, 0);
 }
 
@@ -169,22 +154,13 @@ TEST(a_worker_without_room_to_land_is_refused_and_not_there)
     scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
     leave_mib(1);
     scene_ask_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
-    const Cairn__Error *error = refusal(5);
-    ck_assert_msg(strstr(error->text, "landing memory of the workers of job play needs ") != NULL,
-                  "%s", error->text);
+    const char *text = refusal(5);
+    ck_assert_msg(strstr(text, "landing memory of the workers of job play needs ") != NULL, "%s",
+                  text);
     ck_assert_ptr_null(member_find(scene.shard->jobs, 2));
     ck_assert_ptr_nonnull(member_find(scene.shard->jobs, 1));
     leave_mib(500);
     scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
-}
-
-static void leave(uint64_t member)
-{
-    Cairn__MemberLeave message = CAIRN__MEMBER_LEAVE__INIT;
-    message.job = SCENE_JOB;
-    message.member = member;
-    scene_say(&scene, CAIRN_MSG_MEMBER_LEAVE, 0, &message.base);
-    scene_settle(&scene);
 }
 
 TEST(the_budget_counts_landing_slots_of_workers_that_are_there)
@@ -205,7 +181,7 @@ TEST(the_budget_counts_landing_slots_of_workers_that_are_there)
     scene_join(&scene, SCENE_MEMBERS, CAIRN_ROLE_WIRE_WORKER); // again, replaced
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used + SCENE_MEMBERS * worker);
     for (uint64_t member = SCENE_MEMBERS; member >= 1; member--) {
-        leave(member);
+        scene_leave(&scene, member);
         check_landing(job, (uint32_t)member - 1);
         ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used + (member - 1) * worker);
     }
@@ -232,7 +208,7 @@ TEST(much_landing_memory_is_given_back_in_several_turns)
     check_landing(job, 0);
     scene.shard->memory.give_max_bytes = 1; // a slot at least
     scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
-    leave(1);
+    scene_leave(&scene, 1);
     check_landing(job, 0);
 }
 
@@ -243,14 +219,13 @@ TEST(a_worker_over_the_memory_limit_is_refused_with_the_numbers)
     const uint64_t used = scene.shard->memory.budget.used_bytes;
     scene.shard->memory.budget.limit_bytes = used + 1;
     scene_ask_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
-    const Cairn__Error *error = refusal(5);
-    ck_assert_msg(strstr(error->text, "landing memory of one more worker of job play needs ") !=
-                          NULL &&
-                      strstr(error->text, "and 1 of memory.limit") != NULL,
-                  "%s", error->text);
+    const char *text = refusal(5);
+    ck_assert_msg(strstr(text, "landing memory of one more worker of job play needs ") != NULL &&
+                      strstr(text, "and 1 of memory.limit") != NULL,
+                  "%s", text);
     ck_assert_ptr_null(member_find(scene.shard->jobs, 2));
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
-    leave(1); // makes room for another
+    scene_leave(&scene, 1); // makes room for another
     scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER);
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
 }
@@ -262,7 +237,7 @@ static uint64_t bytes_needed(void)
 {
     scene.shard->memory.budget.limit_bytes = 1;
     scene_create(&scene, 3, 1, 0, "");
-    const char *text = refusal(3)->text, *at = strstr(text, ") needs ");
+    const char *text = refusal(3), *at = strstr(text, ") needs ");
     ck_assert_msg(at != NULL, "%s", text);
     scene_settle(&scene);
     return strtoull(at + strlen(") needs "), NULL, 10);
@@ -270,10 +245,7 @@ static uint64_t bytes_needed(void)
 
 static void ask(uint64_t member, enum plane plane)
 {
-    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, member, 0);
-    fetch.plane = (uint8_t)plane;
-    fetch.generation = 1;
-    scene_send(&scene, &fetch, NULL, 0);
+    scene_fetch(&scene, member, 0, plane, 1, 0);
 }
 
 TEST(a_job_trains_with_exactly_the_bytes_that_its_refusal_said)
@@ -313,23 +285,29 @@ TEST(the_reply_of_a_worker_that_left_is_the_next_one_s)
     scene_settle(&scene);
     ask(2, CAIRN_PLANE_PARAM);
     ck_assert(scene_note(&scene, CAIRN_CHUNK_DATA)->whole);
-    leave(2);
+    scene_leave(&scene, 2);
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, memory_sum(&job->memory));
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes,
                       scene.shard->memory.budget.limit_bytes - landing_of(job, 1) -
                           reply_memory_bytes(job->replies.bytes));
 }
 
+static int take_turn(void)
+{
+    const int fd = open(root, O_RDONLY | O_CLOEXEC);
+    ck_assert_int_eq(flock(fd, LOCK_EX | LOCK_NB), 0);
+    return fd;
+}
+
 TEST(slots_of_a_worker_that_left_while_they_were_made_are_given_back)
 {
     create();
     const struct shard_job *job = scene.shard->jobs;
-    const int fd = open(root, O_RDONLY | O_CLOEXEC);
-    ck_assert_int_eq(flock(fd, LOCK_EX | LOCK_NB), 0);
+    const int fd = take_turn();
     scene_ask_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
     scene_settle(&scene);
     ck_assert_uint_gt(job->memory.landing, 0);
-    leave(1);
+    scene_leave(&scene, 1);
     close(fd);
     scene_hear(&scene, CAIRN_MSG_DONE);
     ck_assert_uint_eq(job->memory.landing, 0);
@@ -344,24 +322,16 @@ TEST(slots_of_an_open_round_are_kept_until_it_has_ended)
     const uint64_t worker = landing_of(job, 1);
     scene_round_open(&scene, 1, 0, 2);
     scene_settle(&scene);
-    leave(1);
+    scene_leave(&scene, 1);
     ck_assert_uint_eq(job->memory.landing, 2 * worker);
     check_landing(job, 2);
-    scene_fence(&scene, 2);
-    scene_resolve_none(&scene);
+    scene_begin_epoch(&scene, 2);
     scene_settle(&scene);
     ck_assert_uint_eq(job->memory.landing, worker);
     check_landing(job, 1);
 }
 
 /* ---- another shard's turn ---- */
-
-static int take_turn(void)
-{
-    const int fd = open(root, O_RDONLY | O_CLOEXEC);
-    ck_assert_int_eq(flock(fd, LOCK_EX | LOCK_NB), 0);
-    return fd;
-}
 
 TEST(who_waits_for_another_shard_s_turn_is_alive_and_then_goes_on)
 {
@@ -370,21 +340,19 @@ TEST(who_waits_for_another_shard_s_turn_is_alive_and_then_goes_on)
     scene_hear(&scene, CAIRN_MSG_HEARTBEAT);
     scene_hear(&scene, CAIRN_MSG_HEARTBEAT);
     ck_assert_int_eq(scene.shard->jobs->state, CAIRN_JOB_LOADING);
-    ck_assert_uint_eq(resident(&scene.shard->jobs->planes.host[CAIRN_PLANE_PARAM]), 0);
+    ck_assert_uint_eq(scene_resident(&scene.shard->jobs->planes.host[CAIRN_PLANE_PARAM]), 0);
     close(fd);
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 3);
+    scene_done(&scene, 3);
 }
 
 TEST(a_job_that_is_dropped_meanwhile_is_gone_without_its_turn)
 {
     const int fd = take_turn();
-    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
-    drop.job = SCENE_JOB;
     scene_create(&scene, 3, 1, 0, "");
     scene_hear(&scene, CAIRN_MSG_HEARTBEAT);
-    scene_say(&scene, CAIRN_MSG_JOB_DROP, 4, &drop.base);
+    scene_tell(&scene, 4, JobDrop, .job = SCENE_JOB);
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_ERROR).request, 3);
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 4);
+    scene_done(&scene, 4);
     ck_assert_ptr_null(scene.shard->jobs);
     close(fd);
     create();
@@ -393,15 +361,11 @@ TEST(a_job_that_is_dropped_meanwhile_is_gone_without_its_turn)
 /* It waits for the memory of the generation before it. */
 TEST(a_job_that_is_dropped_before_it_is_made_is_not_made)
 {
-    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
-    drop.job = SCENE_JOB;
     create();
-    scene_say(&scene, CAIRN_MSG_JOB_DROP, 8, &drop.base);
+    scene_tell(&scene, 8, JobDrop, .job = SCENE_JOB);
     scene_create(&scene, 9, 2, 0, "");
-    scene_say(&scene, CAIRN_MSG_JOB_DROP, 10, &drop.base);
-    const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_ERROR);
-    ck_assert_uint_eq(frame.request, 9);
-    ck_assert_int_eq(((const Cairn__Error *)frame.message)->status, CAIRN_ERR_CANCELED);
+    scene_tell(&scene, 10, JobDrop, .job = SCENE_JOB);
+    scene_refused(&scene, 9, CAIRN_ERR_CANCELED, "");
     for (int i = 0; i < 2; i++) ck_assert_uint_ne(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
     scene_settle(&scene);
     ck_assert_ptr_null(scene.shard->jobs);
@@ -440,10 +404,8 @@ static void create_on_threads(int turns)
 
 TEST_EACH(a_job_that_is_dropped_while_threads_make_it_leaves_nothing, 0, TURNS)
 {
-    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
-    drop.job = SCENE_JOB;
     create_on_threads(_i);
-    scene_say(&scene, CAIRN_MSG_JOB_DROP, 8, &drop.base);
+    scene_tell(&scene, 8, JobDrop, .job = SCENE_JOB);
     while (scene_hear(&scene, CAIRN_MSG_DONE).request != 8) {} // or the create was quicker
     create();                                                  // waits for what is given back
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes,

@@ -3,26 +3,13 @@
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "server/core/step_state.h"
 #include "tests/support/move_stage.h"
 #include "tests/support/suite.h"
 
-static struct model then; /* of the version before */
-
-static void keep_model(void)
-{
-    model_copy(&then, &stage.model);
-}
-
-static void leave(void)
-{
-    if (then.scene != NULL) model_close(&then);
-    stage_close();
-}
-
-static void what_moves_has_the_same_bits(const char *kind)
+/* What moves there and back has the same bits, and goes on as if it had not. */
+static void move_there_and_back(const char *kind)
 {
     stage_open(kind);
     stage_round();
@@ -36,26 +23,37 @@ static void what_moves_has_the_same_bits(const char *kind)
     stage_check();
     stage_round();
     stage_check();
-    leave();
+    stage_close();
 }
 
 TEST(what_moves_there_and_back_has_the_same_bits_and_goes_on_as_if_it_had_not)
 {
-    what_moves_has_the_same_bits("mem");
+    move_there_and_back("mem");
 }
 
 TEST(so_it_has_over_ucx)
 {
-    what_moves_has_the_same_bits("ucx");
+    move_there_and_back("ucx");
+}
+
+SUITE(60);
+
+/* ---- two shards ---- */
+
+static struct model then; /* of the version before */
+
+static void leave(void)
+{
+    if (then.scene != NULL) model_close(&then);
+    stage_close();
 }
 
 TEST(rounds_go_on_by_the_new_layout_while_the_version_of_before_is_fetched_by_the_old_one)
 {
-    stage_open("mem");
     stage_round();
     stage_prepare(stage_half);
     stage_round(); // what is prepared changes nothing
-    keep_model();
+    model_copy(&then, &stage.model);
     stage_force(stage_half);
     stage_check_version(2, stage_before, &then);
     stage_resolve();
@@ -69,16 +67,12 @@ TEST(rounds_go_on_by_the_new_layout_while_the_version_of_before_is_fetched_by_th
     stage_settle();
     stage_check_version(2, stage_before, &then);
     stage_check();
-    leave();
 }
 
 TEST(a_taker_is_not_reduced_before_all_of_its_state_is_here)
 {
-    stage_open("mem");
     stage_round();
-    stage_prepare(stage_half);
-    stage_force(stage_half);
-    stage_resolve();
+    stage_begin_move(stage_half);
     stage_job(0)->state = CAIRN_JOB_SEALING; // refuses what is asked for
     stage.round++;
     model_push_round(&stage.shard[1], stage.round, stage.step);
@@ -91,12 +85,10 @@ TEST(a_taker_is_not_reduced_before_all_of_its_state_is_here)
     stage_check();
     stage_hear_moved();
     stage_settle();
-    leave();
 }
 
 TEST(a_shard_that_joins_takes_state_at_the_version_that_there_is_and_another_gives_all_it_has)
 {
-    stage_open("mem");
     stage_round();
     stage_move(stage_half);
     stage_round();
@@ -111,16 +103,12 @@ TEST(a_shard_that_joins_takes_state_at_the_version_that_there_is_and_another_giv
     stage_round();
     stage_round();
     stage_check();
-    leave();
 }
 
 TEST(a_skipped_round_changes_nothing_of_a_move)
 {
-    stage_open("mem");
     stage_round();
-    stage_prepare(stage_half);
-    stage_force(stage_half);
-    stage_resolve();
+    stage_begin_move(stage_half);
     stage_push();
     stage_skip();
     stage_hear_moved();
@@ -128,16 +116,12 @@ TEST(a_skipped_round_changes_nothing_of_a_move)
     stage_round();
     stage_settle();
     stage_check();
-    leave();
 }
 
 TEST(an_abandoned_round_and_a_new_epoch_change_nothing_of_a_move)
 {
-    stage_open("mem");
     stage_round();
-    stage_prepare(stage_half);
-    stage_force(stage_half);
-    stage_resolve();
+    stage_begin_move(stage_half);
     stage_push();
     stage_fence(stage.layout); // a worker died
     stage_resolve();
@@ -145,87 +129,68 @@ TEST(an_abandoned_round_and_a_new_epoch_change_nothing_of_a_move)
     stage_round();
     stage_settle();
     stage_check();
-    leave();
+}
+
+static void say_publish(struct scene *scene, uint32_t request)
+{
+    scene_tell(scene, request, PartPublish, .job = SCENE_JOB, .layout = stage.layout);
 }
 
 TEST(a_version_at_rest_is_published_once_more_in_the_layout_in_force)
 {
-    stage_open("mem");
     stage_round();
     stage_move(stage_half);
     stage_check_version(1, stage_before, &stage.model);
     for (uint32_t i = 0; i < stage.count; i++) {
-        Cairn__PartPublish publish = CAIRN__PART_PUBLISH__INIT;
-        publish.job = SCENE_JOB;
-        publish.layout = stage.layout;
         // Who asks again while it is at work has given the first request up.
-        scene_say(&stage.shard[i], CAIRN_MSG_PART_PUBLISH, 40 + i, &publish.base);
-        scene_say(&stage.shard[i], CAIRN_MSG_PART_PUBLISH, 50 + i, &publish.base);
-        ck_assert_uint_eq(scene_hear(&stage.shard[i], CAIRN_MSG_DONE).request, 50 + i);
+        say_publish(&stage.shard[i], 40 + i);
+        say_publish(&stage.shard[i], 50 + i);
+        scene_done(&stage.shard[i], 50 + i);
         const uint64_t versions = stage.shard[i].shard->copies_made;
-        scene_say(&stage.shard[i], CAIRN_MSG_PART_PUBLISH, 60 + i, &publish.base);
-        ck_assert_uint_eq(scene_hear(&stage.shard[i], CAIRN_MSG_DONE).request, 60 + i);
+        say_publish(&stage.shard[i], 60 + i);
+        scene_done(&stage.shard[i], 60 + i);
         ck_assert_uint_eq(stage.shard[i].shard->copies_made, versions); // it was done
     }
     stage_check_version(1, stage_half, &stage.model);
     stage_round();
     stage_check();
-    leave();
 }
 
 /* ---- what is refused, and forgotten ---- */
 
-static void expect_error(struct scene *scene, uint32_t request, cairn_status status,
-                         const char *word)
-{
-    const struct scene_frame answer = scene_hear(scene, CAIRN_MSG_ERROR);
-    const Cairn__Error *error = (const Cairn__Error *)answer.message;
-    ck_assert_uint_eq(answer.request, request);
-    ck_assert_msg(error->status == (int32_t)status, "%s", error->text);
-    ck_assert_msg(strstr(error->text, word) != NULL, "%s", error->text);
-}
-
 TEST(what_has_no_room_is_refused_with_the_numbers_and_nothing_changes)
 {
-    stage_open("mem");
     struct scene *taker = &stage.shard[1];
     struct budget *budget = &taker->shard->memory.budget;
     const uint64_t used = budget->used_bytes, limit = budget->limit_bytes;
     budget->limit_bytes = used + 100000;
     const uint32_t request = stage_say_prepare(taker, stage_half, 2, 2);
-    expect_error(taker, request, CAIRN_ERR_NO_MEMORY, "incoming state of job play in layout 2");
+    scene_refused(taker, request, CAIRN_ERR_NO_MEMORY, "incoming state of job play in layout 2");
     ck_assert_uint_eq(budget->used_bytes, used);
     ck_assert_ptr_null(stage_job(1)->move.next);
     budget->limit_bytes = limit;
     stage_round();
     stage_move(stage_half); // with room it moves
     stage_check();
-    leave();
 }
 
 TEST(a_layout_that_does_not_follow_or_of_other_tensors_is_refused)
 {
-    stage_open("mem");
     struct scene *scene = &stage.shard[0];
-    expect_error(scene, stage_say_prepare(scene, stage_half, 1, 2), CAIRN_ERR_INVALID,
-                 "layout 1 of job play does not follow layout 1");
+    scene_refused(scene, stage_say_prepare(scene, stage_half, 1, 2), CAIRN_ERR_INVALID,
+                  "layout 1 of job play does not follow layout 1");
     stage_round();
     stage_check();
-    leave();
 }
 
 TEST(a_prepared_layout_is_forgotten_by_word)
 {
-    stage_open("mem");
     uint64_t used[2];
     stage_round();
     for (uint32_t i = 0; i < 2; i++) used[i] = stage.shard[i].shard->memory.budget.used_bytes;
     stage_prepare(stage_half);
     for (uint32_t i = 0; i < 2; i++) {
-        Cairn__PartUnprepare unprepare = CAIRN__PART_UNPREPARE__INIT;
-        unprepare.job = SCENE_JOB;
-        unprepare.layout = 2;
-        scene_say(&stage.shard[i], CAIRN_MSG_PART_UNPREPARE, 0, &unprepare.base);
+        scene_tell(&stage.shard[i], 0, PartUnprepare, .job = SCENE_JOB, .layout = 2);
         scene_settle(&stage.shard[i]);
         ck_assert_ptr_null(stage_job(i)->move.next);
         ck_assert_uint_eq(stage.shard[i].shard->memory.budget.used_bytes, used[i]);
@@ -234,13 +199,11 @@ TEST(a_prepared_layout_is_forgotten_by_word)
     stage_check();
     stage_move(stage_half);
     stage_check();
-    leave();
 }
 
 /* A worker that comes or goes while shards prepare is no reason to begin anew. */
 TEST(a_new_epoch_of_the_layout_in_force_leaves_what_is_prepared)
 {
-    stage_open("mem");
     stage_round();
     stage_prepare(stage_half);
     stage_fence(1);
@@ -250,50 +213,30 @@ TEST(a_new_epoch_of_the_layout_in_force_leaves_what_is_prepared)
     stage_complete();
     stage_round();
     stage_check();
-    leave();
 }
 
 TEST(a_fence_that_brings_a_layout_which_is_not_prepared_stops_the_job_with_a_sentence)
 {
-    stage_open("mem");
-    Cairn__Fence fence = CAIRN__FENCE__INIT;
-    fence.job = SCENE_JOB;
-    fence.epoch = 9;
-    fence.layout = 2;
     log_init("test", CAIRN_LOG_ERROR);
-    scene_say(&stage.shard[0], CAIRN_MSG_FENCE, 0, &fence.base);
-    const Cairn__Error *error =
-        (const Cairn__Error *)scene_hear(&stage.shard[0], CAIRN_MSG_ERROR).message;
-    ck_assert_msg(strstr(error->text, "a Fence brings layout 2, and layout 1 is in force") != NULL,
-                  "%s", error->text);
-    leave();
+    scene_tell(&stage.shard[0], 0, Fence, .job = SCENE_JOB, .epoch = 9, .layout = 2);
+    scene_refused(&stage.shard[0], 0, CAIRN_ERR_PROTOCOL,
+                  "a Fence brings layout 2, and layout 1 is in force");
 }
 
 /* Bytes of the planes of a shard that have pages: shared memory, which stays until it is given back. */
 static uint64_t resident(uint32_t shard)
 {
-    static unsigned char pages[1 << 16];
-    const struct state_planes *planes = &stage_job(shard)->planes;
     uint64_t bytes = 0;
     for (int p = 0; p < CAIRN_PLANES; p++) {
-        const uintptr_t base = (uintptr_t)planes->host[p].base / 4096 * 4096;
-        const size_t length = (uintptr_t)planes->host[p].base + planes->host[p].bytes - base;
-        if (planes->host[p].base == NULL) continue;
-        ck_assert_uint_le(length / 4096, sizeof pages - 1);
-        ck_assert_int_eq(mincore((void *)base, length, pages), 0);
-        for (size_t i = 0; i < (length + 4095) / 4096; i++) bytes += (pages[i] & 1) * 4096u;
+        const struct arena *arena = &stage_job(shard)->planes.host[p];
+        if (arena->base != NULL) bytes += scene_resident(arena);
     }
     return bytes;
 }
 
 TEST(a_move_takes_no_more_than_what_comes_and_what_was_given_is_the_systems_once_it_is_settled)
 {
-    stage_open("mem");
-    if (!stage_is_on_host(0) ||
-        !stage_is_on_host(1)) { // of a device: tests/gpu/test_shard_move_device.c
-        leave();
-        return;
-    }
+    if (!stage_is_on_host(0) || !stage_is_on_host(1)) return; // tests/gpu/test_shard_move_device.c
     stage_round();
     const struct budget *taker = &stage.shard[1].shard->memory.budget;
     const uint64_t before = stage_job(0)->memory.state + stage_job(1)->memory.state,
@@ -320,32 +263,24 @@ TEST(a_move_takes_no_more_than_what_comes_and_what_was_given_is_the_systems_once
     stage_move(stage_back);
     ck_assert_uint_eq(stage_job(0)->memory.state, had);
     stage_check();
-    leave();
 }
 
 TEST(the_next_layout_is_prepared_when_the_last_of_what_was_given_is_sent)
 {
-    stage_open("mem");
     stage_round();
-    stage_prepare(stage_half);
-    stage_force(stage_half);
-    stage_resolve();
+    stage_begin_move(stage_half);
     stage_hear_moved();
-    Cairn__PartSettled settled = CAIRN__PART_SETTLED__INIT;
-    settled.job = SCENE_JOB;
-    settled.layout = stage.layout;
     stage_job(0)->move.sends++; // one is under way
-    scene_say(&stage.shard[0], CAIRN_MSG_PART_SETTLED, 0, &settled.base);
+    scene_tell(&stage.shard[0], 0, PartSettled, .job = SCENE_JOB, .layout = stage.layout);
     const uint32_t request = stage_say_prepare(&stage.shard[0], stage_back, stage.layout + 1,
                                                stage.count);
     for (int i = 0; i < 3; i++) scene_settle(&stage.shard[0]);
     ck_assert(stage_job(0)->move.is_settling);
     stage_job(0)->move.sends--;
-    ck_assert_uint_eq(scene_hear(&stage.shard[0], CAIRN_MSG_DONE).request, request);
+    scene_done(&stage.shard[0], request);
     stage_settle();
     stage_move(stage_back);
     stage_check();
-    leave();
 }
 
-SUITE(60);
+SUITE(60, stage_open_two, leave);

@@ -14,7 +14,6 @@ static void end_taking(void)
     stage_settle();
     stage_round();
     stage_check();
-    stage_close();
 }
 
 TEST(a_connection_that_the_taker_loses_is_made_again)
@@ -97,8 +96,7 @@ static void come_back(void)
 static const Cairn__HeldJob *held_of(uint32_t shard)
 {
     struct scene *scene = &stage.shard[shard];
-    Cairn__PartGet get = CAIRN__PART_GET__INIT;
-    scene_say(scene, CAIRN_MSG_PART_GET, 77, &get.base);
+    scene_tell(scene, 77, PartGet);
     for (;;) {
         const struct scene_frame frame = scene_hear(scene, CAIRN_MSG_HELD_JOBS);
         if (frame.request == 77) return ((const Cairn__HeldJobs *)frame.message)->held[0];
@@ -107,7 +105,6 @@ static const Cairn__HeldJob *held_of(uint32_t shard)
 
 TEST(another_coordinator_finds_what_is_prepared_and_brings_it_into_force)
 {
-    stage_open("mem");
     stage_round();
     stage_prepare(stage_half);
     come_back();
@@ -123,12 +120,10 @@ TEST(another_coordinator_finds_what_is_prepared_and_brings_it_into_force)
     stage_complete();
     stage_round();
     stage_check();
-    stage_close();
 }
 
 TEST(a_fence_of_another_coordinator_that_does_not_bring_what_is_prepared_ends_it)
 {
-    stage_open("mem");
     uint64_t used[2];
     stage_round();
     for (uint32_t i = 0; i < 2; i++) used[i] = stage.shard[i].shard->memory.budget.used_bytes;
@@ -143,23 +138,18 @@ TEST(a_fence_of_another_coordinator_that_does_not_bring_what_is_prepared_ends_it
     stage_move(stage_half);
     stage_round();
     stage_check();
-    stage_close();
 }
 
 /* What a Hello says of the layout in force stays true until the next Fence. */
 TEST(a_fence_that_waits_ends_with_its_coordinator)
 {
-    stage_open("mem");
     stage_round();
     stage_prepare(stage_half);
     for (uint32_t i = 0; i < stage.count; i++) {
         struct shard_job *job = stage_job(i);
-        Cairn__Fence fence = CAIRN__FENCE__INIT;
-        fence.job = SCENE_JOB;
-        fence.epoch = stage.epoch + 1;
-        fence.layout = 2;
         job->park.is_under_way = true; // it is not at rest
-        scene_say(&stage.shard[i], CAIRN_MSG_FENCE, 0, &fence.base);
+        scene_tell(&stage.shard[i], 0, Fence, .job = SCENE_JOB, .epoch = stage.epoch + 1,
+                   .layout = 2);
         while (job->move.fence.epoch == 0) scene_settle(&stage.shard[i]);
     }
     come_back();
@@ -174,35 +164,26 @@ TEST(a_fence_that_waits_ends_with_its_coordinator)
     stage_complete();
     stage_round();
     stage_check();
-    stage_close();
 }
 
 /* It would wait for a Pin that may never come. */
 TEST(a_fence_that_brings_a_layout_gives_back_what_a_snapshot_has_prepared)
 {
-    Cairn__PinPrepare message = CAIRN__PIN_PREPARE__INIT;
-    message.job = SCENE_JOB;
-    message.snapshot = 10;
-    stage_open("mem");
     const struct budget *budget = &stage.shard[0].shard->memory.budget;
     stage_prepare(stage_half);
     const uint64_t before = budget->used_bytes;
-    scene_say(&stage.shard[0], CAIRN_MSG_PIN_PREPARE, 70, &message.base);
+    scene_tell(&stage.shard[0], 70, PinPrepare, .job = SCENE_JOB, .snapshot = 10);
     (void)scene_hear(&stage.shard[0], CAIRN_MSG_DONE);
     ck_assert_uint_gt(budget->used_bytes, before);
     stage_force(stage_half);
     ck_assert_ptr_null(LIST_FIRST(&stage_job(0)->pins.list));
     stage_complete();
-    stage_close();
 }
 
 TEST(another_coordinator_hears_again_who_is_whole_and_settles)
 {
-    stage_open("mem");
     stage_round();
-    stage_prepare(stage_half);
-    stage_force(stage_half);
-    stage_resolve();
+    stage_begin_move(stage_half);
     stage_hear_moved();
     come_back();
     stage_fence(2);
@@ -213,7 +194,6 @@ TEST(another_coordinator_hears_again_who_is_whole_and_settles)
     stage_hear_moved();
     stage_round();
     stage_check();
-    stage_close();
 }
 
 TEST(a_coordinator_that_comes_in_the_middle_does_not_stop_what_comes)
@@ -225,13 +205,11 @@ TEST(a_coordinator_that_comes_in_the_middle_does_not_stop_what_comes)
     stage_complete();
     stage_round();
     stage_check();
-    stage_close();
 }
 
 /* One that joined dies before it is whole, and its slice is taken back. */
-static void open_and_lose_a_joiner(void)
+static void lose_a_joiner(void)
 {
-    stage_open("mem");
     stage_round();
     stage_move(stage_half);
     stage_round();
@@ -244,7 +222,7 @@ static void open_and_lose_a_joiner(void)
 }
 
 /* Nobody lacks anything, at once: nothing was fetched. */
-static void close_with_all_there(void)
+static void go_on_with_all_there(void)
 {
     stage_resolve();
     stage_hear_moved();
@@ -252,22 +230,21 @@ static void close_with_all_there(void)
     stage_settle();
     stage_round();
     stage_check();
-    stage_close();
 }
 
 TEST(when_one_that_joined_dies_before_it_is_whole_the_givers_have_all_that_they_gave)
 {
-    open_and_lose_a_joiner();
-    close_with_all_there();
+    lose_a_joiner();
+    go_on_with_all_there();
 }
 
 /* Two that joined die in one slice: what comes after the way back moves nothing. */
 TEST(the_way_back_is_taken_again_without_another_shard)
 {
-    open_and_lose_a_joiner();
+    lose_a_joiner();
     stage_prepare(stage_half);
     stage_force(stage_half);
-    close_with_all_there();
+    go_on_with_all_there();
 }
 
 static void open_round(struct scene *scene)
@@ -279,13 +256,10 @@ static void open_round(struct scene *scene)
 /* One that is open by the layout that is taken back, and one of which all is here. */
 TEST_EACH(the_way_back_ends_a_round_that_is_open, 0, 2)
 {
-    stage_open("mem");
     stage_round();
     stage_move(stage_half);
     stage_join(stage_half);
-    stage_prepare(stage_out);
-    stage_force(stage_out);
-    stage_resolve();
+    stage_begin_move(stage_out);
     scene_close(&stage.shard[--stage.count]);
     stage_hear_moved();
     if (_i == 0)
@@ -298,21 +272,17 @@ TEST_EACH(the_way_back_ends_a_round_that_is_open, 0, 2)
         else
             scene_hear(&stage.shard[i], CAIRN_MSG_REDUCED);
     }
-    stage_prepare(stage_half);
-    stage_force(stage_half);
-    stage_resolve();
+    stage_begin_move(stage_half);
     stage_hear_moved();
     stage_check();
     stage_settle();
     stage_round();
     stage_check();
-    stage_close();
 }
 
 /* Who was lost had nothing: the round may have been applied on others. */
 TEST(a_layout_that_moves_nothing_leaves_a_prepared_round_as_it_is)
 {
-    stage_open("mem");
     stage_round();
     stage_move(stage_half);
     stage_push();
@@ -322,35 +292,23 @@ TEST(a_layout_that_moves_nothing_leaves_a_prepared_round_as_it_is)
     scene_hear(&stage.shard[0], CAIRN_MSG_PUBLISHED);
     stage.last.round = stage.round;
     stage.step++;
-    stage_prepare(stage_half);
-    stage_force(stage_half);
-    stage_resolve();
+    stage_begin_move(stage_half);
     stage_hear_moved();
     stage_check();
     stage_settle();
     stage_round();
     stage_check();
-    stage_close();
 }
 
 TEST(a_job_that_is_dropped_in_the_middle_gives_all_back)
 {
     stage_begin_taking();
-    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
-    drop.job = SCENE_JOB;
-    for (uint32_t i = 0; i < stage.count; i++) {
-        struct scene *scene = &stage.shard[i];
-        scene_say(scene, CAIRN_MSG_JOB_DROP, 40, &drop.base);
-        ck_assert_uint_eq(scene_hear(scene, CAIRN_MSG_DONE).request, 40);
-        ck_assert_uint_eq(scene->shard->memory.budget.used_bytes, 0);
-    }
-    stage_close();
+    for (uint32_t i = 0; i < stage.count; i++) scene_drop(&stage.shard[i]);
 }
 
 TEST(a_shard_that_is_closed_in_the_middle_frees_all)
 {
     stage_begin_taking();
-    stage_close();
 }
 
-SUITE(60);
+SUITE(60, stage_open_two, stage_close);

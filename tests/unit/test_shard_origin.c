@@ -38,10 +38,14 @@ static void set_init(uint32_t tensor, cairn_init_kind kind)
     };
 }
 
+static void init_from(const char *where, const char *prefix)
+{
+    ck_assert_int_eq(spec_set_init_from(&scene.spec, where, prefix), CAIRN_OK);
+}
+
 static void create(void)
 {
-    scene_create(&scene, 3, 1, 0, "");
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 3);
+    scene_make(&scene, 1);
     scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
 }
 
@@ -49,9 +53,7 @@ static void create(void)
 static void check_refused(cairn_status status, const char *word)
 {
     scene_create(&scene, 3, 1, 0, "");
-    const Cairn__Error *error = (const Cairn__Error *)scene_hear(&scene, CAIRN_MSG_ERROR).message;
-    ck_assert_msg(error->status == (int)status, "%s", error->text);
-    ck_assert_msg(strstr(error->text, word) != NULL, "\"%s\" is not in: %s", word, error->text);
+    scene_refused(&scene, 3, status, word);
     scene_settle(&scene);
     ck_assert_ptr_null(scene.shard->jobs);
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
@@ -141,20 +143,14 @@ TEST(what_has_no_initializer_is_put_and_what_has_one_is_not)
     set_init(T_EMB, CAIRN_INIT_NORMAL);
     set_init(T_WEIGHT, CAIRN_INIT_NORMAL);
     create();
-    const Cairn__JobSeal seal = { .base = PROTOBUF_C_MESSAGE_INIT(&cairn__job_seal__descriptor),
-                                  .job = SCENE_JOB };
-    scene_say(&scene, CAIRN_MSG_JOB_SEAL, 8, &seal.base);
-    const Cairn__Error *error = (const Cairn__Error *)scene_hear(&scene, CAIRN_MSG_ERROR).message;
-    ck_assert_int_eq(error->status, CAIRN_ERR_NOT_READY);
-    ck_assert_ptr_nonnull(strstr(error->text, scene.spec.tensors[T_FROZEN].name));
+    scene_tell(&scene, 8, JobSeal, .job = SCENE_JOB);
+    scene_refused(&scene, 8, CAIRN_ERR_NOT_READY, scene.spec.tensors[T_FROZEN].name);
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
         static float values[SCENE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS];
         const struct chunk_place place = shard_map_chunk(&scene.map, c);
         struct chunk_header put = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 1, c);
         for (uint64_t i = 0; i < place.elem_count; i++)
             values[i] = scene_initial(place.tensor, place.first_elem + i);
-        put.plane = CAIRN_PLANE_PARAM;
-        put.dtype = CAIRN_F32;
         scene_send(&scene, &put, values, (size_t)place.elem_count * sizeof *values);
         if (place.tensor == T_FROZEN)
             scene_note(&scene, CAIRN_CHUNK_ACK);
@@ -170,7 +166,7 @@ TEST(weights_come_first_and_initializers_fill_what_they_lack)
     set_init(T_BIAS, CAIRN_INIT_UNIFORM);
     set_init(T_EMB, CAIRN_INIT_NORMAL); // the file has it: not used
     write_weights("model.", T_BIAS);
-    ck_assert_int_eq(spec_set_init_from(&scene.spec, folder, "model."), CAIRN_OK);
+    init_from(folder, "model.");
     create();
     check_param(initialized_bias);
     scene_seal(&scene);
@@ -179,12 +175,12 @@ TEST(weights_come_first_and_initializers_fill_what_they_lack)
 TEST(weights_that_do_not_fit_leave_nothing_behind)
 {
     write_weights("", T_WEIGHT);
-    ck_assert_int_eq(spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
+    init_from(path, NULL);
     check_refused(CAIRN_ERR_MISMATCH, "weight is missing");
-    ck_assert_int_eq(spec_set_init_from(&scene.spec, "/etc/passwd", NULL), CAIRN_OK);
+    init_from("/etc/passwd", NULL);
     check_refused(CAIRN_ERR_REFUSED, "import.folders");
     write_weights("", TENSORS);
-    ck_assert_int_eq(spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
+    init_from(path, NULL);
     create();
     check_param(counted);
 }
@@ -193,7 +189,7 @@ TEST(weights_that_are_not_finite_are_listed_unless_the_job_takes_them)
 {
     spoiled = 1u << T_BIAS | 1u << T_EMB;
     write_weights("", TENSORS);
-    ck_assert_int_eq(spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
+    init_from(path, NULL);
     check_refused(CAIRN_ERR_NONFINITE, "NaN or infinite as fp32, in 2 tensors of what shard s0");
     check_refused(CAIRN_ERR_NONFINITE, "\nbias: 3, the first is element 7\nemb: 1, the first is "
                                        "element 11999");
@@ -207,7 +203,7 @@ TEST(a_buffer_may_begin_with_infinities)
 {
     spoiled = 1u << T_BIAS;
     write_weights("", TENSORS);
-    ck_assert_int_eq(spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
+    init_from(path, NULL);
     scene.spec.tensors[T_BIAS].kind = CAIRN_BUFFER;
     scene.spec.tensors[T_BIAS].group[0] = '\0';
     create();
@@ -217,12 +213,10 @@ TEST(a_buffer_may_begin_with_infinities)
 
 TEST(a_job_that_is_dropped_while_its_state_is_made_is_forgotten)
 {
-    const Cairn__JobDrop drop = { .base = PROTOBUF_C_MESSAGE_INIT(&cairn__job_drop__descriptor),
-                                  .job = SCENE_JOB };
     write_weights("", TENSORS);
-    ck_assert_int_eq(spec_set_init_from(&scene.spec, path, NULL), CAIRN_OK);
+    init_from(path, NULL);
     scene_create(&scene, 3, 1, 0, "");
-    scene_say(&scene, CAIRN_MSG_JOB_DROP, 4, &drop.base);
+    scene_tell(&scene, 4, JobDrop, .job = SCENE_JOB);
     while (scene_hear(&scene, CAIRN_MSG_DONE).request != 4) {}
     scene_settle(&scene);
     ck_assert_ptr_null(scene.shard->jobs);

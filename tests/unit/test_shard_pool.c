@@ -56,14 +56,24 @@ static void tear_down(void)
     ck_assert_int_eq(uv_loop_close(&loop), 0);
 }
 
-TEST(every_item_of_every_task_runs_once)
+/* Gives the pool a task, and runs the loop until so many are done. */
+static void submit(unsigned number, uint32_t item_count,
+                   void (*run)(struct task *task, uint32_t item, uint32_t thread))
 {
-    for (unsigned i = 0; i < TASKS; i++) {
-        counted[i].task =
-            (struct task) { .run = run_counted, .done = on_done, .item_count = i * 50 };
-        pool_submit(pool, &counted[i].task);
-    }
-    while (done_count < TASKS) uv_run(&loop, UV_RUN_ONCE);
+    counted[number].task = (struct task) { .run = run, .done = on_done, .item_count = item_count };
+    pool_submit(pool, &counted[number].task);
+}
+
+static void await_done(unsigned count)
+{
+    while (done_count < count) uv_run(&loop, UV_RUN_ONCE);
+}
+
+static void check_each_item_runs_once(void (*run)(struct task *task, uint32_t item,
+                                                  uint32_t thread))
+{
+    for (unsigned i = 0; i < TASKS; i++) submit(i, i * 50, run);
+    await_done(TASKS);
     for (unsigned i = 0; i < TASKS; i++) {
         ck_assert_uint_eq(counted[i].done, 1);
         for (unsigned item = 0; item < ITEMS; item++)
@@ -71,12 +81,16 @@ TEST(every_item_of_every_task_runs_once)
     }
 }
 
+TEST(every_item_of_every_task_runs_once)
+{
+    check_each_item_runs_once(run_counted);
+}
+
 TEST(a_task_without_items_is_done)
 {
-    counted[0].task = (struct task) { .run = run_counted, .done = on_done };
-    pool_submit(pool, &counted[0].task);
+    submit(0, 0, run_counted);
     ck_assert_uint_eq(done_count, 0); // on the loop, never inside submit
-    while (done_count < 1) uv_run(&loop, UV_RUN_ONCE);
+    await_done(1);
 }
 
 TEST(a_small_task_runs_at_once_and_is_told_of_by_the_loop)
@@ -87,7 +101,7 @@ TEST(a_small_task_runs_at_once_and_is_told_of_by_the_loop)
     for (unsigned item = 0; item < 3; item++)
         ck_assert_uint_eq(atomic_load(&counted[0].ran[item]), 1);
     ck_assert_uint_eq(done_count, 0);
-    while (done_count < 1) uv_run(&loop, UV_RUN_ONCE);
+    await_done(1);
     ck_assert_uint_eq(counted[0].done, 1);
 }
 
@@ -103,17 +117,7 @@ static void run_gathered(struct task *task, uint32_t item, uint32_t thread)
 
 TEST(items_that_a_thread_takes_besides_its_own_end_their_tasks)
 {
-    for (unsigned i = 0; i < TASKS; i++) {
-        counted[i].task =
-            (struct task) { .run = run_gathered, .done = on_done, .item_count = i * 50 };
-        pool_submit(pool, &counted[i].task);
-    }
-    while (done_count < TASKS) uv_run(&loop, UV_RUN_ONCE);
-    for (unsigned i = 0; i < TASKS; i++) {
-        ck_assert_uint_eq(counted[i].done, 1);
-        for (unsigned item = 0; item < ITEMS; item++)
-            ck_assert_uint_eq(atomic_load(&counted[i].ran[item]), item < i * 50);
-    }
+    check_each_item_runs_once(run_gathered);
 }
 
 static atomic_uint threads_in;
@@ -146,10 +150,9 @@ TEST(what_waits_is_taken_ahead_while_no_thread_is_idle)
     };
     pool_submit(pool, &counted[0].task);
     while (atomic_load(&threads_in) < THREADS) continue;
-    counted[1].task = (struct task) { .run = run_behind, .done = on_done, .item_count = 50 };
-    pool_submit(pool, &counted[1].task);
+    submit(1, 50, run_behind);
     atomic_store(&may_go, true);
-    while (done_count < 2) uv_run(&loop, UV_RUN_ONCE);
+    await_done(2);
     for (unsigned item = 0; item < 50; item++)
         ck_assert_uint_eq(atomic_load(&counted[1].ran[item]), 1);
     ck_assert_uint_eq(counted[0].done + counted[1].done, 2);
@@ -157,11 +160,7 @@ TEST(what_waits_is_taken_ahead_while_no_thread_is_idle)
 
 TEST(after_close_no_done_is_called)
 {
-    for (unsigned i = 0; i < TASKS; i++) {
-        counted[i].task =
-            (struct task) { .run = run_counted, .done = on_done, .item_count = ITEMS };
-        pool_submit(pool, &counted[i].task);
-    }
+    for (unsigned i = 0; i < TASKS; i++) submit(i, ITEMS, run_counted);
     pool_close(pool, NULL, NULL);
     pool = NULL;
     uv_run(&loop, UV_RUN_DEFAULT);
@@ -180,9 +179,8 @@ static void look_at_signals(struct task *task, uint32_t item, uint32_t thread)
 
 TEST(signals_stay_with_the_loop)
 {
-    counted[0].task = (struct task) { .run = look_at_signals, .done = on_done, .item_count = 1 };
-    pool_submit(pool, &counted[0].task);
-    while (done_count < 1) uv_run(&loop, UV_RUN_ONCE);
+    submit(0, 1, look_at_signals);
+    await_done(1);
     ck_assert_uint_eq(atomic_load(&counted[0].ran[0]), 1);
 }
 

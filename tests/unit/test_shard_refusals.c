@@ -29,11 +29,8 @@ static void set_up(void)
 static void tear_down(void)
 {
     scene_settle(&scene);
-    for (size_t i = 0; i < scene.note_count; i++) scene.notes[i].taken = true;
-    scene_fence(&scene, 4);
-    scene_hear(&scene, CAIRN_MSG_ANSWER);
-    scene_resolve_none(&scene);
-    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+    scene_forget_notes(&scene);
+    scene_begin_epoch(&scene, 4);
     model_round(&model, &scene, 6, 0);
     ck_assert_mem_eq(scene_plane(scene.shard->jobs, CAIRN_PLANE_PARAM), model.param,
                      model.scene->map.elem_count * 4);
@@ -43,120 +40,73 @@ static void tear_down(void)
 
 static void open_round(void)
 {
-    scene_round_open(&scene, 5, 0, 2);
-    for (int i = 0; i < 2; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
+    scene_round_begin(&scene, 5, 0, 2);
 }
 
 static uint64_t chunk_of(uint32_t tensor)
 {
-    uint64_t chunk = 0;
-    while (shard_map_chunk(&scene.map, chunk).tensor != tensor) chunk++;
-    return chunk;
+    return scene_chunk_of(&scene, tensor);
 }
 
 static size_t bytes_of(uint64_t chunk)
 {
-    return shard_map_chunk(&scene.map, chunk).elem_count * sizeof(float);
+    return scene_chunk_bytes(&scene, chunk);
 }
 
 static cairn_status refusal_of(struct chunk_header *header, size_t payload_bytes)
 {
-    scene_send(&scene, header, payload, payload_bytes);
-    const struct scene_note *nak = scene_note(&scene, CAIRN_CHUNK_NAK);
-    ck_assert_uint_eq(nak->header.member, header->member);
-    ck_assert_uint_eq(nak->header.request, header->request);
-    return (cairn_status)nak->header.value;
+    return scene_nak(&scene, header, payload, payload_bytes);
+}
+
+/* Of a member's push of the first chunk of a tensor, `rounds` rounds before this one. */
+static cairn_status push_refusal(uint64_t member, uint32_t tensor, uint64_t rounds)
+{
+    const uint64_t chunk = chunk_of(tensor);
+    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, member, chunk);
+    push.round -= rounds;
+    return refusal_of(&push, bytes_of(chunk));
 }
 
 /* ---- pushes: one wrong field each ---- */
 
-struct push_case {
+#define FIELD(name) \
+    offsetof(struct chunk_header, name), sizeof((struct chunk_header) { .kind = 0 }.name)
+
+static const struct push_case {
     const char *what;
-    void (*spoil)(struct chunk_header *header);
+    size_t field, field_bytes;
+    bool is_added; /* `value`, to what the field has; else the field becomes it */
+    uint64_t value;
     cairn_status status;
     size_t payload_bytes; /* 0: as the chunk has them in f32 */
-};
-
-static void older_round(struct chunk_header *h)
-{
-    h->round--;
-}
-static void later_round(struct chunk_header *h)
-{
-    h->round++;
-}
-static void older_epoch(struct chunk_header *h)
-{
-    h->epoch--;
-}
-static void later_micro(struct chunk_header *h)
-{
-    h->micro = 1;
-}
-static void unknown_tensor(struct chunk_header *h)
-{
-    h->tensor = TENSORS;
-}
-static void past_the_tensor(struct chunk_header *h)
-{
-    h->first_leaf += 1000;
-}
-static void off_the_grid(struct chunk_header *h)
-{
-    h->first_leaf += 1;
-}
-static void half_a_chunk(struct chunk_header *h)
-{
-    h->leaf_count = 2;
-}
-static void of_the_other_shard(struct chunk_header *h)
-{
-    h->first_leaf = 16;
-}
-static void with_a_tile(struct chunk_header *h)
-{
-    h->tile = 1;
-}
-static void with_another_table(struct chunk_header *h)
-{
-    h->table_hash++;
-}
-static void in_f16(struct chunk_header *h)
-{
-    h->dtype = CAIRN_F16;
-}
-static void as_bf16(struct chunk_header *h)
-{
-    h->dtype = CAIRN_BF16;
-}
-static void with_a_wrong_checksum(struct chunk_header *h)
-{
-    h->checksum = 12345;
-}
-
-static void to_be_read_in_place(struct chunk_header *h)
-{
-    h->value = 1;
-}
-
-static const struct push_case push_cases[] = {
-    { "of an older round", older_round, CAIRN_ERR_STALE, 0 },
-    { "of a round to come", later_round, CAIRN_ERR_PROTOCOL, 0 },
-    { "of an older epoch", older_epoch, CAIRN_ERR_STALE, 0 },
-    { "of a micro-batch to come", later_micro, CAIRN_ERR_PROTOCOL, 0 },
-    { "of no tensor", unknown_tensor, CAIRN_ERR_MALFORMED, 0 },
-    { "past its tensor", past_the_tensor, CAIRN_ERR_MALFORMED, 0 },
-    { "off the grid", off_the_grid, CAIRN_ERR_MALFORMED, 0 },
-    { "half of a chunk", half_a_chunk, CAIRN_ERR_MALFORMED, 5000 * 4 },
-    { "of another shard", of_the_other_shard, CAIRN_ERR_MALFORMED, 0 },
-    { "of a tile", with_a_tile, CAIRN_ERR_MISMATCH, 0 },
-    { "of another tile table", with_another_table, CAIRN_ERR_MISMATCH, 0 },
-    { "in f16", in_f16, CAIRN_ERR_MALFORMED, 10000 * 2 },
-    { "an element too long", as_bf16, CAIRN_ERR_MALFORMED, 10001 * 2 },
-    { "damaged", with_a_wrong_checksum, CAIRN_ERR_CHECKSUM, 0 },
-    { "to be read in memory that is not shared", to_be_read_in_place, CAIRN_ERR_BUSY, 0 },
+} push_cases[] = {
+    { "of an older round", FIELD(round), true, UINT64_MAX, CAIRN_ERR_STALE, 0 },
+    { "of a round to come", FIELD(round), true, 1, CAIRN_ERR_PROTOCOL, 0 },
+    { "of an older epoch", FIELD(epoch), true, UINT64_MAX, CAIRN_ERR_STALE, 0 },
+    { "of a micro-batch to come", FIELD(micro), false, 1, CAIRN_ERR_PROTOCOL, 0 },
+    { "of no tensor", FIELD(tensor), false, TENSORS, CAIRN_ERR_MALFORMED, 0 },
+    { "past its tensor", FIELD(first_leaf), true, 1000, CAIRN_ERR_MALFORMED, 0 },
+    { "off the grid", FIELD(first_leaf), true, 1, CAIRN_ERR_MALFORMED, 0 },
+    { "half of a chunk", FIELD(leaf_count), false, 2, CAIRN_ERR_MALFORMED, 5000 * 4 },
+    { "of another shard", FIELD(first_leaf), false, 16, CAIRN_ERR_MALFORMED, 0 },
+    { "of a tile", FIELD(tile), false, 1, CAIRN_ERR_MISMATCH, 0 },
+    { "of another tile table", FIELD(table_hash), true, 1, CAIRN_ERR_MISMATCH, 0 },
+    { "in f16", FIELD(dtype), false, CAIRN_F16, CAIRN_ERR_MALFORMED, 10000 * 2 },
+    { "an element too long", FIELD(dtype), false, CAIRN_BF16, CAIRN_ERR_MALFORMED, 10001 * 2 },
+    { "damaged", FIELD(checksum), false, 12345, CAIRN_ERR_CHECKSUM, 0 },
+    { "to be read in memory that is not shared", FIELD(value), false, 1, CAIRN_ERR_BUSY, 0 },
 };
 enum { PUSH_CASES = sizeof push_cases / sizeof *push_cases };
+
+/* Makes the one field wrong; the machine is a little-endian one. */
+static void spoil(const struct push_case *wrong, struct chunk_header *header)
+{
+    uint8_t *const at = (uint8_t *)header + wrong->field;
+    uint64_t value = 0;
+    memcpy(&value, at, wrong->field_bytes);
+    value = wrong->is_added ? value + wrong->value : wrong->value;
+    memcpy(at, &value, wrong->field_bytes);
+}
 
 TEST_EACH(a_wrong_chunk_is_refused_and_changes_nothing, 0, PUSH_CASES)
 {
@@ -164,7 +114,7 @@ TEST_EACH(a_wrong_chunk_is_refused_and_changes_nothing, 0, PUSH_CASES)
     open_round();
     const uint64_t chunk = chunk_of(T_WEIGHT);
     struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
-    wrong->spoil(&push);
+    spoil(wrong, &push);
     const size_t bytes = wrong->payload_bytes != 0 ? wrong->payload_bytes : bytes_of(chunk);
     const cairn_status status = refusal_of(&push, bytes);
     ck_assert_msg(status == wrong->status, "a chunk %s: %s", wrong->what,
@@ -181,7 +131,7 @@ TEST(a_chunk_that_is_said_to_have_no_checksum_is_taken_without_and_counted)
     const size_t bytes = bytes_of(chunk);
     void *zeros = calloc(1, bytes);
     struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
-    with_a_wrong_checksum(&push);
+    push.checksum = 12345;
     push.value = CAIRN_CHUNK_UNSUMMED;
     scene_send(&scene, &push, zeros, bytes);
     ck_assert_uint_eq(scene_note(&scene, CAIRN_CHUNK_ACK)->header.request, push.request);
@@ -193,9 +143,15 @@ TEST(a_chunk_that_is_said_to_have_no_checksum_is_taken_without_and_counted)
 TEST(a_frozen_tensor_takes_no_gradient)
 {
     open_round();
-    const uint64_t chunk = chunk_of(T_FROZEN);
-    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
-    ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_MALFORMED);
+    ck_assert_int_eq(push_refusal(1, T_FROZEN, 0), CAIRN_ERR_MALFORMED);
+}
+
+static void check_weight_takes_no_gradient(void)
+{
+    open_round();
+    scene.freezes = scene.freezes_tensor = false; // round 6 takes it again
+    ck_assert_int_eq(push_refusal(1, T_WEIGHT, 0), CAIRN_ERR_REFUSED);
+    ck_assert_int_eq(push_refusal(1, T_WEIGHT, 1), CAIRN_ERR_STALE);
 }
 
 TEST(a_group_that_is_frozen_in_the_round_takes_no_gradient)
@@ -203,42 +159,26 @@ TEST(a_group_that_is_frozen_in_the_round_takes_no_gradient)
     const char *group = scene.spec.tensors[T_WEIGHT].group;
     scene.frozen_group = (uint32_t)spec_find_group(&scene.spec, group);
     scene.freezes = true;
-    open_round();
-    scene.freezes = false; // round 6 takes it again
-    const uint64_t chunk = chunk_of(T_WEIGHT);
-    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
-    ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_REFUSED);
-    push.round--;
-    ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_STALE);
+    check_weight_takes_no_gradient();
 }
 
 TEST(a_tensor_that_is_frozen_in_the_round_takes_no_gradient)
 {
     scene.frozen_tensor = T_WEIGHT;
     scene.freezes_tensor = true;
-    open_round();
-    scene.freezes_tensor = false; // round 6 takes it again
-    const uint64_t chunk = chunk_of(T_WEIGHT);
-    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
-    ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_REFUSED);
-    push.round--;
-    ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_STALE);
+    check_weight_takes_no_gradient();
 }
 
 TEST(a_reader_only_fetches)
 {
     open_round();
     const uint64_t chunk = chunk_of(T_BIAS);
-    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 3, chunk);
-    ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_REFUSED);
+    ck_assert_int_eq(push_refusal(3, T_BIAS, 0), CAIRN_ERR_REFUSED);
     struct chunk_header put = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 3, chunk);
     ck_assert_int_eq(refusal_of(&put, bytes_of(chunk)), CAIRN_ERR_REFUSED);
     struct chunk_header commit = scene_header(&scene, CAIRN_CHUNK_COMMIT, 3);
     ck_assert_int_eq(refusal_of(&commit, 0), CAIRN_ERR_REFUSED);
-    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 3, chunk);
-    fetch.plane = CAIRN_PLANE_WIRE;
-    fetch.generation = 1;
-    scene_send(&scene, &fetch, NULL, 0);
+    scene_fetch(&scene, 3, chunk, CAIRN_PLANE_WIRE, 1, 0);
     ck_assert_uint_eq(scene_note(&scene, CAIRN_CHUNK_DATA)->header.payload_bytes, 40);
 }
 
@@ -246,9 +186,7 @@ TEST(a_member_who_is_not_in_the_round_is_fenced)
 {
     scene_join(&scene, 9, CAIRN_ROLE_WIRE_WORKER);
     open_round();
-    const uint64_t chunk = chunk_of(T_BIAS);
-    struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 9, chunk);
-    ck_assert_int_eq(refusal_of(&push, bytes_of(chunk)), CAIRN_ERR_FENCED);
+    ck_assert_int_eq(push_refusal(9, T_BIAS, 0), CAIRN_ERR_FENCED);
 }
 
 TEST(more_chunks_than_the_window_are_told_to_wait)
@@ -299,11 +237,7 @@ TEST(a_stranger_is_not_even_answered)
 
 TEST(a_member_who_left_is_a_stranger)
 {
-    Cairn__MemberLeave gone = CAIRN__MEMBER_LEAVE__INIT;
-    gone.job = SCENE_JOB;
-    gone.member = 3;
-    scene_say(&scene, CAIRN_MSG_MEMBER_LEAVE, 0, &gone.base);
-    scene_settle(&scene);
+    scene_leave(&scene, 3);
     struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 3, 0);
     check_ignored(&fetch, 0);
 }
@@ -340,10 +274,8 @@ TEST(a_put_after_the_seal_changes_nothing)
 
 TEST(a_fetch_of_what_is_not_there_is_refused)
 {
-    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1,
-                                                   chunk_of(T_FROZEN));
-    fetch.plane = CAIRN_PLANE_EXP_AVG;
-    fetch.generation = 1;
+    struct chunk_header fetch = scene_fetch_header(&scene, 1, chunk_of(T_FROZEN),
+                                                   CAIRN_PLANE_EXP_AVG, 1, 0);
     ck_assert_int_eq(refusal_of(&fetch, 0), CAIRN_ERR_NOT_FOUND);
     fetch.plane = CAIRN_PLANE_WIRE;
     fetch.leaf_count = 1;

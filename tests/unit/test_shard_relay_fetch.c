@@ -8,7 +8,7 @@
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"
 
-enum { RELAY = 900, RELAY_TOKEN = 9000, OWNER = 1, PLACE = 32768 };
+enum { OWNER = 1, PLACE = 32768 };
 
 static struct scene scene;
 static struct shard_map owned; /* by shard 1 */
@@ -20,32 +20,14 @@ static struct relay *relay(void)
     return job_relay(scene.shard->jobs);
 }
 
-static void say_relay(uint32_t member_count)
-{
-    uint64_t members[] = { 1, 2, 3 };
-    Cairn__ShardInfo owner = CAIRN__SHARD_INFO__INIT, *owners[] = { &owner };
-    Cairn__RelaySet set = CAIRN__RELAY_SET__INIT;
-    owner.index = OWNER;
-    owner.name = (char *)"s1";
-    owner.fabric_address.data = (uint8_t *)fabric_own_address(scene.fabric,
-                                                              &owner.fabric_address.len);
-    set.job = SCENE_JOB;
-    set.relay = RELAY;
-    set.token = RELAY_TOKEN;
-    set.n_members = member_count;
-    set.members = members;
-    set.n_owners = 1;
-    set.owners = owners;
-    scene_say(&scene, CAIRN_MSG_RELAY_SET, 9, &set.base);
-    scene_hear(&scene, CAIRN_MSG_DONE);
-}
-
 /* What shard 1 says to the relay. */
 static struct chunk_header owner_header(uint8_t kind)
 {
-    return (struct chunk_header) {
-        .kind = kind, .job = SCENE_JOB, .member = RELAY, .token = RELAY_TOKEN, .tile = OWNER
-    };
+    return (struct chunk_header) { .kind = kind,
+                                   .job = SCENE_JOB,
+                                   .member = SCENE_RELAY,
+                                   .token = SCENE_RELAY_TOKEN,
+                                   .tile = OWNER };
 }
 
 static void owner_hello(uint32_t endpoint, uint32_t connection)
@@ -67,9 +49,9 @@ static void open_host(uint32_t places)
 static void open_relay(uint32_t places)
 {
     open_host(places);
-    say_relay(3);
+    scene_relay(&scene, scene.fabric, 3, OWNER, 1);
     const struct scene_note *hello = scene_note(&scene, CAIRN_CHUNK_HELLO);
-    ck_assert_uint_eq(hello->header.member, RELAY);
+    ck_assert_uint_eq(hello->header.member, SCENE_RELAY);
     ck_assert_uint_eq(hello->header.value, 1);
     ck_assert_uint_eq(hello->header.request, 1);
     owner_hello(1, 1);
@@ -86,12 +68,8 @@ static void close_host(void)
 static uint64_t ask(uint64_t member, uint64_t step)
 {
     const struct chunk_place place = shard_map_chunk(&owned, 0);
-    struct chunk_header fetch = scene_header(&scene, CAIRN_CHUNK_FETCH, member);
+    struct chunk_header fetch = scene_place_header(&scene, CAIRN_CHUNK_FETCH, member, &place);
     fetch.plane = CAIRN_PLANE_WIRE;
-    fetch.tensor = place.tensor;
-    fetch.first_leaf = place.first_leaf;
-    fetch.leaf_count = (uint32_t)place.leaf_count;
-    fetch.table_hash = CAIRN_TABLE_HASH_WHOLE;
     fetch.generation = 1;
     fetch.step = step;
     fetch.value = CAIRN_CHUNK_UNSUMMED; // as the library says
@@ -103,8 +81,8 @@ static uint64_t ask(uint64_t member, uint64_t step)
 static struct chunk_header asked(void)
 {
     const struct scene_note *fetch = scene_note(&scene, CAIRN_CHUNK_FETCH);
-    ck_assert_uint_eq(fetch->header.member, RELAY);
-    ck_assert_uint_eq(fetch->header.token, RELAY_TOKEN);
+    ck_assert_uint_eq(fetch->header.member, SCENE_RELAY);
+    ck_assert_uint_eq(fetch->header.token, SCENE_RELAY_TOKEN);
     ck_assert_uint_ne(fetch->header.request & CAIRN_REQUEST_OF_ASKER, 0);
     return fetch->header;
 }
@@ -176,20 +154,29 @@ static void hear_nak(uint64_t member, uint64_t request, cairn_status status)
     ck_assert_int_eq((int)nak->header.value, status);
 }
 
-/* One after another: what was sent together may be heard in any order. */
-static void fetch_through(uint64_t member, uint64_t step)
+/* The owner is asked, and gives it to the member. */
+static void answer(uint64_t member, uint64_t request, uint64_t step)
 {
-    const uint64_t request = ask(member, step);
     const struct chunk_header fetch = asked();
     give(&fetch);
     hear_data(member, request, step);
+}
+
+/* One after another: what was sent together may be heard in any order. */
+static void fetch_through(uint64_t member, uint64_t step)
+{
+    answer(member, ask(member, step), step);
+}
+
+static void open_four(void)
+{
+    open_relay(4);
 }
 
 /* ---- */
 
 TEST(a_chunk_is_asked_for_once_for_all_workers_of_the_host)
 {
-    open_relay(4);
     uint64_t request[4];
     for (uint64_t m = 1; m <= 2; m++) request[m] = ask(m, 0);
     const struct chunk_header fetch = asked();
@@ -210,7 +197,6 @@ TEST(a_chunk_is_asked_for_once_for_all_workers_of_the_host)
         ck_assert_uint_eq(member->replies, 0);
         ck_assert_uint_eq(member->bytes.fetched_carried, chunk_bytes());
     }
-    close_host();
 }
 
 TEST(what_the_owner_says_of_a_version_is_told_to_those_who_wait)
@@ -220,7 +206,6 @@ TEST(what_the_owner_says_of_a_version_is_told_to_those_who_wait)
     } words[] = { { CAIRN_ERR_VERSION_GONE, CAIRN_ERR_VERSION_GONE },
                   { CAIRN_ERR_NOT_READY, CAIRN_ERR_NOT_READY },
                   { CAIRN_ERR_MISMATCH, CAIRN_ERR_NOT_FOUND } }; // the relay's own: ask the owner
-    open_relay(4);
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         const uint64_t first = ask(1, 7);
         const struct chunk_header fetch = asked();
@@ -228,78 +213,58 @@ TEST(what_the_owner_says_of_a_version_is_told_to_those_who_wait)
         hear_nak(1, first, words[i].told);
     }
     fetch_through(2, 7); // and nothing of it is kept
-    close_host();
 }
 
 TEST(a_busy_owner_is_asked_again)
 {
-    open_relay(4);
     const uint64_t request = ask(1, 0);
-    struct chunk_header fetch = asked();
+    const struct chunk_header fetch = asked();
     deny(&fetch, CAIRN_ERR_BUSY);
-    fetch = asked();
-    give(&fetch);
-    hear_data(1, request, 0);
-    close_host();
+    answer(1, request, 0);
 }
 
 TEST(a_damaged_answer_is_asked_for_again)
 {
-    open_relay(4);
     const uint64_t request = ask(1, 0);
-    struct chunk_header fetch = asked();
+    const struct chunk_header fetch = asked();
     give_with(&fetch, 12345);
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
-    fetch = asked();
-    give(&fetch);
-    hear_data(1, request, 0);
-    close_host();
+    answer(1, request, 0);
 }
 
 TEST(an_owner_that_heard_it_damaged_is_asked_again)
 {
-    open_relay(4);
     const uint64_t request = ask(1, 0);
-    struct chunk_header fetch = asked();
+    const struct chunk_header fetch = asked();
     deny(&fetch, CAIRN_ERR_CHECKSUM);
-    fetch = asked();
-    give(&fetch);
-    hear_data(1, request, 0);
-    close_host();
+    answer(1, request, 0);
 }
 
 TEST(an_answer_that_never_arrives_whole_sends_the_worker_to_the_owner)
 {
-    open_relay(4);
     const uint64_t request = ask(1, 0);
     for (int i = 0; i < 16; i++) {
         const struct chunk_header fetch = asked();
         give_with(&fetch, 12345);
     }
     hear_nak(1, request, CAIRN_ERR_NOT_FOUND);
-    close_host();
 }
 
 TEST(what_is_unanswered_on_a_lost_connection_is_asked_on_the_next)
 {
-    open_relay(4);
     const uint64_t request = ask(1, 0);
     const struct chunk_header lost = asked();
     cairn_fabric_mem_cut_one(relay()->owners[0].neighbour.link.peer);
     const struct scene_note *hello = scene_note(&scene, CAIRN_CHUNK_HELLO);
     ck_assert_uint_eq(hello->header.request, 2);
     owner_hello(1, 2);
-    const struct chunk_header fetch = asked();
-    give(&fetch);
-    hear_data(1, request, 0);
+    answer(1, request, 0);
     give(&lost); // of the connection before, and answered: it changes nothing
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
-    close_host();
 }
 
 TEST(what_was_being_received_when_the_connection_was_lost_is_asked_again_and_not_called_damaged)
 {
-    open_relay(4);
     const uint64_t request = ask(1, 0);
     for (uint32_t connection = 2; connection < 20; connection++) {
         const struct chunk_header lost = asked();
@@ -311,21 +276,62 @@ TEST(what_was_being_received_when_the_connection_was_lost_is_asked_again_and_not
         ck_assert_uint_eq(scene_note(&scene, CAIRN_CHUNK_HELLO)->header.request, connection);
         owner_hello(1, connection);
     }
-    const struct chunk_header fetch = asked();
-    give(&fetch);
-    hear_data(1, request, 0);
-    close_host();
+    answer(1, request, 0);
 }
 
 TEST(an_owner_that_lost_its_endpoint_is_asked_again)
 {
-    open_relay(4);
     const uint64_t request = ask(1, 0);
     asked();
     owner_hello(2, 1);
+    answer(1, request, 0);
+}
+
+TEST(who_left_is_waited_for_by_nobody)
+{
+    ask(1, 0);
     const struct chunk_header fetch = asked();
+    const uint64_t request = ask(2, 0);
+    scene_settle(&scene);
+    scene_leave(&scene, 1);
     give(&fetch);
-    hear_data(1, request, 0);
+    hear_data(2, request, 0);
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
+}
+
+TEST(a_relay_that_ends_sends_those_who_wait_to_the_owner)
+{
+    const uint64_t used = scene.shard->memory.budget.used_bytes;
+    const uint64_t request = ask(1, 0);
+    asked();
+    scene_relay(&scene, scene.fabric, 0, OWNER, 1);
+    hear_nak(1, request, CAIRN_ERR_NOT_FOUND);
+    ck_assert_ptr_null(relay());
+    ck_assert_uint_lt(scene.shard->memory.budget.used_bytes, used);
+    const uint64_t late = ask(1, 0);
+    hear_nak(1, late, CAIRN_ERR_NOT_FOUND);
+}
+
+TEST(when_the_shards_memory_is_used_up_the_owner_is_to_be_asked)
+{
+    struct budget *budget = &scene.shard->memory.budget;
+    const uint64_t limit = budget->limit_bytes;
+    budget->limit_bytes = budget->used_bytes;
+    const uint64_t request = ask(1, 0);
+    hear_nak(1, request, CAIRN_ERR_NOT_FOUND);
+    budget->limit_bytes = limit;
+    fetch_through(1, 0);
+}
+
+SUITE(30, open_four, close_host);
+
+/* ---- as many places as the test has room for, and which one is given away ---- */
+
+TEST(without_room_for_a_chunk_the_owner_is_to_be_asked)
+{
+    open_relay(0);
+    const uint64_t request = ask(1, 0);
+    hear_nak(1, request, CAIRN_ERR_NOT_FOUND);
     close_host();
 }
 
@@ -351,62 +357,6 @@ TEST(a_place_is_given_away_when_nothing_of_it_is_being_sent)
     ck_assert_uint_ne(before, after);
     close_host();
 }
-
-TEST(who_left_is_waited_for_by_nobody)
-{
-    open_relay(4);
-    ask(1, 0);
-    const struct chunk_header fetch = asked();
-    const uint64_t request = ask(2, 0);
-    scene_settle(&scene);
-    Cairn__MemberLeave leave = CAIRN__MEMBER_LEAVE__INIT;
-    leave.job = SCENE_JOB;
-    leave.member = 1;
-    scene_say(&scene, CAIRN_MSG_MEMBER_LEAVE, 0, &leave.base);
-    scene_settle(&scene);
-    give(&fetch);
-    hear_data(2, request, 0);
-    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
-    close_host();
-}
-
-TEST(a_relay_that_ends_sends_those_who_wait_to_the_owner)
-{
-    open_relay(4);
-    const uint64_t used = scene.shard->memory.budget.used_bytes;
-    const uint64_t request = ask(1, 0);
-    asked();
-    say_relay(0);
-    hear_nak(1, request, CAIRN_ERR_NOT_FOUND);
-    ck_assert_ptr_null(relay());
-    ck_assert_uint_lt(scene.shard->memory.budget.used_bytes, used);
-    const uint64_t late = ask(1, 0);
-    hear_nak(1, late, CAIRN_ERR_NOT_FOUND);
-    close_host();
-}
-
-TEST(without_room_for_a_chunk_the_owner_is_to_be_asked)
-{
-    open_relay(0);
-    const uint64_t request = ask(1, 0);
-    hear_nak(1, request, CAIRN_ERR_NOT_FOUND);
-    close_host();
-}
-
-TEST(when_the_shards_memory_is_used_up_the_owner_is_to_be_asked)
-{
-    open_relay(4);
-    struct budget *budget = &scene.shard->memory.budget;
-    const uint64_t limit = budget->limit_bytes;
-    budget->limit_bytes = budget->used_bytes;
-    const uint64_t request = ask(1, 0);
-    hear_nak(1, request, CAIRN_ERR_NOT_FOUND);
-    budget->limit_bytes = limit;
-    fetch_through(1, 0);
-    close_host();
-}
-
-/* ---- which place is given away ---- */
 
 static struct relay_cache cache;
 static struct relay_owner many; /* chunks: those of shard 0, as if they were another's */

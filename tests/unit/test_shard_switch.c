@@ -3,7 +3,6 @@
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,20 +20,33 @@ struct cut {
     uint64_t quantum_count; /* 0: all that are left */
 };
 
-static const struct cut PARTLY[] = { { T_BIAS, 0, 0 },   { T_EMB, 0, 1 },    { T_EMB, 1, 0 },
-                                     { T_FROZEN, 1, 0 }, { T_WEIGHT, 0, 2 }, { T_WEIGHT, 1, 2 },
-                                     { T_WEIGHT, 0, 3 }, { T_WEIGHT, 0, 0 } };
-static const struct cut WHOLLY[] = { { T_BIAS, 0, 0 },   { T_EMB, 0, 1 },    { T_EMB, 0, 0 },
-                                     { T_FROZEN, 0, 0 }, { T_WEIGHT, 0, 2 }, { T_WEIGHT, 0, 2 },
-                                     { T_WEIGHT, 0, 3 }, { T_WEIGHT, 0, 0 } };
-static const struct cut NOTHING[] = {
+static const struct cut partly_cuts[] = { { T_BIAS, 0, 0 },   { T_EMB, 0, 1 },
+                                          { T_EMB, 1, 0 },    { T_FROZEN, 1, 0 },
+                                          { T_WEIGHT, 0, 2 }, { T_WEIGHT, 1, 2 },
+                                          { T_WEIGHT, 0, 3 }, { T_WEIGHT, 0, 0 } };
+static const struct cut wholly_cuts[] = { { T_BIAS, 0, 0 },   { T_EMB, 0, 1 },
+                                          { T_EMB, 0, 0 },    { T_FROZEN, 0, 0 },
+                                          { T_WEIGHT, 0, 2 }, { T_WEIGHT, 0, 2 },
+                                          { T_WEIGHT, 0, 3 }, { T_WEIGHT, 0, 0 } };
+static const struct cut nothing_cuts[] = {
     { T_BIAS, 1, 0 }, { T_EMB, 1, 0 }, { T_FROZEN, 1, 0 }, { T_WEIGHT, 1, 0 }
 };
-static const struct cut JOINED[] = {
+static const struct cut joined_cuts[] = {
     { T_BIAS, 0, 0 }, { T_EMB, 1, 0 }, { T_FROZEN, 1, 0 }, { T_WEIGHT, 0, 7 }, { T_WEIGHT, 1, 0 }
 };
-static const int STATE[] = { CAIRN_PLANE_PARAM, CAIRN_PLANE_EXP_AVG, CAIRN_PLANE_EXP_AVG_SQ };
+static const enum plane STATE[] = { CAIRN_PLANE_PARAM, CAIRN_PLANE_EXP_AVG,
+                                    CAIRN_PLANE_EXP_AVG_SQ };
 #define COUNT(list) (sizeof(list) / sizeof *(list))
+
+/* A layout as the tests name it. */
+struct cuts {
+    const struct cut *list;
+    size_t count;
+};
+static const struct cuts PARTLY = { partly_cuts, COUNT(partly_cuts) },
+                         WHOLLY = { wholly_cuts, COUNT(wholly_cuts) },
+                         NOTHING = { nothing_cuts, COUNT(nothing_cuts) },
+                         JOINED = { joined_cuts, COUNT(joined_cuts) };
 
 static struct scene scene;
 static struct scene
@@ -46,7 +58,7 @@ static struct shard_job *job;
 
 /* ---- switching ---- */
 
-static struct layout *make_layout(const struct cut *cuts, size_t count, uint64_t version)
+static struct layout *make_layout(const struct cuts *cuts, uint64_t version)
 {
     struct layout_tensor tensors[TENSORS];
     struct extent *extents = calloc(EXTENTS_MAX, sizeof *extents);
@@ -56,18 +68,19 @@ static struct layout *make_layout(const struct cut *cuts, size_t count, uint64_t
             .name = spec->name, .unit = spec->unit, .shape = spec->shape, .elem_bytes = 1
         };
     }
-    for (size_t i = 0; i < count; i++) {
-        const bool goes_on = i > 0 && cuts[i - 1].tensor == cuts[i].tensor;
+    for (size_t i = 0; i < cuts->count; i++) {
+        const struct cut *cut = &cuts->list[i];
+        const bool goes_on = i > 0 && cut[-1].tensor == cut->tensor;
         const uint64_t first = goes_on ? extents[i - 1].first_quantum + extents[i - 1].quantum_count
                                        : 0;
-        const uint64_t all = geometry_of(&scene.spec.tensors[cuts[i].tensor].shape).quantum_count;
-        extents[i] = (struct extent) { cuts[i].tensor, cuts[i].shard, first,
-                                       cuts[i].quantum_count != 0 ? cuts[i].quantum_count
-                                                                  : all - first };
+        const uint64_t all = geometry_of(&scene.spec.tensors[cut->tensor].shape).quantum_count;
+        extents[i] = (struct extent) { cut->tensor, cut->shard, first,
+                                       cut->quantum_count != 0 ? cut->quantum_count : all - first };
     }
     struct layout *layout = NULL;
-    ck_assert_int_eq(layout_make(tensors, TENSORS, SCENE_SHARDS, version, extents, count, &layout),
-                     CAIRN_OK);
+    ck_assert_int_eq(
+        layout_make(tensors, TENSORS, SCENE_SHARDS, version, extents, cuts->count, &layout),
+        CAIRN_OK);
     return layout;
 }
 
@@ -95,7 +108,7 @@ static void reserve(void)
     struct sentence why;
     is_reserved = false;
     ck_assert_int_eq(reserve_begin(&request, &why), CAIRN_OK);
-    while (!is_reserved) uv_run(&scene.loop, UV_RUN_ONCE);
+    scene_until(&scene, is_reserved);
 }
 
 /* What comes is the initial state of the scene. */
@@ -127,8 +140,8 @@ static void move_model(const struct scene *before)
             const uint64_t in = from.local_elem + (first - from.first_elem);
             const uint64_t out = to->local_elem + (first - to->first_elem);
             for (size_t p = 0; p < COUNT(STATE); p++)
-                memcpy(model_plane(&next, STATE[p]) + out, model_plane(&now, STATE[p]) + in,
-                       elems * sizeof(float));
+                memcpy(model_plane(&next, (int)STATE[p]) + out,
+                       model_plane(&now, (int)STATE[p]) + in, elems * sizeof(float));
         }
     }
     for (size_t i = 0; i < scene.map.extent_count; i++) {
@@ -146,14 +159,9 @@ static void move_model(const struct scene *before)
 static void go_on_in_epoch(uint64_t epoch)
 {
     scene_fence(&scene, epoch);
-    const Cairn__Answer *answer =
-        (const Cairn__Answer *)scene_hear(&scene, CAIRN_MSG_ANSWER).message;
+    const Cairn__Answer *answer = scene_heard(&scene, Answer);
     ck_assert_uint_eq(answer->step, at);
-    Cairn__Resolve resolve = CAIRN__RESOLVE__INIT;
-    resolve.job = SCENE_JOB;
-    resolve.epoch = epoch;
-    resolve.decision = answer->last; // the shard goes on knowing it
-    scene_say(&scene, CAIRN_MSG_RESOLVE, 0, &resolve.base);
+    scene_say_decision(&scene, CAIRN_MSG_RESOLVE, answer->last); // the shard goes on knowing it
     scene_hear(&scene, CAIRN_MSG_PUBLISHED);
 }
 
@@ -164,10 +172,10 @@ static void take(uint64_t *kind, uint64_t next, uint64_t was)
         ck_assert_int_eq(shard_job_take(job, kind, next - was, "a view", &why), CAIRN_OK);
 }
 
-static struct shard_view *prepare(const struct cut *cuts, size_t count)
+static struct shard_view *prepare(const struct cuts *cuts)
 {
     struct sentence why;
-    struct layout *layout = make_layout(cuts, count, job->view->layout->version + 1);
+    struct layout *layout = make_layout(cuts, job->view->layout->version + 1);
     struct shard_view *view;
     ck_assert_msg(shard_view_next(job, layout, 0, job->view, &view, &why) == CAIRN_OK, "%s",
                   why.text);
@@ -179,14 +187,14 @@ static struct shard_view *prepare(const struct cut *cuts, size_t count)
 }
 
 /* Gives the view of before, which is the caller's. */
-static struct shard_view *switch_to(const struct cut *cuts, size_t count)
+static struct shard_view *switch_to(const struct cuts *cuts)
 {
     struct sentence why;
-    struct shard_view *before = shard_view_ref(job->view), *view = prepare(cuts, count);
+    struct shard_view *before = shard_view_ref(job->view), *view = prepare(cuts);
     ck_assert_msg(shard_job_switch(job, view, &why) == CAIRN_OK, "%s", why.text);
     shard_view_beyond(view, before, fill, NULL);
     by[layouts] = scene;
-    scene.layout = make_layout(cuts, count, view->layout->version);
+    scene.layout = make_layout(cuts, view->layout->version);
     ck_assert_int_eq(shard_map_init(&scene.map, scene.layout, 0, SCENE_CHUNK_LEAVES), CAIRN_OK);
     move_model(&by[layouts++]);
     shard_view_unref(view);
@@ -194,39 +202,22 @@ static struct shard_view *switch_to(const struct cut *cuts, size_t count)
     return before;
 }
 
-/* ---- what is there ---- */
-
-static void check_chunk(const struct model *model, uint64_t chunk, int plane, uint64_t step)
+static void go_on_by(const struct cuts *cuts)
 {
-    const struct chunk_place place = shard_map_chunk(&model->scene->map, chunk);
-    if (plane != CAIRN_PLANE_WIRE && !model_keeps(place.tensor, plane)) return;
-    struct chunk_header fetch = scene_header(&scene, CAIRN_CHUNK_FETCH, 1);
-    fetch.tensor = place.tensor;
-    fetch.first_leaf = place.first_leaf;
-    fetch.leaf_count = (uint32_t)place.leaf_count;
-    fetch.plane = (uint8_t)plane;
-    fetch.table_hash = CAIRN_TABLE_HASH_WHOLE;
-    fetch.generation = 1;
-    fetch.step = step;
-    scene_send(&scene, &fetch, NULL, 0);
-    size_t bytes;
-    const void *wanted = model_bytes(model, plane, &place, &bytes);
-    const struct scene_note *data = scene_note(&scene, CAIRN_CHUNK_DATA);
-    ck_assert_uint_eq(data->header.payload_bytes, bytes);
-    ck_assert_mem_eq(data->payload, wanted, bytes);
+    shard_view_unref(switch_to(cuts));
 }
+
+/* ---- what is there ---- */
 
 /* The model's version, by the layout of the model. */
 static void check_wire(const struct model *model, uint64_t step)
 {
-    for (uint64_t c = 0; c < model->scene->map.chunk_count; c++)
-        check_chunk(model, c, CAIRN_PLANE_WIRE, step);
+    model_check(model, &scene, CAIRN_PLANE_WIRE, 1, step);
 }
 
 static void check_state(void)
 {
-    for (uint64_t c = 0; c < scene.map.chunk_count; c++)
-        for (size_t p = 0; p < COUNT(STATE); p++) check_chunk(&now, c, STATE[p], at);
+    for (size_t p = 0; p < COUNT(STATE); p++) model_check(&now, &scene, STATE[p], 1, at);
 }
 
 static void train(unsigned rounds)
@@ -253,8 +244,6 @@ static void serve(void)
     scene_reshape_frozen(&scene, FROZEN_ROWS, 500);
     scene_serve(&scene, 2, 1);
     model_open(&now, &scene);
-    at = 0;
-    layouts = 0;
     job = scene.shard->jobs;
 }
 
@@ -272,18 +261,11 @@ static void leave(void)
 
 TEST(training_goes_on_in_other_views_and_each_version_is_read_by_its_own)
 {
-    const struct {
-        const struct cut *cuts;
-        size_t count;
-    } views[] = { { PARTLY, COUNT(PARTLY) },
-                  { WHOLLY, COUNT(WHOLLY) },
-                  { PARTLY, COUNT(PARTLY) },
-                  { NOTHING, COUNT(NOTHING) },
-                  { WHOLLY, COUNT(WHOLLY) } };
+    static const struct cuts *const views[] = { &PARTLY, &WHOLLY, &PARTLY, &NOTHING, &WHOLLY };
     train(2);
     for (size_t i = 0; i < COUNT(views); i++) {
         struct model last = kept();
-        shard_view_unref(switch_to(views[i].cuts, views[i].count));
+        go_on_by(views[i]);
         pin_to(&last, &by[layouts - 1]);
         check_state();
         check_wire(&last, at);
@@ -325,14 +307,14 @@ static uint64_t files_of_copies(uint64_t segment)
 
 TEST(published_copies_keep_their_pages_until_a_smaller_view_has_stayed_for_a_while)
 {
-    shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
+    go_on_by(&WHOLLY);
     train(4);
     const uint64_t files = files_of_copies(0);
-    shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
+    go_on_by(&PARTLY);
     train(2);
-    shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
+    go_on_by(&WHOLLY);
     train(2);
-    shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
+    go_on_by(&PARTLY);
     train(12);
     check_wire(&now, at);
     ck_assert_uint_eq(files_of_copies(0), files);
@@ -344,9 +326,9 @@ TEST(published_copies_keep_their_pages_until_a_smaller_view_has_stayed_for_a_whi
 }
 
 /* The copies have so many bytes behind theirs, which nobody touches. */
-static void switch_and_add(const struct cut *cuts, size_t count, uint64_t bytes)
+static void switch_and_add(const struct cuts *cuts, uint64_t bytes)
 {
-    shard_view_unref(switch_to(cuts, count));
+    go_on_by(cuts);
     job->view->wire_bytes += bytes;
     train(2);
 }
@@ -354,10 +336,10 @@ static void switch_and_add(const struct cut *cuts, size_t count, uint64_t bytes)
 TEST(of_a_large_copy_the_last_segment_alone_is_made_anew)
 {
     job->versions.room_bytes = 2 * CAIRN_SEGMENT_BYTES;
-    switch_and_add(NOTHING, COUNT(NOTHING), 0); // copies made after that have that room
-    switch_and_add(WHOLLY, COUNT(WHOLLY), CAIRN_SEGMENT_BYTES * 3 / 2);
+    switch_and_add(&NOTHING, 0); // copies made after that have that room
+    switch_and_add(&WHOLLY, CAIRN_SEGMENT_BYTES * 3 / 2);
     const uint64_t first = files_of_copies(0), last = files_of_copies(1);
-    switch_and_add(PARTLY, COUNT(PARTLY), CAIRN_SEGMENT_BYTES);
+    switch_and_add(&PARTLY, CAIRN_SEGMENT_BYTES);
     ck_assert(files_of_copies(0) == first && files_of_copies(1) == last);
     train(20);
     check_wire(&now, at);
@@ -368,12 +350,12 @@ TEST(of_a_large_copy_the_last_segment_alone_is_made_anew)
 TEST(what_it_takes_of_the_budget_is_as_before_when_it_is_back)
 {
     const uint64_t before = scene.shard->memory.budget.used_bytes;
-    shard_view_unref(switch_to(NOTHING, COUNT(NOTHING)));
+    go_on_by(&NOTHING);
     train(2);
     ck_assert_uint_lt(scene.shard->memory.budget.used_bytes, before);
     ck_assert_uint_eq(job->versions.copies[0].wire.bytes, 0);
     ck_assert_uint_eq(job->versions.copies[1].wire.bytes, 0);
-    shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
+    go_on_by(&WHOLLY);
     train(2);
     ck_assert_uint_eq(job->versions.copies[0].wire.bytes, job->view->wire_bytes);
     ck_assert_uint_eq(job->memory.published, job->view->memory.published);
@@ -381,73 +363,48 @@ TEST(what_it_takes_of_the_budget_is_as_before_when_it_is_back)
 
 /* ---- memory ---- */
 
-static size_t resident(const struct arena *arena)
-{
-    const size_t bytes = arena->begin + arena->bytes, pages = (bytes + 4095) / 4096;
-    unsigned char *there = malloc(pages);
-    size_t count = 0;
-    ck_assert_int_eq(mincore(arena->base - arena->begin, bytes, there), 0);
-    for (size_t i = 0; i < pages; i++) count += there[i] & 1;
-    free(there);
-    return count * 4096;
-}
-
 TEST(pages_of_what_went_go_back_and_what_comes_lies_there)
 {
     const struct arena *param = &job->planes.host[CAIRN_PLANE_PARAM];
     const size_t frozen_bytes = (size_t)FROZEN_ROWS * 500 * sizeof(float);
     train(1);
-    const size_t all = resident(param);
-    struct shard_view *before = switch_to(PARTLY, COUNT(PARTLY));
-    ck_assert_uint_ge(resident(param) + 4096, all); // it can be given to others until it is settled
+    const size_t all = scene_resident(param);
+    struct shard_view *before = switch_to(&PARTLY);
+    ck_assert_uint_ge(scene_resident(param) + 4096,
+                      all); // it can be given to others until it is settled
     shard_view_give(job, before);
     shard_view_unref(before);
-    struct shard_view *next = prepare(WHOLLY, COUNT(WHOLLY)); // behind what was given
+    struct shard_view *next = prepare(&WHOLLY); // behind what was given
     ck_assert_uint_le(job->planes.host[CAIRN_PLANE_PARAM].bytes, all + 65536); // in the same places
     shard_view_give(job, next); // it does not come after all
     shard_view_unref(next);
     coming = job->view;
     reserve(); // what was asked for before is done
-    ck_assert_uint_le(resident(param), all - frozen_bytes + 65536);
+    ck_assert_uint_le(scene_resident(param), all - frozen_bytes + 65536);
     check_state();
     train(1);
     check_state();
-    shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
+    go_on_by(&WHOLLY);
     train(1);
     check_state();
 }
 
 /* ---- versions ---- */
 
-static void keep_lease(uint64_t lease, uint64_t step)
-{
-    Cairn__LeaseKeep message = CAIRN__LEASE_KEEP__INIT;
-    message.job = SCENE_JOB;
-    message.lease = lease;
-    message.generation = 1;
-    message.step = step;
-    message.ttl_ms = 60000;
-    scene_say(&scene, CAIRN_MSG_LEASE_KEEP, 40, &message.base);
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 40);
-}
-
 TEST(a_leased_version_is_read_by_its_layout_over_many_views)
 {
     train(1);
-    keep_lease(7, at);
+    scene_lease(&scene, 7, 1, at);
     struct model leased = kept();
-    shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
+    go_on_by(&PARTLY);
     pin_to(&leased, &by[0]);
     train(3);
     check_wire(&leased, 1);
-    shard_view_unref(switch_to(WHOLLY, COUNT(WHOLLY)));
+    go_on_by(&WHOLLY);
     train(3);
     check_wire(&leased, 1);
     check_wire(&now, at);
-    Cairn__LeaseEnd end = CAIRN__LEASE_END__INIT;
-    end.job = SCENE_JOB;
-    end.lease = 7;
-    scene_say(&scene, CAIRN_MSG_LEASE_END, 0, &end.base);
+    scene_tell(&scene, 0, LeaseEnd, .job = SCENE_JOB, .lease = 7);
     scene_settle(&scene);
     ck_assert_uint_eq(job->versions.leased_bytes, 0);
     ck_assert_uint_eq(job->memory.published, job->view->memory.published);
@@ -469,13 +426,13 @@ TEST(the_newest_version_is_written_once_more_and_can_be_read_both_ways)
     struct sentence why;
     train(2);
     struct model last = kept();
-    shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
+    go_on_by(&PARTLY);
     pin_to(&last, &by[0]);
-    keep_lease(7, at);
+    scene_lease(&scene, 7, 1, at);
     is_published = false;
     ck_assert_int_eq(pass_republish(job, on_published, &why), CAIRN_OK);
     ck_assert_int_eq(pass_republish(job, on_published, &why), CAIRN_ERR_BUSY);
-    while (!is_published) uv_run(&scene.loop, UV_RUN_ONCE);
+    scene_until(&scene, is_published);
     check_wire(&now, at);
     check_wire(&last, at);
     struct model again = kept();
@@ -494,8 +451,8 @@ TEST(a_layout_that_joins_what_lies_apart_is_refused_and_nothing_changes)
     struct sentence why;
     struct shard_view *view;
     train(1);
-    shard_view_unref(switch_to(PARTLY, COUNT(PARTLY)));
-    struct layout *joined = make_layout(JOINED, COUNT(JOINED), 9);
+    go_on_by(&PARTLY);
+    struct layout *joined = make_layout(&JOINED, 9);
     ck_assert_int_eq(shard_view_next(job, joined, 0, job->view, &view, &why), CAIRN_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(why.text, "joins what lies apart"));
     train(1);
@@ -505,7 +462,7 @@ TEST(a_layout_that_joins_what_lies_apart_is_refused_and_nothing_changes)
 TEST(a_view_does_not_change_while_a_round_is_open)
 {
     struct sentence why;
-    struct shard_view *view = prepare(PARTLY, COUNT(PARTLY));
+    struct shard_view *view = prepare(&PARTLY);
     model_push_round(&scene, 1, 0);
     ck_assert_int_eq(shard_job_switch(job, view, &why), CAIRN_ERR_BUSY);
     scene_hear(&scene, CAIRN_MSG_REDUCED);
@@ -538,14 +495,11 @@ TEST(tiles_of_members_go_over_also_of_tensors_that_come_later)
     struct sentence why;
     ck_assert_int_eq(tiles_set(&tiles, T_WEIGHT, &rows), CAIRN_OK);
     ck_assert_int_eq(tiles_set(&tiles, T_EMB, &half), CAIRN_OK);
-    shard_view_unref(switch_to(NOTHING, COUNT(NOTHING)));
+    go_on_by(&NOTHING);
     ck_assert_int_eq(tiles_set_member(member, &tiles, &why), CAIRN_OK);
-    const struct {
-        const struct cut *cuts;
-        size_t count;
-    } views[] = { { WHOLLY, COUNT(WHOLLY) }, { PARTLY, COUNT(PARTLY) } };
+    static const struct cuts *const views[] = { &WHOLLY, &PARTLY };
     for (size_t i = 0; i < COUNT(views); i++) {
-        shard_view_unref(switch_to(views[i].cuts, views[i].count));
+        go_on_by(views[i]);
         ck_assert_uint_eq(tiles_touched(member, T_WEIGHT), touched(T_WEIGHT, &rows));
         ck_assert_uint_eq(tiles_touched(member, T_EMB), touched(T_EMB, &half));
         ck_assert_uint_gt(touched(T_WEIGHT, &rows), 0);

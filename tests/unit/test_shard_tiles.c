@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "server/shard/base.h"
-#include "tests/support/pages.h"
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"
 
@@ -50,22 +49,12 @@ static void hold_pieces(void)
     hold(3, T_FROZEN, (struct cairn_box) { 2, { 0, 250 }, { 20, 250 } });
 }
 
-static void send_page(void *context, const Cairn__Page *page)
-{
-    scene_say(&scene, CAIRN_MSG_PAGE, *(const uint32_t *)context, &page->base);
-}
-
 static void say_tiles(uint64_t member, uint64_t hash, const uint8_t *bytes, size_t size)
 {
-    uint32_t request = 40 + (uint32_t)member;
-    Cairn__MemberTiles message = CAIRN__MEMBER_TILES__INIT;
-    message.job = SCENE_JOB;
-    message.member = member;
-    message.tiles_hash = hash;
-    message.tiles_bytes = size;
-    message.world = WORKERS;
-    scene_say(&scene, CAIRN_MSG_MEMBER_TILES, request, &message.base);
-    pages_each(CAIRN_PAGE_TILES, bytes, size, send_page, &request);
+    const uint32_t request = 40 + (uint32_t)member;
+    scene_tell(&scene, request, MemberTiles, .job = SCENE_JOB, .member = member, .tiles_hash = hash,
+               .tiles_bytes = size, .world = WORKERS);
+    scene_say_pages(&scene, request, CAIRN_PAGE_TILES, bytes, size);
 }
 
 static void tell_tiles(uint64_t member)
@@ -75,7 +64,12 @@ static void tell_tiles(uint64_t member)
     ck_assert_int_eq(tiles_pack(&tiles[member], &bytes, &size), CAIRN_OK);
     say_tiles(member, tiles_digest(&tiles[member]), bytes, size);
     free(bytes);
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 40 + member);
+    scene_done(&scene, (uint32_t)(40 + member));
+}
+
+static void tell_all_tiles(void)
+{
+    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
 }
 
 static cairn_status refused_tiles(uint64_t member, uint64_t hash, const uint8_t *bytes, size_t size)
@@ -123,11 +117,6 @@ static struct chunk_header tile_header(uint8_t kind, uint64_t member, uint64_t c
     return header;
 }
 
-static void wait_for_sends(void)
-{
-    while (scene.sends_over < scene.sent) uv_run(&scene.loop, UV_RUN_ONCE);
-}
-
 /* Puts what member has of every chunk of a tensor; waits for the ACKs. */
 static void put_tensor(uint64_t member, uint32_t tensor)
 {
@@ -141,7 +130,7 @@ static void put_tensor(uint64_t member, uint32_t tensor)
         struct chunk_header put = tile_header(CAIRN_CHUNK_PUT, member, c);
         scene_send(&scene, &put, payload, count * sizeof(float));
         ck_assert_uint_eq(scene_note(&scene, CAIRN_CHUNK_ACK)->header.request, put.request);
-        wait_for_sends();
+        scene_sent(&scene);
     }
 }
 
@@ -151,17 +140,8 @@ static void join_all(void)
 {
     memset(tiles, 0, sizeof tiles);
     scene_open(&scene, "mem", 2, 0);
-    scene_create(&scene, 3, 1, 0, "");
-    scene_hear(&scene, CAIRN_MSG_DONE);
+    scene_make(&scene, 1);
     for (uint64_t m = 1; m <= WORKERS; m++) scene_join(&scene, m, CAIRN_ROLE_WIRE_WORKER);
-}
-
-static void begin_epoch(uint64_t epoch)
-{
-    scene_fence(&scene, epoch);
-    scene_hear(&scene, CAIRN_MSG_ANSWER);
-    scene_resolve_none(&scene);
-    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
 }
 
 /* A job that serves, with the pieces told. */
@@ -169,12 +149,12 @@ static void set_up(void)
 {
     join_all();
     hold_pieces();
-    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
+    tell_all_tiles();
     for (uint64_t m = 1; m <= 2; m++)
         for (uint32_t t = 0; t < TENSORS; t++) put_tensor(m, t);
     put_tensor(3, T_EMB);
     scene_seal(&scene);
-    begin_epoch(3);
+    scene_begin_epoch(&scene, 3);
 }
 
 static void tear_down(void)
@@ -300,7 +280,7 @@ static void push_micro(uint32_t micro)
             more |= pushers[m].unanswered + pushers[m].unanswered_small > 0;
     }
     for (int i = 0; i < WORKERS; i++) scene_note(&scene, CAIRN_CHUNK_MICRO_ACK);
-    wait_for_sends();
+    scene_sent(&scene);
     for (uint64_t m = 1; m <= WORKERS; m++)
         for (uint32_t i = 0; i < pushers[m].sent; i++) free(pushers[m].bytes[i]);
 }
@@ -361,7 +341,7 @@ TEST(pieces_are_folded_in_rank_order_where_they_lie)
 TEST(what_nobody_contributes_is_plus_zero_whatever_was_there_before)
 {
     push_round(5, 0);
-    begin_epoch(4); // void: the sums of round 5 lie around
+    scene_begin_epoch(&scene, 4); // void: the sums of round 5 lie around
     for (uint64_t m = 1; m <= WORKERS; m++) {
         hold(m, T_WEIGHT, (struct cairn_box) { 2, { m, 10 * m }, { 1, 9 } });
         hold(m, T_EMB, (struct cairn_box) { 2, { 0, 7 }, { 39, 2 } });
@@ -374,7 +354,7 @@ TEST(what_nobody_contributes_is_plus_zero_whatever_was_there_before)
 TEST(a_job_goes_back_to_whole_tensors_and_gives_the_memory_back)
 {
     push_round(5, 0);
-    begin_epoch(4);
+    scene_begin_epoch(&scene, 4);
     ck_assert_ptr_nonnull(job()->tiling.list);
     const uint64_t with = job()->memory.tables;
     for (uint64_t m = 1; m <= WORKERS; m++) {
@@ -392,12 +372,12 @@ TEST(a_round_of_pieces_after_a_round_of_wholes_and_with_a_member_told_anew)
     struct tiles kept[WORKERS + 1];
     memcpy(kept, tiles, sizeof kept);
     memset(tiles, 0, sizeof tiles);
-    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
+    tell_all_tiles();
     push_round(5, 0);
     check_sums();
-    begin_epoch(4);
+    scene_begin_epoch(&scene, 4);
     memcpy(tiles, kept, sizeof kept);
-    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
+    tell_all_tiles();
     scene_join(&scene, 2, CAIRN_ROLE_WIRE_WORKER); // as by a new coordinator: it keeps its tiles
     push_round(6, 0);
     check_sums();
@@ -414,47 +394,54 @@ TEST(a_new_coordinator_learns_that_there_are_tiles)
 
 static uint64_t chunk_of(uint32_t tensor)
 {
-    uint64_t chunk = 0;
-    while (shard_map_chunk(&scene.map, chunk).tensor != tensor) chunk++;
-    return chunk;
+    return scene_chunk_of(&scene, tensor);
 }
 
 static cairn_status refusal_of(struct chunk_header *header, size_t size)
 {
-    scene_send(&scene, header, payload, size);
-    const struct scene_note *nak = scene_note(&scene, CAIRN_CHUNK_NAK);
-    ck_assert_uint_eq(nak->header.request, header->request);
-    wait_for_sends();
-    return (cairn_status)nak->header.value;
+    return scene_nak(&scene, header, payload, size);
 }
 
 TEST(a_piece_that_is_not_the_declared_one_is_refused)
 {
-    scene_round_open(&scene, 5, 0, WORKERS);
-    for (int i = 0; i < WORKERS; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
-    const uint64_t c = chunk_of(T_WEIGHT);
+    const uint64_t c = chunk_of(T_WEIGHT), bias = chunk_of(T_BIAS);
     const struct chunk_place place = shard_map_chunk(&scene.map, c);
     struct cairn_box whole;
     const size_t size =
         make_piece(box_of(1, T_WEIGHT, &whole), &place, gradient, (float *)payload) * sizeof(float);
-    struct chunk_header push = tile_header(CAIRN_CHUNK_PUSH, 1, c);
-    ck_assert_int_eq(refusal_of(&push, size - 4), CAIRN_ERR_MALFORMED);
-    push = tile_header(CAIRN_CHUNK_PUSH, 1, c);
-    ck_assert_int_eq(refusal_of(&push, size + 4), CAIRN_ERR_MALFORMED);
-    push = tile_header(CAIRN_CHUNK_PUSH, 1, c);
-    push.dtype = CAIRN_BF16;
-    ck_assert_int_eq(refusal_of(&push, size), CAIRN_ERR_MALFORMED);
-    push = tile_header(CAIRN_CHUNK_PUSH, 1, c);
-    push.table_hash++;
-    ck_assert_int_eq(refusal_of(&push, size), CAIRN_ERR_MISMATCH);
-    push = tile_header(CAIRN_CHUNK_PUSH, 1, c); // a whole chunk of a worker that holds a part
-    push.tile = CAIRN_TILE_WHOLE;
-    ck_assert_int_eq(refusal_of(&push, place.elem_count * 4), CAIRN_ERR_MISMATCH);
-    push = tile_header(CAIRN_CHUNK_PUSH, 2, chunk_of(T_BIAS)); // it holds all, and declared nothing
-    push.tile = CAIRN_TILE_OWN;
-    ck_assert_int_eq(refusal_of(&push, 40), CAIRN_ERR_MISMATCH);
-    push = tile_header(CAIRN_CHUNK_PUSH, 1, chunk_of(T_BIAS)); // it holds nothing
-    ck_assert_int_eq(refusal_of(&push, 40), CAIRN_ERR_MALFORMED);
+    const struct chunk_header good = tile_header(CAIRN_CHUNK_PUSH, 1, c),
+                              all = tile_header(CAIRN_CHUNK_PUSH, 2, bias),
+                              none = tile_header(CAIRN_CHUNK_PUSH, 1, bias);
+    const struct {
+        const char *what;
+        const struct chunk_header *header;
+        uint8_t dtype;
+        uint32_t tile;
+        uint64_t more_hash;
+        size_t bytes;
+        cairn_status status;
+    } wrong[] = {
+        { "an element short", &good, CAIRN_F32, good.tile, 0, size - 4, CAIRN_ERR_MALFORMED },
+        { "an element long", &good, CAIRN_F32, good.tile, 0, size + 4, CAIRN_ERR_MALFORMED },
+        { "twice as many in bf16", &good, CAIRN_BF16, good.tile, 0, size, CAIRN_ERR_MALFORMED },
+        { "of another table", &good, CAIRN_F32, good.tile, 1, size, CAIRN_ERR_MISMATCH },
+        { "a whole chunk of a worker that holds a part", &good, CAIRN_F32, CAIRN_TILE_WHOLE, 0,
+          place.elem_count * 4, CAIRN_ERR_MISMATCH },
+        { "a tile of one that holds all, and declared nothing", &all, CAIRN_F32, CAIRN_TILE_OWN, 0,
+          40, CAIRN_ERR_MISMATCH },
+        { "of one that holds nothing", &none, CAIRN_F32, none.tile, 0, 40, CAIRN_ERR_MALFORMED },
+    };
+    scene_round_begin(&scene, 5, 0, WORKERS);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        struct chunk_header push = *wrong[i].header;
+        push.round = scene.round;
+        push.dtype = wrong[i].dtype;
+        push.tile = wrong[i].tile;
+        push.table_hash += wrong[i].more_hash;
+        const cairn_status status = refusal_of(&push, wrong[i].bytes);
+        ck_assert_msg(status == wrong[i].status, "a piece %s: %s", wrong[i].what,
+                      status_code_name((int)status));
+    }
     ck_assert_uint_eq(step_slots_used(job()->collector.step), 0);
     struct chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, 1);
     end.value = scene.map.chunk_count; // more than it holds
@@ -490,15 +477,23 @@ static cairn_status refused_list(uint64_t member, struct tile_box *list, size_t 
 
 TEST(a_wrong_list_of_tiles_is_refused_and_changes_nothing)
 {
+    static struct {
+        const char *what;
+        uint64_t member;
+        struct tile_box box;
+        cairn_status status;
+    } wrong[] = {
+        { "beyond", 1, { T_WEIGHT, { 2, { 49, 0 }, { 2, 1000 } } }, CAIRN_ERR_INVALID },
+        { "huge", 1, { T_WEIGHT, { 2, { 1, 1 }, { UINT64_MAX, UINT64_MAX } } }, CAIRN_ERR_INVALID },
+        { "nowhere", 1, { TENSORS, { 1, { 0 }, { 1 } } }, CAIRN_ERR_INVALID },
+        { "nobody's", 99, { T_BIAS, { 1, { 0 }, { 5 } } }, CAIRN_ERR_NOT_FOUND },
+    };
     const uint64_t before = job()->memory.tables, hash = tiles_digest(&tiles[1]);
-    struct tile_box beyond = { T_WEIGHT, { 2, { 49, 0 }, { 2, 1000 } } };
-    struct tile_box huge = { T_WEIGHT, { 2, { 1, 1 }, { UINT64_MAX, UINT64_MAX } } };
-    struct tile_box nowhere = { TENSORS, { 1, { 0 }, { 1 } } };
-    ck_assert_int_eq(refused_list(1, &beyond, 1), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(refused_list(1, &huge, 1), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(refused_list(1, &nowhere, 1), CAIRN_ERR_INVALID);
-    struct tile_box good = { T_BIAS, { 1, { 0 }, { 5 } } };
-    ck_assert_int_eq(refused_list(99, &good, 1), CAIRN_ERR_NOT_FOUND);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        const cairn_status status = refused_list(wrong[i].member, &wrong[i].box, 1);
+        ck_assert_msg(status == wrong[i].status, "%s: %s", wrong[i].what,
+                      status_code_name((int)status));
+    }
     memset(payload, 0xff, 64);
     ck_assert_int_eq(refused_tiles(1, hash, payload, 64), CAIRN_ERR_MALFORMED);
     uint8_t *bytes;
@@ -506,11 +501,7 @@ TEST(a_wrong_list_of_tiles_is_refused_and_changes_nothing)
     ck_assert_int_eq(tiles_pack(&tiles[2], &bytes, &size), CAIRN_OK);
     ck_assert_int_eq(refused_tiles(1, hash, bytes, size), CAIRN_ERR_MALFORMED); // another's hash
     free(bytes);
-    Cairn__MemberTiles message = CAIRN__MEMBER_TILES__INIT;
-    message.job = SCENE_JOB;
-    message.member = 1;
-    message.tiles_bytes = UINT64_MAX;
-    scene_say(&scene, CAIRN_MSG_MEMBER_TILES, 9, &message.base);
+    scene_tell(&scene, 9, MemberTiles, .job = SCENE_JOB, .member = 1, .tiles_bytes = UINT64_MAX);
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_ERROR).request, 9);
     ck_assert_uint_eq(job()->memory.tables, before);
     push_round(5, 0);
@@ -519,18 +510,12 @@ TEST(a_wrong_list_of_tiles_is_refused_and_changes_nothing)
 
 TEST(no_more_lists_arrive_at_a_time_than_are_allowed)
 {
-    Cairn__MemberTiles message = CAIRN__MEMBER_TILES__INIT;
-    message.job = SCENE_JOB;
-    message.member = 1;
-    message.tiles_bytes = 1000;
     for (uint32_t i = 0; i <= CAIRN_ARRIVING_MAX; i++)
-        scene_say(&scene, CAIRN_MSG_MEMBER_TILES, 100 + i, &message.base);
+        scene_tell(&scene, 100 + i, MemberTiles, .job = SCENE_JOB, .member = 1,
+                   .tiles_bytes = 1000);
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_ERROR).request, 100 + CAIRN_ARRIVING_MAX);
-    Cairn__Page page = CAIRN__PAGE__INIT; // of another length than announced
-    page.what = CAIRN_PAGE_TILES;
-    page.total_bytes = 999;
-    page.bytes = (ProtobufCBinaryData) { 10, payload };
-    scene_say(&scene, CAIRN_MSG_PAGE, 100, &page.base);
+    scene_tell(&scene, 100, Page, .what = CAIRN_PAGE_TILES, .total_bytes = 999, // announced: 1000
+               .bytes = { 10, payload });
     ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_ERROR).request, 100);
 }
 
@@ -553,7 +538,7 @@ static void check_data(const struct chunk_header *asked, const struct cairn_box 
     ck_assert_uint_eq(data->header.checksum, chunk_checksum(data->payload, count * elem_bytes));
     ck_assert_mem_eq(data->payload, expected, count * elem_bytes);
     free(expected);
-    wait_for_sends();
+    scene_sent(&scene);
 }
 
 TEST(a_worker_fetches_its_own_piece_of_a_chunk)
@@ -577,14 +562,13 @@ TEST(a_worker_fetches_its_own_piece_of_a_chunk)
             }
 }
 
-static void send_box_fetch(struct chunk_header *fetch, uint64_t member, uint64_t chunk,
-                           const struct cairn_box *box, uint8_t bytes[CAIRN_BOX_BYTES_MAX])
+/* A FETCH of a box of weight's first chunk. */
+static struct chunk_header box_header(uint64_t member)
 {
-    *fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, member, chunk);
-    fetch->tile = CAIRN_TILE_BOX;
-    fetch->plane = CAIRN_PLANE_WIRE;
-    fetch->generation = 1;
-    scene_send(&scene, fetch, bytes, box_encode(box, bytes));
+    struct chunk_header fetch = scene_fetch_header(&scene, member, chunk_of(T_WEIGHT),
+                                                   CAIRN_PLANE_WIRE, 1, 0);
+    fetch.tile = CAIRN_TILE_BOX;
+    return fetch;
 }
 
 TEST(a_reader_fetches_any_box_of_a_chunk)
@@ -597,9 +581,9 @@ TEST(a_reader_fetches_any_box_of_a_chunk)
     };
     scene_join(&scene, 9, CAIRN_ROLE_WIRE_READER);
     for (size_t i = 0; i < sizeof boxes / sizeof *boxes; i++) {
-        struct chunk_header fetch;
+        struct chunk_header fetch = box_header(9);
         uint8_t bytes[CAIRN_BOX_BYTES_MAX];
-        send_box_fetch(&fetch, 9, chunk_of(T_WEIGHT), &boxes[i], bytes);
+        scene_send(&scene, &fetch, bytes, box_encode(&boxes[i], bytes));
         check_data(&fetch, &boxes[i], chunk_of(T_WEIGHT));
     }
 }
@@ -613,18 +597,11 @@ TEST(a_box_that_is_not_one_of_the_chunk_is_refused)
         { 2, { 0, 0 }, { 0, 1000 } },                 /* of nothing */
         { 2, { UINT64_MAX, 1 }, { UINT64_MAX, 999 } } /* of no tensor at all */
     };
-    uint8_t bytes[CAIRN_BOX_BYTES_MAX];
     for (size_t i = 0; i < sizeof boxes / sizeof *boxes; i++) {
-        struct chunk_header fetch;
-        send_box_fetch(&fetch, 1, chunk_of(T_WEIGHT), &boxes[i], bytes);
-        const struct scene_note *nak = scene_note(&scene, CAIRN_CHUNK_NAK);
-        ck_assert_uint_eq(nak->header.value, CAIRN_ERR_MALFORMED);
-        wait_for_sends();
+        struct chunk_header fetch = box_header(1);
+        ck_assert_int_eq(refusal_of(&fetch, box_encode(&boxes[i], payload)), CAIRN_ERR_MALFORMED);
     }
-    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 0);
-    fetch.tile = CAIRN_TILE_BOX;
-    fetch.plane = CAIRN_PLANE_WIRE;
-    fetch.generation = 1;
+    struct chunk_header fetch = box_header(1);
     memset(payload, 0xee, 36);
     ck_assert_int_eq(refusal_of(&fetch, 36), CAIRN_ERR_MALFORMED);
     fetch.checksum = 1;
@@ -637,54 +614,55 @@ SUITE(60, set_up, tear_down);
 
 /* ---- puts ---- */
 
-/* As rank 0 puts them, by the worker of another rank. */
-static struct chunk_header moments_header(uint32_t tensor)
-{
-    struct chunk_header put = tile_header(CAIRN_CHUNK_PUT, 1, chunk_of(tensor));
-    put.plane = CAIRN_PLANE_EXP_AVG;
-    put.tile = CAIRN_TILE_WHOLE;
-    put.table_hash = 0;
-    return put;
-}
-
-TEST(moments_before_there_is_a_state_are_whole_and_of_rank_0)
+static void tell_pieces(void)
 {
     join_all();
     hold_pieces();
-    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
-    const size_t size = (size_t)shard_map_chunk(&scene.map, chunk_of(T_WEIGHT)).elem_count *
-                        sizeof(float);
-    struct chunk_header put = moments_header(T_WEIGHT);
-    ck_assert_int_eq(refusal_of(&put, size), CAIRN_ERR_REFUSED);
-    put = moments_header(T_WEIGHT);
-    put.tile = CAIRN_TILE_OWN;
-    ck_assert_int_eq(refusal_of(&put, size), CAIRN_ERR_MALFORMED);
-    put = moments_header(T_WEIGHT);
-    put.dtype = CAIRN_BF16;
-    ck_assert_int_eq(refusal_of(&put, size / 2), CAIRN_ERR_MALFORMED);
-    put = moments_header(T_WEIGHT);
-    put.plane = CAIRN_PLANE_WIRE;
-    ck_assert_int_eq(refusal_of(&put, size), CAIRN_ERR_MALFORMED);
-    put = moments_header(T_FROZEN); // it keeps none
-    ck_assert_int_eq(refusal_of(&put, sizeof(float) * put.leaf_count), CAIRN_ERR_NOT_FOUND);
-    tear_down();
+    tell_all_tiles();
+}
+
+/* As rank 0 puts them, by the worker of another rank. */
+TEST(moments_before_there_is_a_state_are_whole_and_of_rank_0)
+{
+    const size_t bytes = scene_chunk_bytes(&scene, chunk_of(T_WEIGHT));
+    const struct {
+        const char *what;
+        uint32_t tensor, tile;
+        uint8_t dtype, plane;
+        size_t bytes;
+        cairn_status status;
+    } puts[] = {
+        { "of another rank", T_WEIGHT, CAIRN_TILE_WHOLE, CAIRN_F32, CAIRN_PLANE_EXP_AVG, bytes,
+          CAIRN_ERR_REFUSED },
+        { "a tile", T_WEIGHT, CAIRN_TILE_OWN, CAIRN_F32, CAIRN_PLANE_EXP_AVG, bytes,
+          CAIRN_ERR_MALFORMED },
+        { "in bf16", T_WEIGHT, CAIRN_TILE_WHOLE, CAIRN_BF16, CAIRN_PLANE_EXP_AVG, bytes / 2,
+          CAIRN_ERR_MALFORMED },
+        { "of the wire", T_WEIGHT, CAIRN_TILE_WHOLE, CAIRN_F32, CAIRN_PLANE_WIRE, bytes,
+          CAIRN_ERR_MALFORMED },
+        { "of a tensor that keeps none", T_FROZEN, CAIRN_TILE_WHOLE, CAIRN_F32, CAIRN_PLANE_EXP_AVG,
+          SCENE_CHUNK_LEAVES * sizeof(float), CAIRN_ERR_NOT_FOUND },
+    };
+    for (size_t i = 0; i < sizeof puts / sizeof *puts; i++) {
+        struct chunk_header put = tile_header(CAIRN_CHUNK_PUT, 1, chunk_of(puts[i].tensor));
+        put.table_hash = 0;
+        put.tile = puts[i].tile;
+        put.dtype = puts[i].dtype;
+        put.plane = puts[i].plane;
+        const cairn_status status = refusal_of(&put, puts[i].bytes);
+        ck_assert_msg(status == puts[i].status, "a put %s: %s", puts[i].what,
+                      status_code_name((int)status));
+    }
 }
 
 TEST(a_chunk_is_put_when_all_its_boxes_are_put)
 {
-    join_all();
-    hold_pieces();
-    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
     for (uint32_t t = 0; t < TENSORS; t++) put_tensor(1, t);
     put_tensor(2, T_BIAS);
     put_tensor(2, T_FROZEN);
     put_tensor(2, T_EMB);
-    Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
-    seal.job = SCENE_JOB;
-    scene_say(&scene, CAIRN_MSG_JOB_SEAL, 6, &seal.base);
-    const struct scene_frame frame = scene_hear(&scene, CAIRN_MSG_ERROR);
-    const char *text = ((const Cairn__Error *)frame.message)->text;
-    ck_assert_ptr_nonnull(strstr(text, "2 tensors: emb, weight"));
+    scene_tell(&scene, 6, JobSeal, .job = SCENE_JOB);
+    scene_refused(&scene, 6, CAIRN_ERR_NOT_READY, "2 tensors: emb, weight");
     put_tensor(3, T_EMB);
     put_tensor(3, T_WEIGHT);
     scene_seal(&scene);
@@ -695,17 +673,12 @@ TEST(a_chunk_is_put_when_all_its_boxes_are_put)
             ck_assert_float_eq(param[extent->local_elem + e],
                                scene_initial(extent->tensor, extent->first_elem + e));
     }
-    tear_down();
 }
 
 TEST(one_worker_may_put_whole_tensors_of_a_tiled_job)
 {
-    join_all();
-    hold_pieces();
-    for (uint64_t m = 1; m <= WORKERS; m++) tell_tiles(m);
     scene_put_all(&scene, 1);
     scene_seal(&scene);
-    tear_down();
 }
 
-SUITE(60);
+SUITE(60, tell_pieces, tear_down);

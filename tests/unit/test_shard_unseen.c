@@ -17,90 +17,36 @@
 static struct scene scene;
 static struct model model;
 
-static void serve(uint32_t threads)
+static void serve(void)
 {
-    scene_open(&scene, "mem", threads, 0);
-    scene_serve(&scene, 2, 1);
-    model_open(&model, &scene);
+    model_serve(&model, &scene, "mem", 2);
 }
 
 static void leave(void)
 {
-    model_close(&model);
-    scene_close(&scene);
+    model_leave(&model, &scene);
 }
 
 /* ---- snapshots and digests of a shard ---- */
 
 static void say_pin(uint64_t number, bool files)
 {
-    Cairn__Pin message = CAIRN__PIN__INIT;
-    message.job = SCENE_JOB;
-    message.snapshot = number;
-    message.files = files;
-    scene_say(&scene, CAIRN_MSG_PIN, 0, &message.base);
+    scene_tell(&scene, 0, Pin, .job = SCENE_JOB, .snapshot = number, .files = files);
 }
 
 static void say_folder(uint64_t number, const char *path)
 {
-    Cairn__PinFolder folder = CAIRN__PIN_FOLDER__INIT;
-    folder.job = SCENE_JOB;
-    folder.snapshot = number;
-    folder.path = wire_text(path);
-    scene_say(&scene, CAIRN_MSG_PIN_FOLDER, 0, &folder.base);
-}
-
-static bool has_node(const Cairn__SnapshotPart *part, uint32_t tensor, int plane,
-                     const struct tree_node *node)
-{
-    for (size_t i = 0; i < part->n_digests; i++) {
-        const Cairn__DigestNode *digest = part->digests[i];
-        if (digest->tensor == tensor && (int)digest->plane == plane &&
-            digest->level == node->level && digest->index == node->index)
-            return memcmp(digest->hash.data, node->hash.byte, CAIRN_HASH_BYTES) == 0;
-    }
-    return false;
-}
-
-/* The digests of a part are those of the model's state. */
-static void check_part(const Cairn__SnapshotPart *part, const struct model *expected, uint64_t step)
-{
-    size_t nodes = 0;
-    ck_assert_msg(part->status == CAIRN_OK, "%s", part->text);
-    ck_assert_uint_eq(part->step, step);
-    for (size_t i = 0; i < scene.map.extent_count; i++) {
-        const struct local_extent *extent = &scene.map.extents[i];
-        for (int plane = CAIRN_PLANE_PARAM; plane < CAIRN_PLANE_COUNT; plane++) {
-            if (plane == CAIRN_PLANE_WIRE || !model_keeps(extent->tensor, plane)) continue;
-            struct hash_tree tree;
-            tree_init(&tree, extent->first_leaf);
-            backend_hash_leaves(backend_host(), model_plane(expected, plane) + extent->local_elem,
-                                CAIRN_F32, &scene.layout->geometry[extent->tensor],
-                                extent->leaf_count, &tree);
-            for (uint32_t n = 0; n < tree.node_count; n++, nodes++)
-                ck_assert(has_node(part, extent->tensor, plane, &tree.node[n]));
-        }
-    }
-    ck_assert_uint_eq(nodes, part->n_digests);
-}
-
-static const Cairn__SnapshotPart *hear_part(void)
-{
-    return (const Cairn__SnapshotPart *)scene_hear(&scene, CAIRN_MSG_SNAPSHOT_PART).message;
+    scene_tell(&scene, 0, PinFolder, .job = SCENE_JOB, .snapshot = number, .path = wire_text(path));
 }
 
 static void say_prepare(uint64_t number)
 {
-    Cairn__PinPrepare message = CAIRN__PIN_PREPARE__INIT;
-    message.job = SCENE_JOB;
-    message.snapshot = number;
-    scene_say(&scene, CAIRN_MSG_PIN_PREPARE, 70, &message.base);
+    scene_tell(&scene, 70, PinPrepare, .job = SCENE_JOB, .snapshot = number);
     (void)scene_hear(&scene, CAIRN_MSG_DONE);
 }
 
 TEST(what_was_prepared_is_pinned_or_given_back)
 {
-    serve(2);
     const struct budget *budget = &scene.shard->memory.budget;
     const uint64_t before = budget->used_bytes;
     say_prepare(10);
@@ -115,59 +61,34 @@ TEST(what_was_prepared_is_pinned_or_given_back)
     struct model was = { 0 };
     model_copy(&was, &model);
     model_round(&model, &scene, 2, 1);
-    check_part(hear_part(), &was, 1);
+    model_check_part(&was, scene_heard(&scene, SnapshotPart), 1);
     ck_assert_ptr_null(LIST_FIRST(&scene.shard->jobs->pins.list));
     ck_assert_uint_eq(budget->used_bytes, before);
     say_prepare(12); // the job leaves with it
     model_close(&was);
 }
 
-static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-
-static void wait_at_gate(struct task *task, uint32_t item, uint32_t thread)
-{
-    (void)task;
-    (void)item;
-    (void)thread;
-    pthread_mutex_lock(&gate);
-    pthread_mutex_unlock(&gate);
-}
-
-static void pass_gate(struct task *task)
-{
-    (void)task;
-}
-
 TEST(what_was_prepared_in_vain_stays_until_nobody_makes_its_pages)
 {
-    static struct task before = { .run = wait_at_gate, .done = pass_gate, .item_count = 1 };
-    Cairn__PinPrepare message = CAIRN__PIN_PREPARE__INIT;
-    message.job = SCENE_JOB;
-    message.snapshot = 10;
-    serve(2);
     const struct budget *budget = &scene.shard->memory.budget;
     const uint64_t used = budget->used_bytes;
-    pthread_mutex_lock(&gate);
-    pool_submit(scene.shard->memory.toucher, &before);
-    scene_say(&scene, CAIRN_MSG_PIN_PREPARE, 70, &message.base);
+    scene_hold(scene.shard->memory.toucher, 1);
+    scene_tell(&scene, 70, PinPrepare, .job = SCENE_JOB, .snapshot = 10);
     say_folder(10, "");
     model_round(&model, &scene, 1, 0); // an update looks for pins that have ended
     ck_assert_uint_gt(budget->used_bytes, used);
-    pthread_mutex_unlock(&gate);
+    scene_let_go();
     (void)scene_hear(&scene, CAIRN_MSG_DONE);
     model_round(&model, &scene, 2, 1);
     ck_assert_uint_eq(budget->used_bytes, used);
-    leave();
 }
 
 TEST(what_a_step_takes_is_learned_beside_what_is_prepared)
 {
-    serve(2);
     model_round(&model, &scene, 1, 0);
     say_prepare(10);
     for (uint64_t i = 1; i < 4; i++) model_round(&model, &scene, i + 1, i);
     ck_assert_uint_gt(scene.shard->jobs->pins.step_us, 0);
-    leave();
 }
 
 TEST(snapshots_and_digests_of_several_versions_are_of_theirs_though_updates_went_on)
@@ -177,7 +98,6 @@ TEST(snapshots_and_digests_of_several_versions_are_of_theirs_though_updates_went
     struct sentence why;
     cairn_scratch_make(root);
     ck_assert_int_eq(snapshot_folder_make(root, "play", 1, 1, id, &folder, &why), CAIRN_OK);
-    serve(2);
     const uint64_t before = scene.shard->memory.budget.used_bytes;
     memset(was, 0, sizeof was);
     for (uint64_t i = 0; i < 3; i++) { // their folders are not told: all of each is overwritten
@@ -188,20 +108,19 @@ TEST(snapshots_and_digests_of_several_versions_are_of_theirs_though_updates_went
     model_round(&model, &scene, 4, 3);
     model_round(&model, &scene, 5, 4);
     say_folder(12, folder);
-    check_part(hear_part(), &was[2], 3);
+    model_check_part(&was[2], scene_heard(&scene, SnapshotPart), 3);
     say_pin(20, false);
-    check_part(hear_part(), &model, 5);
+    model_check_part(&model, scene_heard(&scene, SnapshotPart), 5);
     for (uint64_t i = 0; i < 2; i++) {
         char *another;
         ck_assert_int_eq(snapshot_folder_make(root, "play", 1, 1, id, &another, &why), CAIRN_OK);
         say_folder(10 + i, another);
-        check_part(hear_part(), &was[i], i + 1);
+        model_check_part(&was[i], scene_heard(&scene, SnapshotPart), i + 1);
         free(another);
     }
     ck_assert_ptr_null(LIST_FIRST(&scene.shard->jobs->pins.list));
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, before);
     for (int i = 0; i < 3; i++) model_close(&was[i]);
-    leave();
     free(folder);
     cairn_scratch_remove(root);
 }
@@ -212,7 +131,6 @@ TEST(a_snapshot_that_was_given_up_holds_up_no_layout_though_its_storage_hangs)
     struct sentence why;
     cairn_memory_storage_open();
     ck_assert_int_eq(snapshot_folder_make("mem:x", "play", 1, 1, id, &folder, &why), CAIRN_OK);
-    serve(1);
     struct shard_job *job = scene.shard->jobs;
     cairn_memory_storage_hang(true);
     say_pin(10, true);
@@ -224,9 +142,8 @@ TEST(a_snapshot_that_was_given_up_holds_up_no_layout_though_its_storage_hangs)
     while (!shard_job_rests(job)) sched_yield();
     ck_assert_ptr_nonnull(LIST_FIRST(&job->pins.list)); // it hangs
     cairn_memory_storage_hang(false);
-    ck_assert_int_eq(hear_part()->status, CAIRN_ERR_CANCELED);
+    ck_assert_int_eq(scene_heard(&scene, SnapshotPart)->status, CAIRN_ERR_CANCELED);
     ck_assert_ptr_null(LIST_FIRST(&job->pins.list));
-    leave();
     free(folder);
 }
 
@@ -312,12 +229,10 @@ static void read_beside_passes(uint64_t (*room)(const struct shard_job *job), bo
 {
     pthread_t ahead_of;
     uint64_t saved_ahead = 0;
-    struct shard_job *job;
+    struct shard_job *job = scene.shard->jobs;
     struct sentence why;
     struct pass passes[2];
     pthread_t threads[2];
-    serve(1);
-    job = scene.shard->jobs;
     for (uint64_t i = 0; i < 2; i++)
         ck_assert_int_eq(works_open(&passes[i].works, job->shard->host.home, 1, 1, &why), CAIRN_OK);
     for (uint64_t version = 1; version <= ROUNDS; version++) {
@@ -345,7 +260,6 @@ static void read_beside_passes(uint64_t (*room)(const struct shard_job *job), bo
     }
     ck_assert(!ahead || saved_ahead > 0);
     for (int i = 0; i < 2; i++) works_close(&passes[i].works);
-    leave();
 }
 
 static uint64_t room_for_all(const struct shard_job *job)
@@ -368,7 +282,6 @@ TEST(what_no_update_overwrites_is_not_saved_ahead)
     struct staging staging;
     struct sentence why;
     uint64_t expected = 0, frozen = 0;
-    serve(1);
     struct shard_job *job = scene.shard->jobs;
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) {
         for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
@@ -384,7 +297,6 @@ TEST(what_no_update_overwrites_is_not_saved_ahead)
     (void)save_ahead(&staging);
     ck_assert_uint_eq(atomic_load(&staging.saved_bytes), expected);
     staging_close(&staging);
-    leave();
 }
 
 /* The least with which a staging can be opened: room for the largest piece. */
@@ -414,7 +326,6 @@ TEST(a_staging_that_nobody_reads_any_more_holds_no_pass_up)
     struct sentence why;
     struct pass pass = { .staging = &staging, .version = 2 };
     pthread_t thread;
-    serve(1);
     struct shard_job *job = scene.shard->jobs;
     ck_assert_int_eq(works_open(&pass.works, job->shard->host.home, 1, 1, &why), CAIRN_OK);
     ck_assert_int_eq(staging_open(&staging, job, least_room(job), &why), CAIRN_OK);
@@ -429,7 +340,6 @@ TEST(a_staging_that_nobody_reads_any_more_holds_no_pass_up)
     ck_assert_uint_gt(atomic_load(&staging.waited_us) + 1, 0);
     staging_close(&staging);
     works_close(&pass.works);
-    leave();
 }
 
 TEST(a_pass_waits_for_room_no_longer_than_that_and_then_the_reader_is_told)
@@ -438,7 +348,6 @@ TEST(a_pass_waits_for_room_no_longer_than_that_and_then_the_reader_is_told)
     struct sentence why;
     struct pass pass = { .staging = &staging, .version = 2 };
     float out[1];
-    serve(1);
     struct shard_job *job = scene.shard->jobs;
     ck_assert_int_eq(works_open(&pass.works, job->shard->host.home, 1, 1, &why), CAIRN_OK);
     ck_assert_int_eq(staging_open(&staging, job, least_room(job), &why), CAIRN_OK);
@@ -451,7 +360,6 @@ TEST(a_pass_waits_for_room_no_longer_than_that_and_then_the_reader_is_told)
     ck_assert_ptr_nonnull(strstr(why.text, "snapshot_staging = state"));
     staging_close(&staging);
     works_close(&pass.works);
-    leave();
 }
 
 /* ---- a version that is being sent ---- */
@@ -460,20 +368,14 @@ TEST(a_pass_waits_for_room_no_longer_than_that_and_then_the_reader_is_told)
 static void begin_fetch(uint64_t step)
 {
     const struct shard_job *job = scene.shard->jobs;
-    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, 0);
     scene.deaf = true;
-    fetch.plane = CAIRN_PLANE_WIRE;
-    fetch.generation = 1;
-    fetch.step = step;
-    scene_send(&scene, &fetch, NULL, 0);
-    while (published_find(job, (struct cairn_version) { 1, step })->sends == 0)
-        uv_run(&scene.loop, UV_RUN_ONCE);
+    scene_fetch(&scene, 1, 0, CAIRN_PLANE_WIRE, 1, step);
+    scene_until(&scene, published_find(job, (struct cairn_version) { 1, step })->sends != 0);
 }
 
 TEST(a_shard_that_closes_while_an_update_waits_for_a_send_never_begins_that_update)
 {
     struct group_scalars scalars[2];
-    serve(1);
     const struct shard_job *job = scene.shard->jobs;
     model_round(&model, &scene, 1, 0);
     model_push_round(&scene, 2, 1);
@@ -481,9 +383,8 @@ TEST(a_shard_that_closes_while_an_update_waits_for_a_send_never_begins_that_upda
     begin_fetch(0); // of the copy that the next version is written to
     model_update(&model, 2, 1, scalars);
     model_say_apply(&scene, 2, 1, CAIRN_MSG_DECIDE, scalars);
-    while (!job->pass.updating) uv_run(&scene.loop, UV_RUN_ONCE);
+    scene_until(&scene, job->pass.updating);
     ck_assert(job->pass.update_waits);
-    leave(); // which ends the send
 }
 
-SUITE(30);
+SUITE(30, serve, leave);

@@ -22,66 +22,47 @@ static void leave(void)
     scene_close(&scene);
 }
 
-/* Member 1 writes, when the job is at that generation. */
-static void open_write_at(uint64_t round, uint64_t generation)
-{
-    uint64_t writer = 1;
-    Cairn__RoundOpen open = CAIRN__ROUND_OPEN__INIT;
-    open.job = SCENE_JOB;
-    open.epoch = scene.epoch;
-    open.round = scene.round = round;
-    open.generation = generation;
-    open.n_members = 1;
-    open.members = &writer;
-    open.write = true;
-    scene_say(&scene, CAIRN_MSG_ROUND_OPEN, 0, &open.base);
-    scene_note(&scene, CAIRN_CHUNK_GRANT);
-}
-
 static void open_write(void)
 {
-    open_write_at(ROUND, 1);
+    scene_write_open(&scene, ROUND, 1, 0);
 }
 
 /* It takes effect, as that generation. */
 static void decide(uint64_t generation)
 {
-    Cairn__Decision write = CAIRN__DECISION__INIT;
-    Cairn__Decide message = CAIRN__DECIDE__INIT;
-    write.kind = CAIRN_DECISION_WRITE;
-    write.round = scene.round;
-    write.generation = generation;
-    message.job = SCENE_JOB;
-    message.epoch = scene.epoch;
-    message.decision = &write;
-    scene_say(&scene, CAIRN_MSG_DECIDE, 0, &message.base);
+    scene_say_decision(&scene, CAIRN_MSG_DECIDE,
+                       &(Cairn__Decision) { .kind = CAIRN_DECISION_WRITE,
+                                            .round = scene.round,
+                                            .generation = generation });
 }
 
 static uint64_t chunk_of(uint32_t tensor)
 {
-    uint64_t chunk = 0;
-    while (shard_map_chunk(&scene.map, chunk).tensor != tensor) chunk++;
-    return chunk;
+    return scene_chunk_of(&scene, tensor);
 }
 
-/* CAIRN_OK: acknowledged; else why not. Every element is 9. */
-static cairn_status put(uint64_t member, uint64_t round, uint64_t chunk, uint8_t plane)
+/* CAIRN_OK: acknowledged; else why not. */
+static cairn_status send_put(struct chunk_header *header, const void *payload, size_t bytes)
 {
-    static float values[SCENE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS];
-    const struct chunk_place place = shard_map_chunk(&scene.map, chunk);
-    struct chunk_header header = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, member, chunk);
-    const size_t naks = scene_waiting(&scene, CAIRN_CHUNK_NAK);
-    for (uint64_t i = 0; i < place.elem_count; i++) values[i] = 9;
-    header.plane = plane;
-    header.dtype = CAIRN_F32;
-    header.round = round;
-    ck_assert_uint_eq(naks, 0);
-    scene_send(&scene, &header, values, (size_t)place.elem_count * sizeof *values);
+    ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_NAK), 0);
+    scene_send(&scene, header, payload, bytes);
     scene_settle(&scene);
     if (scene_waiting(&scene, CAIRN_CHUNK_NAK) > 0)
         return (cairn_status)scene_note(&scene, CAIRN_CHUNK_NAK)->header.value;
     scene_note(&scene, CAIRN_CHUNK_ACK);
     return CAIRN_OK;
+}
+
+/* Every element is 9. */
+static cairn_status put(uint64_t member, uint64_t round, uint64_t chunk, uint8_t plane)
+{
+    static float values[SCENE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS];
+    const struct chunk_place place = shard_map_chunk(&scene.map, chunk);
+    struct chunk_header header = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, member, chunk);
+    for (uint64_t i = 0; i < place.elem_count; i++) values[i] = 9;
+    header.plane = plane;
+    header.round = round;
+    return send_put(&header, values, (size_t)place.elem_count * sizeof *values);
 }
 
 /* The rows from `row` on of the chunk, in a box that reaches `more` rows beyond it; the payload is short of
@@ -102,26 +83,14 @@ static cairn_status put_rows(uint64_t chunk, uint64_t row, uint64_t more, size_t
         const float five = 5;
         memcpy(bytes + head + i * sizeof five, &five, sizeof five);
     }
-    header.plane = CAIRN_PLANE_PARAM;
-    header.dtype = CAIRN_F32;
     header.round = ROUND;
     header.tile = CAIRN_TILE_BOX;
-    scene_send(&scene, &header, bytes, head + count * sizeof(float) - short_bytes);
-    scene_settle(&scene);
-    if (scene_waiting(&scene, CAIRN_CHUNK_NAK) > 0)
-        return (cairn_status)scene_note(&scene, CAIRN_CHUNK_NAK)->header.value;
-    scene_note(&scene, CAIRN_CHUNK_ACK);
-    return CAIRN_OK;
+    return send_put(&header, bytes, head + count * sizeof(float) - short_bytes);
 }
 
 static void commit(void)
 {
-    static const uint32_t absent[] = { T_BIAS, T_EMB, T_WEIGHT };
-    struct chunk_header end = scene_header(&scene, CAIRN_CHUNK_MICRO_END, 1);
-    scene_send(&scene, &end, absent, sizeof absent);
-    struct chunk_header last = scene_header(&scene, CAIRN_CHUNK_COMMIT, 1);
-    last.value = 1;
-    scene_send(&scene, &last, NULL, 0);
+    scene_write_commit(&scene);
     scene_hear(&scene, CAIRN_MSG_REDUCED);
 }
 
@@ -145,6 +114,14 @@ static void check_forgotten(void)
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used_before);
 }
 
+/* The write is void: the state stands as it was. */
+static void give_up(void)
+{
+    scene_begin_epoch(&scene, 2);
+    check_param(UINT64_MAX);
+    check_forgotten();
+}
+
 TEST(what_is_put_takes_effect_by_the_coordinators_word)
 {
     const uint64_t chunk = chunk_of(T_WEIGHT);
@@ -154,8 +131,7 @@ TEST(what_is_put_takes_effect_by_the_coordinators_word)
     commit();
     check_param(UINT64_MAX);
     decide(2);
-    const Cairn__Published *published =
-        (const Cairn__Published *)scene_hear(&scene, CAIRN_MSG_PUBLISHED).message;
+    const Cairn__Published *published = scene_heard(&scene, Published);
     ck_assert_uint_eq(published->generation, 2);
     ck_assert_uint_eq(published->step, 0);
     check_param(chunk);
@@ -183,7 +159,7 @@ TEST(what_a_box_does_not_have_stays_as_it_is)
 /* A whole write of one chunk of a plane; the job is at that generation before. */
 static void write_chunk(uint64_t generation, uint64_t chunk, uint8_t plane)
 {
-    open_write_at(ROUND + generation, generation);
+    scene_write_open(&scene, ROUND + generation, generation, 0);
     ck_assert_int_eq(put(1, scene.round, chunk, plane), CAIRN_OK);
     commit();
     decide(generation + 1);
@@ -196,11 +172,7 @@ static uint8_t *newest(uint64_t chunk)
 {
     const struct shard_job *job = scene.shard->jobs;
     const struct published_copy *copy = &job->versions.copies[job->versions.newest];
-    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, 1, chunk);
-    fetch.plane = CAIRN_PLANE_WIRE;
-    fetch.generation = copy->version.generation;
-    fetch.step = copy->version.step;
-    scene_send(&scene, &fetch, NULL, 0);
+    scene_fetch(&scene, 1, chunk, CAIRN_PLANE_WIRE, copy->version.generation, copy->version.step);
     scene_note(&scene, CAIRN_CHUNK_DATA);
     scene_settle(&scene); // the member's reply is free again, and no other is made
     return published_host_at(copy, chunk, shard_map_chunk(&scene.map, chunk).local_elem);
@@ -242,12 +214,7 @@ TEST(a_box_that_is_none_or_whose_elements_are_not_there_is_refused)
     ck_assert_int_eq(put_rows(chunk, 3, 100000, 0), CAIRN_ERR_MALFORMED); // beyond the tensor
     ck_assert_int_eq(put_rows(chunk, 3, 0, 4), CAIRN_ERR_MALFORMED);
     commit();
-    scene_fence(&scene, 2);
-    scene_hear(&scene, CAIRN_MSG_ANSWER);
-    scene_resolve_none(&scene);
-    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
-    check_param(UINT64_MAX);
-    check_forgotten();
+    give_up();
 }
 
 TEST(a_void_write_is_forgotten)
@@ -256,24 +223,34 @@ TEST(a_void_write_is_forgotten)
     ck_assert_int_eq(put(1, ROUND, chunk_of(T_EMB), CAIRN_PLANE_PARAM), CAIRN_OK);
     ck_assert_uint_gt(scene.shard->memory.budget.used_bytes, used_before);
     commit();
-    scene_fence(&scene, 2);
-    scene_hear(&scene, CAIRN_MSG_ANSWER);
-    scene_resolve_none(&scene);
-    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
-    check_param(UINT64_MAX);
-    check_forgotten();
+    give_up();
     ck_assert_int_eq(put(1, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_STALE);
 }
 
 TEST(nobody_but_the_writer_puts_and_only_while_it_writes)
 {
+    const uint64_t frozen = chunk_of(T_FROZEN);
+    const struct {
+        const char *who;
+        uint64_t member, round, chunk;
+        uint8_t plane;
+        cairn_status status;
+    } puts[] = {
+        { "another member", 2, ROUND, 0, CAIRN_PLANE_PARAM, CAIRN_ERR_STALE },
+        { "the writer, in a round before", 1, ROUND - 1, 0, CAIRN_PLANE_PARAM, CAIRN_ERR_STALE },
+        { "the writer, what is no state", 1, ROUND, 0, CAIRN_PLANE_WIRE, CAIRN_ERR_MALFORMED },
+        { "the writer, a moment that is not kept", 1, ROUND, frozen, CAIRN_PLANE_EXP_AVG,
+          CAIRN_ERR_NOT_FOUND },
+        { "the writer", 1, ROUND, frozen, CAIRN_PLANE_PARAM, CAIRN_OK },
+    };
     ck_assert_int_eq(put(1, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_BUSY); // not open here yet
     open_write();
-    ck_assert_int_eq(put(2, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_STALE);
-    ck_assert_int_eq(put(1, ROUND - 1, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_STALE);
-    ck_assert_int_eq(put(1, ROUND, 0, CAIRN_PLANE_WIRE), CAIRN_ERR_MALFORMED);
-    ck_assert_int_eq(put(1, ROUND, chunk_of(T_FROZEN), CAIRN_PLANE_EXP_AVG), CAIRN_ERR_NOT_FOUND);
-    ck_assert_int_eq(put(1, ROUND, chunk_of(T_FROZEN), CAIRN_PLANE_PARAM), CAIRN_OK);
+    for (size_t i = 0; i < sizeof puts / sizeof *puts; i++) {
+        const cairn_status status = put(puts[i].member, puts[i].round, puts[i].chunk,
+                                        puts[i].plane);
+        ck_assert_msg(status == puts[i].status, "%s: %s", puts[i].who,
+                      status_code_name((int)status));
+    }
     commit();
     ck_assert_int_eq(put(1, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_STALE);
     check_param(UINT64_MAX);
@@ -284,12 +261,7 @@ TEST(a_write_that_does_not_fit_is_refused_and_the_state_stands)
     open_write();
     scene.shard->memory.budget.limit_bytes = scene.shard->memory.budget.used_bytes;
     ck_assert_int_eq(put(1, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_NO_MEMORY);
-    scene_fence(&scene, 2);
-    scene_hear(&scene, CAIRN_MSG_ANSWER);
-    scene_resolve_none(&scene);
-    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
-    check_param(UINT64_MAX);
-    check_forgotten();
+    give_up();
 }
 
 SUITE(30, serve, leave);
