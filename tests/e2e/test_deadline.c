@@ -69,16 +69,13 @@ static void *train_beside(void *arg)
 /* Takes part in the round, and says that it has committed. */
 static void commit_nothing(struct fake_peer *mute)
 {
-    const uint64_t toy = fake_attach(&fake, mute, 4711, MUTE_RANK, 1);
+    const uint64_t toy = fake_attach(mute, 4711, MUTE_RANK, 1);
     pthread_t trainer;
     void *status;
     ck_assert_int_eq(pthread_create(&trainer, NULL, train_beside, NULL), 0);
-    Cairn__RoundCommit commit = CAIRN__ROUND_COMMIT__INIT;
-    commit.job = toy;
-    commit.round = fake_begin(&fake, mute, toy);
-    const uint32_t request = fake_request(mute, CAIRN_MSG_ROUND_COMMIT, &commit.base);
-    fake_expect_error(&fake, mute, request, CAIRN_ERR_REOPEN,
-                      "did not get all that it contributes");
+    const uint32_t request = fake_ask(mute, RoundCommit, .job = toy,
+                                      .round = fake_begin(mute, toy));
+    fake_expect_error(mute, request, CAIRN_ERR_REOPEN, "did not get all that it contributes");
     ck_assert_int_eq(pthread_join(trainer, &status), 0);
     ck_assert_int_eq((intptr_t)status, CAIRN_ERR_EPOCH_CHANGED);
 }
@@ -93,7 +90,7 @@ TEST(the_worker_whose_data_never_arrives_is_named_and_training_goes_on)
     commit_nothing(&mute);
     ck_assert_msg(strstr(error, "worker mute (rank 1) was put out") != NULL, "%s", error);
     says(0, "worker mute (rank 1) was put out", "job show toy");
-    fake_expect_end(&fake, &mute);
+    fake_expect_end(&mute);
     fake_peer_close(&mute);
     good(train_round());
     ck_assert_uint_eq(result.version.step, 1);

@@ -69,7 +69,7 @@ void fake_open(struct fake_cluster *fake, uint32_t shards)
     snprintf(fake->listen, sizeof fake->listen, "127.0.0.1:0");
     uv_loop_init(&fake->loop);
     fake->options = (struct coord_options) {
-        .name = wire_text("test"),
+        .name = "test",
         .shards = shards,
         .store_path = fake->store,
         .snapshots_path = fake->snapshots,
@@ -103,6 +103,8 @@ void fake_close(struct fake_cluster *fake)
         fake_shard_forget_keys(&fake->shards[i]);
         free(fake->shards[i].members);
     }
+    for (size_t i = 0; i < fake->heard_count; i++) message_free(fake->heard[i]);
+    free(fake->heard);
     free(fake->shards);
     if (fake->cluster != NULL) fake_coordinator_stop(fake);
     ck_assert_int_eq(uv_run(&fake->loop, UV_RUN_DEFAULT), 0);
@@ -200,7 +202,7 @@ void fake_pump(struct fake_cluster *fake)
 struct fake_peer fake_dial(struct fake_cluster *fake)
 {
     static const struct frame_limits limits = { 1, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX };
-    struct fake_peer peer = { .fd = dial(fake) };
+    struct fake_peer peer = { .cluster = fake, .fd = dial(fake) };
     frame_decoder_init(&peer.decoder, limits);
     return peer;
 }
@@ -254,7 +256,7 @@ struct fake_peer fake_connect_at(struct fake_cluster *fake, uint32_t role, const
     hello.incarnation = 1;
     say_hello(fake, &peer, &hello);
     free(hello.fabric_address.data);
-    message_free(fake_expect(fake, &peer, CAIRN_MSG_WELCOME, 1));
+    fake_hear(&peer, Welcome, 1);
     return peer;
 }
 
@@ -283,7 +285,7 @@ void fake_shard_hello(struct fake_cluster *fake, uint32_t i)
         hello.coordinator_process = shard->coordinator_process;
     }
     Cairn__Home home = CAIRN__HOME__INIT;
-    home.backend = wire_text("cuda");
+    home.backend = "cuda";
     home.failed = wire_text(shard->failed);
     if (shard->failed != NULL) hello.home = &home;
     shard->dead = false;
@@ -342,8 +344,16 @@ static void note_layout(struct fake_peer *peer, const Cairn__LayoutChanged *mess
     };
 }
 
-void *fake_expect(struct fake_cluster *fake, struct fake_peer *peer, uint16_t type,
-                  uint32_t request)
+/* Kept until the cluster is closed. */
+static void *keep(struct fake_cluster *fake, ProtobufCMessage *message)
+{
+    fake->heard = realloc(fake->heard, (fake->heard_count + 1) * sizeof(ProtobufCMessage *));
+    fake_assert(fake->heard != NULL);
+    fake->heard[fake->heard_count++] = message;
+    return message;
+}
+
+void *fake_heard(struct fake_peer *peer, uint16_t type, uint32_t request)
 {
     struct wire_frame frame;
     const uint64_t end_ms = uv_hrtime() / 1000000 + 30000;
@@ -363,55 +373,50 @@ void *fake_expect(struct fake_cluster *fake, struct fake_peer *peer, uint16_t ty
             ck_assert_msg(frame.type == type && frame.request == request,
                           "wanted %s %u, got %s %u %s", message_name(type), request,
                           message_name(frame.type), frame.request, text);
-            return message;
+            return keep(peer->cluster, message);
         }
         if (peer->ended) ck_abort_msg("closed while waiting for %s", message_name(type));
         if (uv_hrtime() / 1000000 >= end_ms) ck_abort_msg("no %s came", message_name(type));
-        fake_pump(fake);
+        fake_pump(peer->cluster);
     }
 }
 
-void fake_expect_error(struct fake_cluster *fake, struct fake_peer *peer, uint32_t request,
-                       cairn_status status, const char *word)
+void fake_expect_error(struct fake_peer *peer, uint32_t request, cairn_status status,
+                       const char *word)
 {
-    Cairn__Error *error = fake_expect(fake, peer, CAIRN_MSG_ERROR, request);
+    Cairn__Error *error = fake_hear(peer, Error, request);
     ck_assert_msg(error->status == (int32_t)status && strstr(error->text, word) != NULL,
                   "wanted %s with \"%s\", got %s: %s", status_code_name((int)status), word,
                   status_code_name(error->status), error->text);
-    message_free(&error->base);
 }
 
-void fake_expect_end(struct fake_cluster *fake, struct fake_peer *peer)
+void fake_expect_end(struct fake_peer *peer)
 {
     struct wire_frame frame;
     const uint64_t end_ms = uv_hrtime() / 1000000 + 30000;
     while (!peer->ended) {
         if (uv_hrtime() / 1000000 >= end_ms) ck_abort_msg("the connection stays open");
-        fake_pump(fake);
+        fake_pump(peer->cluster);
         fake_peer_read(peer);
         while (fake_peer_next(peer, &frame)) {}
     }
 }
 
-Cairn__Awaited *fake_awaited(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
+Cairn__Awaited *fake_awaited(struct fake_peer *peer, uint64_t job)
 {
-    Cairn__WhoIsAwaited who = CAIRN__WHO_IS_AWAITED__INIT;
-    who.job = job;
-    const uint32_t request = fake_request(peer, CAIRN_MSG_WHO_IS_AWAITED, &who.base);
-    return fake_expect(fake, peer, CAIRN_MSG_AWAITED, request);
+    const uint32_t request = fake_ask(peer, WhoIsAwaited, .job = job);
+    return fake_hear(peer, Awaited, request);
 }
 
-void fake_expect_awaited(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job,
-                         const char *word)
+void fake_expect_awaited(struct fake_peer *peer, uint64_t job, const char *word)
 {
-    Cairn__Awaited *awaited = fake_awaited(fake, peer, job);
+    Cairn__Awaited *awaited = fake_awaited(peer, job);
     ck_assert_msg(strstr(awaited->text, word) != NULL, "\"%s\" has no \"%s\"", awaited->text, word);
-    message_free(&awaited->base);
 }
 
-void fake_expect_silence(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
+void fake_expect_silence(struct fake_peer *peer, uint64_t job)
 {
-    message_free(&fake_awaited(fake, peer, job)->base);
+    fake_awaited(peer, job);
 }
 
 /* ---- a worker's way ---- */
@@ -420,7 +425,7 @@ struct job_spec_data fake_spec(uint32_t workers_min)
 {
     struct job_spec_data spec;
     struct group_spec group = group_default();
-    struct tensor_spec t = { .group = wire_text("all"),
+    struct tensor_spec t = { .group = "all",
                              .kind = CAIRN_TRAINED,
                              .wire = CAIRN_F32,
                              .reduce = CAIRN_F32,
@@ -428,12 +433,12 @@ struct job_spec_data fake_spec(uint32_t workers_min)
                              .shape = { .rank = 2, .dim = { 128, 1024 } } };
     spec_init(&spec);
     ck_assert_int_eq(spec_set_name(&spec, "toy"), CAIRN_OK);
-    group.name = wire_text("all");
-    group.optimizer = wire_text("adamw");
+    group.name = "all";
+    group.optimizer = "adamw";
     ck_assert_int_eq(spec_add_group(&spec, &group), CAIRN_OK);
-    t.name = wire_text("fc.weight");
+    t.name = "fc.weight";
     ck_assert_int_eq(spec_add_tensor(&spec, &t), CAIRN_OK);
-    t.name = wire_text("fc.bias");
+    t.name = "fc.bias";
     t.shape = (struct shape) { .rank = 1, .dim = { 10 } };
     ck_assert_int_eq(spec_add_tensor(&spec, &t), CAIRN_OK);
     spec.workers_min = workers_min;
@@ -478,65 +483,50 @@ uint32_t fake_job_open_again(struct fake_peer *peer, const struct job_spec_data 
     return target.request;
 }
 
-uint64_t fake_attach(struct fake_cluster *fake, struct fake_peer *peer, uint64_t session,
-                     uint32_t rank, uint32_t workers_min)
+uint64_t fake_attach(struct fake_peer *peer, uint64_t session, uint32_t rank, uint32_t workers_min)
 {
     struct job_spec_data spec = fake_spec(workers_min);
     const uint32_t request = fake_job_open(peer, &spec, session, rank);
-    Cairn__Attached *attached = fake_expect(fake, peer, CAIRN_MSG_ATTACHED, request);
+    Cairn__Attached *attached = fake_hear(peer, Attached, request);
     const uint64_t job = attached->job;
-    message_free(&attached->base);
     spec_release(&spec);
     return job;
 }
 
-void fake_init(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
+void fake_init(struct fake_peer *peer, uint64_t job)
 {
-    Cairn__InitDone done = CAIRN__INIT_DONE__INIT;
-    done.job = job;
-    done.source = true;
-    const uint32_t request = fake_request(peer, CAIRN_MSG_INIT_DONE, &done.base);
-    message_free(fake_expect(fake, peer, CAIRN_MSG_DONE, request));
+    const uint32_t request = fake_ask(peer, InitDone, .job = job, .source = true);
+    fake_hear(peer, Done, request);
 }
 
 uint32_t fake_ask_begin(struct fake_peer *peer, uint64_t job)
 {
-    Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
-    begin.job = job;
-    return fake_request(peer, CAIRN_MSG_ROUND_BEGIN, &begin.base);
+    return fake_ask(peer, RoundBegin, .job = job);
 }
 
-uint64_t fake_begin(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
+uint64_t fake_begin(struct fake_peer *peer, uint64_t job)
 {
-    Cairn__RoundOpened *opened = fake_expect(fake, peer, CAIRN_MSG_ROUND_OPENED,
-                                             fake_ask_begin(peer, job));
+    Cairn__RoundOpened *opened = fake_hear(peer, RoundOpened, fake_ask_begin(peer, job));
     const uint64_t round = opened->round;
-    message_free(&opened->base);
     return round;
 }
 
 uint32_t fake_ask_commit(struct fake_peer *peer, uint64_t job, uint64_t round)
 {
-    Cairn__RoundCommit commit = CAIRN__ROUND_COMMIT__INIT;
-    commit.job = job;
-    commit.round = round;
-    return fake_request(peer, CAIRN_MSG_ROUND_COMMIT, &commit.base);
+    return fake_ask(peer, RoundCommit, .job = job, .round = round);
 }
 
-uint64_t fake_commit(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job,
-                     uint64_t round)
+uint64_t fake_commit(struct fake_peer *peer, uint64_t job, uint64_t round)
 {
-    Cairn__RoundResult *result = fake_expect(fake, peer, CAIRN_MSG_ROUND_RESULT,
-                                             fake_ask_commit(peer, job, round));
+    Cairn__RoundResult *result = fake_hear(peer, RoundResult, fake_ask_commit(peer, job, round));
     ck_assert_msg(result->status == CAIRN_OK && result->applied, "%s", result->text);
     const uint64_t step = result->step;
-    message_free(&result->base);
     return step;
 }
 
-uint64_t fake_step(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job)
+uint64_t fake_step(struct fake_peer *peer, uint64_t job)
 {
-    return fake_commit(fake, peer, job, fake_begin(fake, peer, job));
+    return fake_commit(peer, job, fake_begin(peer, job));
 }
 
 void fake_set(Cairn__JobAmend *amend, const char *format, ...)
@@ -560,22 +550,18 @@ void fake_set(Cairn__JobAmend *amend, const char *format, ...)
 
 uint32_t fake_amend_more(struct fake_peer *peer, uint64_t job, uint64_t key)
 {
-    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
     Cairn__TensorSpec tensor = CAIRN__TENSOR_SPEC__INIT;
     Cairn__TensorSpec *list[1] = { &tensor };
     struct job_spec_data spec = fake_spec(1);
     uint64_t shape[2] = { 300, 1000 };
     tensor_to_message(&spec.tensors[0], &tensor);
-    tensor.name = wire_text("late");
+    tensor.name = "late";
     tensor.unit = tensor.name;
     tensor.shape = shape;
     tensor.n_shape = 2;
     tensor.init = CAIRN_INIT_ONES;
-    amend.job = job;
-    amend.key = key;
-    amend.add = list;
-    amend.n_add = 1;
-    const uint32_t request = fake_request(peer, CAIRN_MSG_JOB_AMEND, &amend.base);
+    const uint32_t request = fake_ask(peer, JobAmend, .job = job, .key = key, .add = list,
+                                      .n_add = 1);
     spec_release(&spec);
     return request;
 }
@@ -583,20 +569,13 @@ uint32_t fake_amend_more(struct fake_peer *peer, uint64_t job, uint64_t key)
 uint32_t fake_amend_freeze(struct fake_peer *peer, uint64_t job, uint64_t key)
 {
     char *freeze[] = { wire_text("all") };
-    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    amend.job = job;
-    amend.key = key;
-    amend.freeze = freeze;
-    amend.n_freeze = 1;
-    return fake_request(peer, CAIRN_MSG_JOB_AMEND, &amend.base);
+    return fake_ask(peer, JobAmend, .job = job, .key = key, .freeze = freeze, .n_freeze = 1);
 }
 
-void fake_expect_amended(struct fake_cluster *fake, struct fake_peer *peer, uint32_t request,
-                         uint64_t revision)
+void fake_expect_amended(struct fake_peer *peer, uint32_t request, uint64_t revision)
 {
-    Cairn__JobAmended *amended = fake_expect(fake, peer, CAIRN_MSG_JOB_AMENDED, request);
+    Cairn__JobAmended *amended = fake_hear(peer, JobAmended, request);
     ck_assert_uint_eq(amended->revision, revision);
-    message_free(&amended->base);
 }
 
 void fake_goes_on(struct fake_cluster *fake, uint64_t generation, size_t tensors)
@@ -604,11 +583,10 @@ void fake_goes_on(struct fake_cluster *fake, uint64_t generation, size_t tensors
     struct fake_peer w = fake_connect(fake, CAIRN_ROLE_WIRE_WORKER, "again");
     struct job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open(&w, &spec, 77, 0);
-    Cairn__Attached *attached = fake_expect(fake, &w, CAIRN_MSG_ATTACHED, request);
+    Cairn__Attached *attached = fake_hear(&w, Attached, request);
     ck_assert_uint_eq(attached->generation, generation);
     const uint64_t job = attached->job, step = fake->shards[0].version.step;
-    message_free(&attached->base);
-    ck_assert_uint_eq(fake_step(fake, &w, job), step + 1);
+    ck_assert_uint_eq(fake_step(&w, job), step + 1);
     for (int i = 0; i < 2; i++) {
         const struct fake_shard *shard = &fake->shards[i];
         ck_assert_ptr_null(shard->staged);

@@ -13,6 +13,7 @@
 #include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/job.h"
+#include "tests/support/made.h"
 #include "tests/support/scratch.h"
 
 #define FAKE_SHARDS     5 /* there are as many, or as fake_open is told of, if that is more */
@@ -27,6 +28,7 @@ struct fake_told_layout {
 };
 
 struct fake_peer {
+    struct fake_cluster *cluster;
     int fd;     /* -1 = closed */
     bool ended; /* the coordinator closed it */
     struct frame_decoder decoder;
@@ -170,7 +172,9 @@ struct fake_cluster {
     char store[96], snapshots[96], listen[32];
     struct fake_shard *shards; /* owned: [shard_count] */
     uint32_t shard_count;
-    uint32_t idle_pumps; /* in a row, in which nothing happened */
+    uint32_t idle_pumps;      /* in a row, in which nothing happened */
+    ProtobufCMessage **heard; /* owned: what peers heard, until the cluster is closed */
+    size_t heard_count;
 };
 
 /* Without ck_assert's note of every place that was passed, which costs a system call. */
@@ -233,20 +237,32 @@ void fake_send(struct fake_peer *peer, uint16_t type, uint32_t request,
                const ProtobufCMessage *message);
 /* For pages_each, with the peer as its context: a page behind its last request. */
 void fake_send_page(void *peer, const Cairn__Page *page);
-/* The next message (a Cairn__ struct) but Heartbeat and Page, of this type and id; freed by the caller. */
-void *fake_expect(struct fake_cluster *fake, struct fake_peer *peer, uint16_t type,
-                  uint32_t request);
+/* fake_ask(&admin, JobShow, .name = "toy"): sends that request and returns its id. */
+#define fake_ask(peer, type, ...) fake_request(peer, MADE_##type, MADE(type, __VA_ARGS__))
+/* The same with an id of the caller's; 0: it is no request. */
+#define fake_say(peer, request, type, ...) \
+    fake_send(peer, MADE_##type, request, MADE(type, __VA_ARGS__))
+/* The next message but Heartbeat and Page, which has to be of this type and id: the cluster's, until it is
+ * closed. fake_hear(&w, Attached, request)->job */
+#define fake_hear(peer, type, request) fake_hear_##type(peer, request)
+void *fake_heard(struct fake_peer *peer, uint16_t type, uint32_t request);
+#define X(number, constant, type, field)                                                    \
+    static inline Cairn__##type *fake_hear_##type(struct fake_peer *peer, uint32_t request) \
+    {                                                                                       \
+        return fake_heard(peer, number, request);                                           \
+    }
+CAIRN_MESSAGE_TABLE(X)
+#undef X
 /* An Error of this status whose text has the word. */
-void fake_expect_error(struct fake_cluster *fake, struct fake_peer *peer, uint32_t request,
-                       cairn_status status, const char *word);
+void fake_expect_error(struct fake_peer *peer, uint32_t request, cairn_status status,
+                       const char *word);
 /* The coordinator closes the connection; what it says before is not looked at. */
-void fake_expect_end(struct fake_cluster *fake, struct fake_peer *peer);
-/* What WhoIsAwaited is answered, the caller's to free; and that its text has the word. */
-Cairn__Awaited *fake_awaited(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job);
-void fake_expect_awaited(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job,
-                         const char *word);
+void fake_expect_end(struct fake_peer *peer);
+/* What WhoIsAwaited is answered; and that its text has the word. */
+Cairn__Awaited *fake_awaited(struct fake_peer *peer, uint64_t job);
+void fake_expect_awaited(struct fake_peer *peer, uint64_t job, const char *word);
 /* Nothing is on its way to the peer: a question is answered first. */
-void fake_expect_silence(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job);
+void fake_expect_silence(struct fake_peer *peer, uint64_t job);
 
 /* The job "toy": two trained tensors, AdamW. */
 struct job_spec_data fake_spec(uint32_t workers_min);
@@ -256,19 +272,17 @@ uint32_t fake_job_open(struct fake_peer *peer, const struct job_spec_data *spec,
 uint32_t fake_job_open_again(struct fake_peer *peer, const struct job_spec_data *spec,
                              uint64_t session, uint32_t rank, uint64_t attached);
 /* Opens and waits for Attached; returns the job's number. */
-uint64_t fake_attach(struct fake_cluster *fake, struct fake_peer *peer, uint64_t session,
-                     uint32_t rank, uint32_t workers_min);
+uint64_t fake_attach(struct fake_peer *peer, uint64_t session, uint32_t rank, uint32_t workers_min);
 /* InitDone of the source, to the end. */
-void fake_init(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job);
+void fake_init(struct fake_peer *peer, uint64_t job);
 uint32_t fake_ask_begin(struct fake_peer *peer, uint64_t job);
 uint32_t fake_ask_commit(struct fake_peer *peer, uint64_t job, uint64_t round);
 /* RoundBegin to RoundOpened; returns the round. */
-uint64_t fake_begin(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job);
+uint64_t fake_begin(struct fake_peer *peer, uint64_t job);
 /* RoundCommit to a RoundResult that is applied; returns the step after it. */
-uint64_t fake_commit(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job,
-                     uint64_t round);
+uint64_t fake_commit(struct fake_peer *peer, uint64_t job, uint64_t round);
 /* Both; the step after it. */
-uint64_t fake_step(struct fake_cluster *fake, struct fake_peer *peer, uint64_t job);
+uint64_t fake_step(struct fake_peer *peer, uint64_t job);
 /* Adds "KEY=VALUE" to the amendment's list, for the next request alone. */
 void fake_set(Cairn__JobAmend *amend, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -276,8 +290,7 @@ void fake_set(Cairn__JobAmend *amend, const char *format, ...)
 uint32_t fake_amend_more(struct fake_peer *peer, uint64_t job, uint64_t key);
 /* JobAmend: the only group is frozen. */
 uint32_t fake_amend_freeze(struct fake_peer *peer, uint64_t job, uint64_t key);
-void fake_expect_amended(struct fake_cluster *fake, struct fake_peer *peer, uint32_t request,
-                         uint64_t revision);
+void fake_expect_amended(struct fake_peer *peer, uint32_t request, uint64_t revision);
 /* A worker comes (again) with the spec as it was: a step more, in that generation, on two shards. */
 void fake_goes_on(struct fake_cluster *fake, uint64_t generation, size_t tensors);
 /* The layout that the job's coordinator and its shards have has another number; none has come to it yet. */

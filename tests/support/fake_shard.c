@@ -46,17 +46,13 @@ void fake_shard_clear(struct fake_shard *shard)
 
 static void done(struct fake_shard *shard, uint32_t request)
 {
-    const Cairn__Done message = CAIRN__DONE__INIT;
-    fake_send(&shard->peer, CAIRN_MSG_DONE, request, &message.base);
+    fake_say(&shard->peer, request, Done);
 }
 
 static void refuse(struct fake_shard *shard, uint32_t request, cairn_status status,
                    const char *text)
 {
-    Cairn__Error error = CAIRN__ERROR__INIT;
-    error.status = (int32_t)status;
-    error.text = wire_text(text);
-    fake_send(&shard->peer, CAIRN_MSG_ERROR, request, &error.base);
+    fake_say(&shard->peer, request, Error, .status = (int32_t)status, .text = wire_text(text));
 }
 
 static void keep(struct fake_shard *shard, const Cairn__Decision *decision)
@@ -243,11 +239,8 @@ void fake_shard_release(struct fake_shard *shard)
 
 void fake_shard_give_up(struct fake_shard *shard, const char *why)
 {
-    Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
-    fault.job = shard->job;
-    fault.member = shard->relay.number;
-    fault.text = wire_text(why);
-    fake_send(&shard->peer, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
+    fake_say(&shard->peer, 0, MemberFault, .job = shard->job, .member = shard->relay.number,
+             .text = wire_text(why));
 }
 
 void fake_shard_report_reduced(struct fake_shard *shard)
@@ -266,14 +259,9 @@ void fake_shard_report_reduced(struct fake_shard *shard)
     values[0].value = (ProtobufCBinaryData) { sizeof squares, squares };
     values[1].value = (ProtobufCBinaryData) { sizeof zero, zero };
     values[2].value = (ProtobufCBinaryData) { sizeof weight, weight };
-    Cairn__Reduced reduced = CAIRN__REDUCED__INIT;
-    reduced.job = shard->job;
-    reduced.epoch = shard->epoch;
-    reduced.round = shard->round;
-    reduced.values = list;
-    reduced.n_values = 3;
     shard->reduced = true;
-    fake_send(&shard->peer, CAIRN_MSG_REDUCED, 0, &reduced.base);
+    fake_say(&shard->peer, 0, Reduced, .job = shard->job, .epoch = shard->epoch,
+             .round = shard->round, .values = list, .n_values = 3);
 }
 
 static void publish(struct fake_shard *shard, uint64_t round)
@@ -305,23 +293,18 @@ static void obey(struct fake_shard *shard, const Cairn__Decision *decision)
 
 static void on_fence(struct fake_shard *shard, const Cairn__Fence *fence)
 {
-    Cairn__Answer answer = CAIRN__ANSWER__INIT;
     Cairn__Decision last;
     shard->epoch = fence->epoch;
     fake_move_fence(shard, fence->layout);
     coord_decision_to_message(&shard->last, &last);
-    answer.job = shard->job;
-    answer.epoch = shard->epoch;
-    answer.phase = shard->reduced ? CAIRN_STEP_REDUCED
-                   : shard->joins ? CAIRN_STEP_JOINING
-                                  : CAIRN_STEP_IDLE;
-    answer.open_round = shard->reduced ? shard->round : 0;
-    answer.generation = shard->version.generation;
-    answer.step = shard->version.step;
-    answer.last = &last;
-    answer.tiles_world = shard->tiles_world;
     if (!shard->reduced) shard->round = 0;
-    fake_send(&shard->peer, CAIRN_MSG_ANSWER, 0, &answer.base);
+    fake_say(&shard->peer, 0, Answer, .job = shard->job, .epoch = shard->epoch,
+             .phase = shard->reduced ? CAIRN_STEP_REDUCED
+                      : shard->joins ? CAIRN_STEP_JOINING
+                                     : CAIRN_STEP_IDLE,
+             .open_round = shard->reduced ? shard->round : 0,
+             .generation = shard->version.generation, .step = shard->version.step, .last = &last,
+             .tiles_world = shard->tiles_world);
 }
 
 /* ---- members ---- */
@@ -657,12 +640,9 @@ size_t fake_shard_fill_held(struct fake_shard *shard, Cairn__HeldJob out[2], boo
 
 void fake_shard_tell_held(struct fake_shard *shard, uint32_t request)
 {
-    Cairn__HeldJobs message = CAIRN__HELD_JOBS__INIT;
     Cairn__HeldJob held[2], *list[] = { &held[0], &held[1] };
-    message.n_held = fake_shard_fill_held(shard, held, true);
-    message.held = list;
-    message.keys = shard->keys;
-    fake_send(&shard->peer, CAIRN_MSG_HELD_JOBS, request, &message.base);
+    fake_say(&shard->peer, request, HeldJobs, .n_held = fake_shard_fill_held(shard, held, true),
+             .held = list, .keys = shard->keys);
 }
 
 /* A copy: of who is obeyed. */
@@ -742,13 +722,11 @@ static void on_part_get(struct fake_shard *shard, uint32_t request, const Cairn_
         fake_shard_tell_held(shard, request);
         return;
     }
-    Cairn__Part part = CAIRN__PART__INIT;
     const struct fake_shard *from = shard->generation == message->generation ? shard
                                                                              : shard->staged;
     ck_assert(from != NULL && from->generation == message->generation && from->job == message->job);
-    part.spec_bytes = from->spec_pages.have_bytes;
-    part.layout_bytes = from->layout_pages.have_bytes;
-    fake_send(&shard->peer, CAIRN_MSG_PART, request, &part.base);
+    fake_say(&shard->peer, request, Part, .spec_bytes = from->spec_pages.have_bytes,
+             .layout_bytes = from->layout_pages.have_bytes);
     send_pages(shard, CAIRN_PAGE_SPEC, &from->spec_pages);
     send_pages(shard, CAIRN_PAGE_LAYOUT, &from->layout_pages);
 }
@@ -797,12 +775,8 @@ static void on_pin(struct fake_shard *shard, const Cairn__Pin *pin)
 
 static void answer_stop(struct fake_shard *shard, uint64_t snapshot)
 {
-    Cairn__SnapshotPart part = CAIRN__SNAPSHOT_PART__INIT;
-    part.job = shard->job;
-    part.snapshot = snapshot;
-    part.status = CAIRN_ERR_CANCELED;
-    part.text = wire_text("it was given up");
-    fake_send(&shard->peer, CAIRN_MSG_SNAPSHOT_PART, 0, &part.base);
+    fake_say(&shard->peer, 0, SnapshotPart, .job = shard->job, .snapshot = snapshot,
+             .status = CAIRN_ERR_CANCELED, .text = "it was given up");
 }
 
 static void on_pin_folder(struct fake_shard *shard, const Cairn__PinFolder *folder)

@@ -21,7 +21,7 @@ uint32_t ask_reshard(const Cairn__ReshardAsk *message)
 
 Cairn__ReshardTold *expect_told(uint32_t request)
 {
-    Cairn__ReshardTold *told = fake_expect(&fake, &admin, CAIRN_MSG_RESHARD_TOLD, request);
+    Cairn__ReshardTold *told = fake_hear(&admin, ReshardTold, request);
     ck_assert_uint_eq(told->n_jobs, 1);
     return told;
 }
@@ -30,12 +30,12 @@ void apply_shards(uint32_t shards)
 {
     Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
     message.shards = shards;
-    message_free(&expect_told(ask_reshard(&message))->base);
+    expect_told(ask_reshard(&message));
 }
 
 void expect_refused(const Cairn__ReshardAsk *message, cairn_status status, const char *word)
 {
-    fake_expect_error(&fake, &admin, ask_reshard(message), status, word);
+    fake_expect_error(&admin, ask_reshard(message), status, word);
 }
 
 void expect_state(const char *state)
@@ -43,7 +43,6 @@ void expect_state(const char *state)
     const Cairn__ReshardAsk message = question(CAIRN_RESHARD_STATUS);
     Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
     ck_assert_str_eq(told->jobs[0]->state, state);
-    message_free(&told->base);
 }
 
 static uv_sem_t disk;
@@ -112,5 +111,4 @@ void expect_text(const char *text)
     const Cairn__ReshardAsk message = question(CAIRN_RESHARD_STATUS);
     Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
     ck_assert_str_eq(told->jobs[0]->text, text);
-    message_free(&told->base);
 }

@@ -20,8 +20,8 @@ void open_fake(void)
 
 static void attach(void)
 {
-    job = fake_attach(&fake, &w, 10, 0, 1);
-    fake_init(&fake, &w, job);
+    job = fake_attach(&w, 10, 0, 1);
+    fake_init(&w, job);
 }
 
 void open_trained(void)
@@ -84,7 +84,7 @@ void come_again(const char *name)
 
 uint64_t train(void)
 {
-    return fake_step(&fake, &w, job);
+    return fake_step(&w, job);
 }
 
 /* ---- the admin ---- */
@@ -104,29 +104,24 @@ void restart_coordinator(void)
 
 void drain_shard(uint32_t shard)
 {
-    Cairn__MemberDrain message = CAIRN__MEMBER_DRAIN__INIT;
-    message.name = fake.shards[shard].name;
-    message.wait = true;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &message.base);
+    const uint32_t request = fake_ask(&admin, MemberDrain, .name = fake.shards[shard].name,
+                                      .wait = true);
     for (int i = 0; i < 50 && !fake.shards[shard].move.is_ended; i++) {
         train();
         for (int k = 0; k < 20; k++) fake_pump(&fake);
     }
     ck_assert(fake.shards[shard].move.is_ended);
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
+    fake_hear(&admin, Done, request);
 }
 
 uint32_t ask_snapshot(struct fake_peer *peer, bool wait)
 {
-    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
-    create.job = wire_text("toy");
-    create.wait = wait;
-    return fake_request(peer, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
+    return fake_ask(peer, SnapshotCreate, .job = "toy", .wait = wait);
 }
 
 Cairn__SnapshotStatus *expect_snapshot(uint32_t request)
 {
-    return fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
+    return fake_hear(&admin, SnapshotStatus, request);
 }
 
 Cairn__SnapshotStatus *take_snapshot(void)
@@ -136,26 +131,19 @@ Cairn__SnapshotStatus *take_snapshot(void)
 
 Cairn__SnapshotList *list_snapshots(void)
 {
-    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
-    get.job = wire_text("toy");
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base);
-    return fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_LIST, request);
+    const uint32_t request = fake_ask(&admin, SnapshotListGet, .job = "toy");
+    return fake_hear(&admin, SnapshotList, request);
 }
 
 uint32_t ask_digest(struct fake_peer *peer)
 {
-    Cairn__JobDigestGet get = CAIRN__JOB_DIGEST_GET__INIT;
-    get.name = wire_text("toy");
-    return fake_request(peer, CAIRN_MSG_JOB_DIGEST_GET, &get.base);
+    return fake_ask(peer, JobDigestGet, .name = "toy");
 }
 
 uint32_t ask_restore(const char *name, const char *id, const char *path)
 {
-    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
-    restore.job = wire_text(name);
-    restore.id = wire_text(id);
-    restore.path = wire_text(path);
-    return fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);
+    return fake_ask(&admin, SnapshotRestore, .job = wire_text(name), .id = wire_text(id),
+                    .path = wire_text(path));
 }
 
 size_t snapshot_folders(void)
@@ -173,26 +161,21 @@ size_t snapshot_folders(void)
 
 uint32_t ask_show(const char *name)
 {
-    Cairn__JobShow show = CAIRN__JOB_SHOW__INIT;
-    show.name = wire_text(name);
-    return fake_request(&admin, CAIRN_MSG_JOB_SHOW, &show.base);
+    return fake_ask(&admin, JobShow, .name = wire_text(name));
 }
 
 Cairn__JobStatus *show_job(const char *name)
 {
-    return fake_expect(&fake, &admin, CAIRN_MSG_JOB_STATUS, ask_show(name));
+    return fake_hear(&admin, JobStatus, ask_show(name));
 }
 
 uint32_t ask_drop(const char *name, bool force)
 {
-    Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
-    remove.name = wire_text(name);
-    remove.force = force;
-    return fake_request(&admin, CAIRN_MSG_JOB_REMOVE, &remove.base);
+    return fake_ask(&admin, JobRemove, .name = wire_text(name), .force = force);
 }
 
 void drop(void)
 {
     const uint32_t request = ask_drop("toy", true);
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request));
+    fake_hear(&admin, JobRemoved, request);
 }

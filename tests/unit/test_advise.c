@@ -106,11 +106,8 @@ SUITE(30, make, NULL);
 
 static Cairn__SnapshotAdvice *advise(uint64_t mtbf_s)
 {
-    Cairn__SnapshotAdvise ask = CAIRN__SNAPSHOT_ADVISE__INIT;
-    ask.job = wire_text("toy");
-    ask.mtbf_s = mtbf_s;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_ADVISE, &ask.base);
-    return fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_ADVICE, request);
+    const uint32_t request = fake_ask(&admin, SnapshotAdvise, .job = "toy", .mtbf_s = mtbf_s);
+    return fake_hear(&admin, SnapshotAdvice, request);
 }
 
 TEST(advice_needs_a_measured_snapshot_and_faults_or_a_word_how_often_they_come)
@@ -118,33 +115,27 @@ TEST(advice_needs_a_measured_snapshot_and_faults_or_a_word_how_often_they_come)
     Cairn__SnapshotAdvice *a = advise(86400);
     ck_assert_uint_eq(a->interval_s, 0);
     ck_assert_msg(strstr(a->note, "no snapshot was measured yet") != NULL, "%s", a->note);
-    message_free(&a->base);
     for (int i = 0; i < 10; i++) train();
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     train();
     a = advise(0);
     ck_assert_uint_eq(a->measured, 1);
     ck_assert_uint_eq(a->interval_s, 0);
     ck_assert_msg(strstr(a->note, "--mtbf") != NULL, "%s", a->note);
-    message_free(&a->base);
     a = advise(86400);
     ck_assert_uint_gt(a->interval_s, 0);
     ck_assert_uint_gt(a->interval_steps, 0);
     ck_assert(a->mtbf_given && a->mtbf_s == 86400);
-    message_free(&a->base);
     fake_shard_away(&fake, 1);
     fake_until(&fake, !toy()->shards[1].up);
     a = advise(0);
     ck_assert_uint_eq(a->shard_faults, 1);
     ck_assert(!a->mtbf_given && a->mtbf_s > 0 && a->interval_s > 0);
-    message_free(&a->base);
 }
 
 TEST(of_a_job_that_is_not_there_nothing_is_advised)
 {
-    Cairn__SnapshotAdvise ask = CAIRN__SNAPSHOT_ADVISE__INIT;
-    ask.job = wire_text("nobody");
-    fake_expect_error(&fake, &admin, fake_request(&admin, CAIRN_MSG_SNAPSHOT_ADVISE, &ask.base),
+    fake_expect_error(&admin, fake_ask(&admin, SnapshotAdvise, .job = "nobody"),
                       CAIRN_ERR_NOT_FOUND, "there is no job nobody; `cairn job list`");
 }
 

@@ -26,9 +26,9 @@ TEST(opening_waits_for_the_shards_and_says_so)
     w = worker("w0");
     struct job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open(&w, &spec, 10, 0);
-    fake_expect_awaited(&fake, &w, 0, "1 more shard (1 of 2 up)");
+    fake_expect_awaited(&w, 0, "1 more shard (1 of 2 up)");
     fake_shard_up(&fake, 1);
-    message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
+    fake_hear(&w, Attached, request);
     spec_release(&spec);
 }
 
@@ -39,11 +39,11 @@ TEST(a_shard_without_room_refuses_the_job_everywhere)
     w = worker("w0");
     struct job_spec_data spec = fake_spec(1);
     uint32_t request = fake_job_open(&w, &spec, 10, 0);
-    fake_expect_error(&fake, &w, request, CAIRN_ERR_NO_MEMORY, "s1: needs 12 GiB, has 8");
+    fake_expect_error(&w, request, CAIRN_ERR_NO_MEMORY, "s1: needs 12 GiB, has 8");
     fake_until(&fake, !fake.shards[0].has_job);
     fake.shards[1].refuse_create = NULL; // and it can be asked again
     request = fake_job_open(&w, &spec, 10, 0);
-    message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
+    fake_hear(&w, Attached, request);
     spec_release(&spec);
 }
 
@@ -55,11 +55,10 @@ TEST(a_spec_that_differs_is_refused_with_the_differences)
     spec.tensors[1].shape.dim[0] = 64;
     spec.groups[0].lr = 0.5;
     const uint32_t request = fake_job_open(&other, &spec, 11, 1);
-    Cairn__Error *error = fake_expect(&fake, &other, CAIRN_MSG_ERROR, request);
+    Cairn__Error *error = fake_hear(&other, Error, request);
     ck_assert_int_eq(error->status, CAIRN_ERR_MISMATCH);
     ck_assert_ptr_nonnull(strstr(error->text, "fc.weight: shape [64,1024] here, [128,1024]"));
     ck_assert_ptr_nonnull(strstr(error->text, "lr"));
-    message_free(&error->base);
     spec_release(&spec);
     fake_peer_close(&other);
 }
@@ -67,24 +66,17 @@ TEST(a_spec_that_differs_is_refused_with_the_differences)
 TEST(a_reader_of_no_job_hears_that_there_is_none)
 {
     struct fake_peer r = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
-    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = wire_text("toy");
-    open.role = CAIRN_ROLE_WIRE_READER;
-    open.session = 5;
-    const uint32_t request = fake_request(&r, CAIRN_MSG_JOB_OPEN, &open.base);
-    fake_expect_error(&fake, &r, request, CAIRN_ERR_NOT_FOUND,
-                      "there is no job toy; `cairn job list`");
+    const uint32_t request = fake_ask(&r, JobOpen, .name = "toy", .role = CAIRN_ROLE_WIRE_READER,
+                                      .session = 5);
+    fake_expect_error(&r, request, CAIRN_ERR_NOT_FOUND, "there is no job toy; `cairn job list`");
     fake_peer_close(&r);
 }
 
 static void open_reader(struct fake_peer *r)
 {
-    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = wire_text("toy");
-    open.role = CAIRN_ROLE_WIRE_READER;
-    open.session = 5;
-    const uint32_t request = fake_request(r, CAIRN_MSG_JOB_OPEN, &open.base);
-    message_free(fake_expect(&fake, r, CAIRN_MSG_ATTACHED, request));
+    const uint32_t request = fake_ask(r, JobOpen, .name = "toy", .role = CAIRN_ROLE_WIRE_READER,
+                                      .session = 5);
+    fake_hear(r, Attached, request);
 }
 
 TEST(a_reader_waits_for_a_version)
@@ -92,36 +84,25 @@ TEST(a_reader_waits_for_a_version)
     start_job();
     struct fake_peer r = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
     open_reader(&r);
-    Cairn__VersionWait wait = CAIRN__VERSION_WAIT__INIT;
-    wait.job = job;
-    wait.generation = 1;
-    wait.step = 2;
-    const uint32_t request = fake_request(&r, CAIRN_MSG_VERSION_WAIT, &wait.base);
+    const uint32_t request = fake_ask(&r, VersionWait, .job = job, .generation = 1, .step = 2);
     train();
     train();
-    Cairn__VersionReady *ready = fake_expect(&fake, &r, CAIRN_MSG_VERSION_READY, request);
+    Cairn__VersionReady *ready = fake_hear(&r, VersionReady, request);
     ck_assert_uint_eq(ready->step, 2);
-    message_free(&ready->base);
     const uint32_t begin = fake_ask_begin(&r, job);
-    fake_expect_error(&fake, &r, begin, CAIRN_ERR_REFUSED, "reader");
+    fake_expect_error(&r, begin, CAIRN_ERR_REFUSED, "reader");
     fake_peer_close(&r);
 }
 
 static uint32_t ask_version(struct fake_peer *peer, uint64_t step, uint32_t ms)
 {
-    Cairn__VersionWait wait = CAIRN__VERSION_WAIT__INIT;
-    wait.job = job;
-    wait.generation = 1;
-    wait.step = step;
-    wait.timeout_ms = ms;
-    return fake_request(peer, CAIRN_MSG_VERSION_WAIT, &wait.base);
+    return fake_ask(peer, VersionWait, .job = job, .generation = 1, .step = step, .timeout_ms = ms);
 }
 
 static void expect_version(struct fake_peer *peer, uint32_t request, uint64_t step)
 {
-    Cairn__VersionReady *ready = fake_expect(&fake, peer, CAIRN_MSG_VERSION_READY, request);
+    Cairn__VersionReady *ready = fake_hear(peer, VersionReady, request);
     ck_assert_uint_eq(ready->step, step);
-    message_free(&ready->base);
 }
 
 TEST(who_waits_for_a_version_is_not_put_out_by_others_of_the_member)
@@ -136,7 +117,7 @@ TEST(who_waits_for_a_version_is_not_put_out_by_others_of_the_member)
     expect_version(&r, ask_version(&r, 0, 60000), 0); // what is there is said at once
     uv_sleep(5);                                      // those of 1 ms have given up
     for (int i = 1; i < 8; i++) waiting[i] = ask_version(&r, 1, 60000);
-    fake_expect_error(&fake, &r, ask_version(&r, 1, 60000), CAIRN_ERR_BUSY, "8 threads");
+    fake_expect_error(&r, ask_version(&r, 1, 60000), CAIRN_ERR_BUSY, "8 threads");
     expect_version(&r, ask_version(&r, 0, 60000), 0);
     train();
     for (int i = 0; i < 8; i++) expect_version(&r, waiting[i], 1);
@@ -148,14 +129,11 @@ TEST(missing_tensors_are_named_to_the_source)
     fake.shards[0].fail_seal = "fc.bias was not put";
     fake_shards_up(&fake, 2);
     w = worker("w0");
-    job = fake_attach(&fake, &w, 10, 0, 1);
-    Cairn__InitDone done = CAIRN__INIT_DONE__INIT;
-    done.job = job;
-    done.source = true;
-    const uint32_t request = fake_request(&w, CAIRN_MSG_INIT_DONE, &done.base);
-    fake_expect_error(&fake, &w, request, CAIRN_ERR_NOT_READY, "fc.bias was not put");
+    job = fake_attach(&w, 10, 0, 1);
+    const uint32_t request = fake_ask(&w, InitDone, .job = job, .source = true);
+    fake_expect_error(&w, request, CAIRN_ERR_NOT_READY, "fc.bias was not put");
     fake.shards[0].fail_seal = NULL;
-    fake_init(&fake, &w, job);
+    fake_init(&w, job);
     ck_assert_uint_eq(train(), 1);
 }
 
@@ -164,14 +142,12 @@ TEST(a_worker_that_is_not_the_source_waits_for_the_seal)
     fake_shards_up(&fake, 2);
     w = worker("w0");
     struct fake_peer w1 = worker("w1");
-    job = fake_attach(&fake, &w, 10, 0, 2);
-    fake_attach(&fake, &w1, 11, 1, 2);
-    Cairn__InitDone done = CAIRN__INIT_DONE__INIT;
-    done.job = job;
-    const uint32_t request = fake_request(&w1, CAIRN_MSG_INIT_DONE, &done.base);
-    fake_expect_awaited(&fake, &w1, job, "rank 0");
-    fake_init(&fake, &w, job);
-    message_free(fake_expect(&fake, &w1, CAIRN_MSG_DONE, request));
+    job = fake_attach(&w, 10, 0, 2);
+    fake_attach(&w1, 11, 1, 2);
+    const uint32_t request = fake_ask(&w1, InitDone, .job = job);
+    fake_expect_awaited(&w1, job, "rank 0");
+    fake_init(&w, job);
+    fake_hear(&w1, Done, request);
     fake_peer_close(&w1);
 }
 
@@ -183,17 +159,16 @@ TEST(a_worker_that_dies_voids_the_open_round_for_the_others)
     fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = true;
     w = worker("w0");
     struct fake_peer w1 = worker("w1");
-    job = fake_attach(&fake, &w, 10, 0, 1);
-    fake_attach(&fake, &w1, 11, 1, 1);
-    fake_init(&fake, &w, job);
-    const uint64_t round = fake_begin(&fake, &w, job);
+    job = fake_attach(&w, 10, 0, 1);
+    fake_attach(&w1, 11, 1, 1);
+    fake_init(&w, job);
+    const uint64_t round = fake_begin(&w, job);
     const uint32_t request = fake_ask_commit(&w, job, round);
-    fake_expect_awaited(&fake, &w, job, "worker w1 of rank 1");
+    fake_expect_awaited(&w, job, "worker w1 of rank 1");
     fake_peer_close(&w1);
-    Cairn__RoundResult *result = fake_expect(&fake, &w, CAIRN_MSG_ROUND_RESULT, request);
+    Cairn__RoundResult *result = fake_hear(&w, RoundResult, request);
     ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_ptr_nonnull(strstr(result->text, "worker w1 (rank 1) left"));
-    message_free(&result->base);
     fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = false;
     ck_assert_uint_eq(train(), 1);
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_MEMBER_LEAVE], 1);
@@ -205,21 +180,20 @@ TEST(a_worker_whose_memory_a_shard_cannot_read_is_put_out)
     fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = true;
     w = worker("w0");
     struct fake_peer w1 = worker("w1");
-    job = fake_attach(&fake, &w, 10, 0, 1);
-    fake_attach(&fake, &w1, 11, 1, 1);
-    fake_init(&fake, &w, job);
-    const uint64_t round = fake_begin(&fake, &w, job);
+    job = fake_attach(&w, 10, 0, 1);
+    fake_attach(&w1, 11, 1, 1);
+    fake_init(&w, job);
+    const uint64_t round = fake_begin(&w, job);
     const uint32_t request = fake_ask_commit(&w, job, round);
     Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
     fault.job = job;
     fault.member = 11;
-    fault.text = wire_text("the memory of w1 cannot be read");
+    fault.text = "the memory of w1 cannot be read";
     fake_send(&fake.shards[1].peer, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
-    Cairn__RoundResult *result = fake_expect(&fake, &w, CAIRN_MSG_ROUND_RESULT, request);
+    Cairn__RoundResult *result = fake_hear(&w, RoundResult, request);
     ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_ptr_nonnull(strstr(result->text, "cannot be read"));
-    message_free(&result->base);
-    fake_expect_error(&fake, &w1, 0, CAIRN_ERR_NO_MEMORY, "cannot be read");
+    fake_expect_error(&w1, 0, CAIRN_ERR_NO_MEMORY, "cannot be read");
     fake_send(&fake.shards[1].peer, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base); // it is gone already
     fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = false;
     ck_assert_uint_eq(train(), 1);
@@ -230,12 +204,12 @@ TEST(a_second_worker_of_a_rank_fences_the_older)
 {
     start_job();
     struct fake_peer newer = worker("w0-again");
-    fake_attach(&fake, &newer, 11, 0, 1);
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_FENCED, "w0-again attached as rank 0");
-    fake_expect_end(&fake, &w);
-    ck_assert_uint_eq(fake_step(&fake, &newer, job), 1);
+    fake_attach(&newer, 11, 0, 1);
+    fake_expect_error(&w, 0, CAIRN_ERR_FENCED, "w0-again attached as rank 0");
+    fake_expect_end(&w);
+    ck_assert_uint_eq(fake_step(&newer, job), 1);
     fake_peer_close(&w);
-    ck_assert_uint_eq(fake_step(&fake, &newer, job), 2);
+    ck_assert_uint_eq(fake_step(&newer, job), 2);
     fake_peer_close(&newer);
 }
 
@@ -244,10 +218,10 @@ TEST(the_same_session_may_open_again)
     start_job();
     ck_assert_uint_eq(train(), 1);
     struct fake_peer again = worker("w0");
-    ck_assert_uint_eq(fake_attach(&fake, &again, 10, 0, 1), job);
-    ck_assert_uint_eq(fake_step(&fake, &again, job), 2);
+    ck_assert_uint_eq(fake_attach(&again, 10, 0, 1), job);
+    ck_assert_uint_eq(fake_step(&again, job), 2);
     fake_peer_close(&w); // the older connection ends without a word
-    ck_assert_uint_eq(fake_step(&fake, &again, job), 3);
+    ck_assert_uint_eq(fake_step(&again, job), 3);
     fake_peer_close(&again);
 }
 
@@ -258,7 +232,7 @@ TEST(a_silent_worker_loses_its_lease)
     fake.options.lease_timeout_ms = 100;
     fake_coordinator_start(&fake);
     w = worker("w0");
-    fake_expect_end(&fake, &w);
+    fake_expect_end(&w);
 }
 
 TEST(a_stopped_coordinator_lets_no_deadline_pass)
@@ -268,9 +242,9 @@ TEST(a_stopped_coordinator_lets_no_deadline_pass)
     fake.options.step_deadline_ms = 300;
     fake_coordinator_start(&fake);
     start_job();
-    const uint64_t round = fake_begin(&fake, &w, job);
+    const uint64_t round = fake_begin(&w, job);
     usleep(600000); // SIGSTOP: its loop does not turn
-    ck_assert_uint_eq(fake_commit(&fake, &w, job, round), 1);
+    ck_assert_uint_eq(fake_commit(&w, job, round), 1);
 }
 
 /* Two workers that have committed, in a round that no shard has summed up; its deadline is short. */
@@ -284,11 +258,11 @@ static void two_workers_held_up(struct fake_peer pair[2], uint32_t requests[2])
     fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = true;
     pair[0] = worker("w0");
     pair[1] = worker("w1");
-    job = fake_attach(&fake, &pair[0], 10, 0, 1);
-    fake_attach(&fake, &pair[1], 11, 1, 1);
-    fake_init(&fake, &pair[0], job);
-    const uint64_t round = fake_begin(&fake, &pair[0], job);
-    ck_assert_uint_eq(fake_begin(&fake, &pair[1], job), round);
+    job = fake_attach(&pair[0], 10, 0, 1);
+    fake_attach(&pair[1], 11, 1, 1);
+    fake_init(&pair[0], job);
+    const uint64_t round = fake_begin(&pair[0], job);
+    ck_assert_uint_eq(fake_begin(&pair[1], job), round);
     fake_until(&fake, fake.shards[0].round == round && fake.shards[1].round == round);
     for (int i = 0; i < 2; i++) requests[i] = fake_ask_commit(&pair[i], job, round);
 }
@@ -300,14 +274,13 @@ TEST(a_worker_whose_word_arrives_and_whose_data_does_not_is_put_out_at_the_deadl
     fake.shards[0].lacks[0] = fake.shards[1].lacks[0] = 11;
     fake.shards[0].lack_count = fake.shards[1].lack_count = 1;
     two_workers_held_up(pair, requests);
-    fake_expect_error(&fake, &pair[1], requests[1], CAIRN_ERR_REOPEN,
+    fake_expect_error(&pair[1], requests[1], CAIRN_ERR_REOPEN,
                       "and 1 more did not get all that it contributes to round");
-    Cairn__RoundResult *result = fake_expect(&fake, &pair[0], CAIRN_MSG_ROUND_RESULT, requests[0]);
+    Cairn__RoundResult *result = fake_hear(&pair[0], RoundResult, requests[0]);
     ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_ptr_nonnull(strstr(result->text, "worker w1 (rank 1) was put out: shard s"));
-    message_free(&result->base);
     fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = false;
-    ck_assert_uint_eq(fake_step(&fake, &pair[0], job), 1);
+    ck_assert_uint_eq(fake_step(&pair[0], job), 1);
     fake_peer_close(&pair[0]);
     fake_peer_close(&pair[1]);
 }
@@ -322,14 +295,11 @@ TEST(a_shard_that_alone_lacks_all_workers_is_named_at_the_deadline)
     two_workers_held_up(pair, requests);
     fake_shard_report_reduced(&fake.shards[0]);
     fake_until(&fake, fake.shards[1].seen[CAIRN_MSG_LACKS_GET] == 2); // again at the next deadline
-    fake_expect_awaited(&fake, &pair[0], job,
-                        "shard s1 (lacks something of 2 of 2 workers in round");
+    fake_expect_awaited(&pair[0], job, "shard s1 (lacks something of 2 of 2 workers in round");
     fake_shard_report_reduced(&fake.shards[1]);
     for (int i = 0; i < 2; i++) {
-        Cairn__RoundResult *result = fake_expect(&fake, &pair[i], CAIRN_MSG_ROUND_RESULT,
-                                                 requests[i]);
+        Cairn__RoundResult *result = fake_hear(&pair[i], RoundResult, requests[i]);
         ck_assert_int_eq(result->status, CAIRN_OK);
-        message_free(&result->base);
         fake_peer_close(&pair[i]);
     }
 }
@@ -342,11 +312,10 @@ TEST(training_goes_on_when_a_shard_comes_back)
     train();
     fake_shard_away(&fake, 1);
     const uint32_t request = fake_ask_begin(&w, job);
-    fake_expect_awaited(&fake, &w, job, "shard s1 (it is away)");
+    fake_expect_awaited(&w, job, "shard s1 (it is away)");
     fake_shard_up(&fake, 1);
-    Cairn__RoundOpened *opened = fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, request);
-    ck_assert_uint_eq(fake_commit(&fake, &w, job, opened->round), 2);
-    message_free(&opened->base);
+    Cairn__RoundOpened *opened = fake_hear(&w, RoundOpened, request);
+    ck_assert_uint_eq(fake_commit(&w, job, opened->round), 2);
 }
 
 TEST(a_shard_that_lost_its_part_loses_the_job)
@@ -354,21 +323,21 @@ TEST(a_shard_that_lost_its_part_loses_the_job)
     start_job();
     train();
     uint32_t request = fake_ask_begin(&w, job);
-    message_free(fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, request));
+    fake_hear(&w, RoundOpened, request);
     // Another connection than the worker's; a round that is open when a shard goes is told again.
     fake_until(&fake, fake.shards[0].version.step == 2 && fake.shards[1].version.step == 2);
     fake_shard_forget(&fake, 1);
     request = fake_ask_begin(&w, job);
-    fake_expect_silence(&fake, &w, job);
+    fake_expect_silence(&w, job);
     fake_shard_up(&fake, 1);
-    fake_expect_error(&fake, &w, request, CAIRN_ERR_JOB_LOST, "s1 restarted without its part");
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_JOB_LOST, "cairn snapshot restore");
-    fake_expect_end(&fake, &w);
+    fake_expect_error(&w, request, CAIRN_ERR_JOB_LOST, "s1 restarted without its part");
+    fake_expect_error(&w, 0, CAIRN_ERR_JOB_LOST, "cairn snapshot restore");
+    fake_expect_end(&w);
     fake_peer_close(&w);
     w = worker("w0");
     struct job_spec_data spec = fake_spec(1);
     request = fake_job_open(&w, &spec, 10, 0);
-    fake_expect_error(&fake, &w, request, CAIRN_ERR_JOB_LOST, "s1 restarted without its part");
+    fake_expect_error(&w, request, CAIRN_ERR_JOB_LOST, "s1 restarted without its part");
     spec_release(&spec);
 }
 
@@ -378,11 +347,10 @@ TEST(members_hear_where_a_shard_is_now)
     fake_shard_away(&fake, 1);
     fake.shards[1].incarnation++; // a new process that was handed the state; its address is new
     fake_shard_up(&fake, 1);
-    Cairn__ShardsChanged *changed = fake_expect(&fake, &w, CAIRN_MSG_SHARDS_CHANGED, 0);
+    Cairn__ShardsChanged *changed = fake_hear(&w, ShardsChanged, 0);
     ck_assert_uint_eq(changed->n_shards, 2);
     ck_assert_str_eq(changed->shards[1]->name, "s1");
     ck_assert_uint_eq(changed->shards[1]->fabric_address.data[1], fake.shards[1].incarnation);
-    message_free(&changed->base);
     ck_assert_uint_eq(train(), 1);
 }
 
@@ -392,7 +360,7 @@ TEST(a_shard_that_connects_again_takes_its_seat_at_once)
     struct fake_peer older = fake.shards[1].peer;
     fake.shards[1].peer.fd = -1; // the connection stays, as one that was lost unseen
     fake_shard_up(&fake, 1);
-    fake_expect_end(&fake, &older);
+    fake_expect_end(&older);
     fake_peer_close(&older);
     ck_assert_uint_eq(train(), 1);
 }
@@ -401,16 +369,16 @@ TEST(a_shard_that_restarts_before_the_seal_costs_nothing_but_the_puts)
 {
     fake_shards_up(&fake, 2);
     w = worker("w0");
-    job = fake_attach(&fake, &w, 10, 0, 1);
+    job = fake_attach(&w, 10, 0, 1);
     fake_shard_forget(&fake, 0);
     fake_shard_up(&fake, 0);
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_REOPEN, "put the initial state again");
+    fake_expect_error(&w, 0, CAIRN_ERR_REOPEN, "put the initial state again");
     fake_peer_close(&w);
     w = worker("w0");
-    const uint64_t again = fake_attach(&fake, &w, 10, 0, 1);
+    const uint64_t again = fake_attach(&w, 10, 0, 1);
     ck_assert_uint_ne(again, job);
-    fake_init(&fake, &w, again);
-    ck_assert_uint_eq(fake_step(&fake, &w, again), 1);
+    fake_init(&w, again);
+    ck_assert_uint_eq(fake_step(&w, again), 1);
 }
 
 /* The other shard has not answered yet when it is here again: nobody else would ask it anew. */
@@ -418,19 +386,16 @@ TEST(a_shard_that_blinks_during_the_seal_is_sealed_again)
 {
     fake_shards_up(&fake, 2);
     w = worker("w0");
-    job = fake_attach(&fake, &w, 10, 0, 1);
+    job = fake_attach(&w, 10, 0, 1);
     fake.shards[0].holds_seal = fake.shards[1].holds_seal = true;
-    Cairn__InitDone done = CAIRN__INIT_DONE__INIT;
-    done.job = job;
-    done.source = true;
-    const uint32_t request = fake_request(&w, CAIRN_MSG_INIT_DONE, &done.base);
+    const uint32_t request = fake_ask(&w, InitDone, .job = job, .source = true);
     fake_until(&fake, fake.shards[0].seen[CAIRN_MSG_JOB_SEAL] == 1 &&
                           fake.shards[1].seen[CAIRN_MSG_JOB_SEAL] == 1);
     fake.shards[1].holds_seal = false;
     fake_shard_away(&fake, 1);
     fake_shard_up(&fake, 1);
     fake_shard_release(&fake.shards[0]);
-    message_free(fake_expect(&fake, &w, CAIRN_MSG_DONE, request));
+    fake_hear(&w, Done, request);
     ck_assert_uint_eq(train(), 1);
 }
 
@@ -443,13 +408,13 @@ TEST(a_shard_that_restarts_while_a_job_is_made_has_it_made_again)
     struct job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open(&w, &spec, 10, 0);
     fake_until(&fake, fake.shards[0].has_job && fake.shards[1].has_job);
-    fake_expect_awaited(&fake, &w, 0, "make room");
+    fake_expect_awaited(&w, 0, "make room");
     fake_shard_forget(&fake, 1);
     fake_shard_up(&fake, 1);
     fake_shard_release(&fake.shards[0]);
-    message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
-    fake_init(&fake, &w, fake.shards[1].job);
-    ck_assert_uint_eq(fake_step(&fake, &w, fake.shards[1].job), 1);
+    fake_hear(&w, Attached, request);
+    fake_init(&w, fake.shards[1].job);
+    ck_assert_uint_eq(fake_step(&w, fake.shards[1].job), 1);
     spec_release(&spec);
 }
 
@@ -460,29 +425,28 @@ TEST(a_new_incarnation_goes_on_in_the_middle_of_a_round)
     start_job();
     train();
     fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = true;
-    const uint64_t round = fake_begin(&fake, &w, job);
+    const uint64_t round = fake_begin(&w, job);
     fake_coordinator_stop(&fake);
     fake_peer_close(&w);
     fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = false;
     fake_coordinator_start(&fake);
     fake_shards_up(&fake, 2);
     w = worker("w0");
-    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
-    fake_init(&fake, &w, job);
+    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
+    fake_init(&w, job);
     const uint32_t request = fake_ask_commit(&w, job, round);
-    Cairn__RoundResult *result = fake_expect(&fake, &w, CAIRN_MSG_ROUND_RESULT, request);
+    Cairn__RoundResult *result = fake_hear(&w, RoundResult, request);
     ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
-    message_free(&result->base);
-    const uint64_t next = fake_begin(&fake, &w, job);
+    const uint64_t next = fake_begin(&w, job);
     ck_assert_uint_gt(next, round);
-    ck_assert_uint_eq(fake_commit(&fake, &w, job, next), 2);
+    ck_assert_uint_eq(fake_commit(&w, job, next), 2);
 }
 
 TEST(a_decision_that_one_shard_has_is_given_to_all_by_a_new_incarnation)
 {
     start_job();
     fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = true;
-    const uint64_t round = fake_begin(&fake, &w, job);
+    const uint64_t round = fake_begin(&w, job);
     fake_until(&fake, fake.shards[0].round == round && fake.shards[1].round == round);
     fake_shard_report_reduced(&fake.shards[0]);
     fake_shard_report_reduced(&fake.shards[1]);
@@ -498,12 +462,11 @@ TEST(a_decision_that_one_shard_has_is_given_to_all_by_a_new_incarnation)
     fake_coordinator_start(&fake);
     fake_shards_up(&fake, 2);
     w = worker("w0");
-    fake_attach(&fake, &w, 10, 0, 1);
+    fake_attach(&w, 10, 0, 1);
     const uint32_t request = fake_ask_commit(&w, job, round);
-    Cairn__RoundResult *result = fake_expect(&fake, &w, CAIRN_MSG_ROUND_RESULT, request);
+    Cairn__RoundResult *result = fake_hear(&w, RoundResult, request);
     ck_assert_int_eq(result->status, CAIRN_OK);
     ck_assert_uint_eq(result->step, 1);
-    message_free(&result->base);
     ck_assert_uint_eq(fake.shards[1].version.step, 1);
 }
 
@@ -521,7 +484,7 @@ TEST(a_second_coordinator_on_the_folder_is_refused)
     struct coord *second;
     struct sentence why = { "" };
     struct coord_options options = fake.options;
-    options.network.listen = wire_text("127.0.0.1:0");
+    options.network.listen = "127.0.0.1:0";
     ck_assert_int_eq(coord_open(&options, &fake.loop, &second, &why), CAIRN_ERR_BUSY);
 }
 
@@ -538,12 +501,10 @@ TEST(a_name_that_is_no_text_is_refused_and_says_which_byte)
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct fake_peer peer = fake_dial(&fake);
-        Cairn__Hello hello = CAIRN__HELLO__INIT;
-        hello.protocol = CAIRN_CONTROL_PROTOCOL;
-        hello.role = CAIRN_ROLE_WIRE_WORKER;
-        hello.name = wire_text(bad[i].name);
-        const uint32_t request = fake_request(&peer, CAIRN_MSG_HELLO, &hello.base);
-        fake_expect_error(&fake, &peer, request, CAIRN_ERR_INVALID, bad[i].says);
+        const uint32_t request = fake_ask(&peer, Hello, .protocol = CAIRN_CONTROL_PROTOCOL,
+                                          .role = CAIRN_ROLE_WIRE_WORKER,
+                                          .name = wire_text(bad[i].name));
+        fake_expect_error(&peer, request, CAIRN_ERR_INVALID, bad[i].says);
         fake_peer_close(&peer);
     }
 }
@@ -554,21 +515,15 @@ static void say_part_of_hello(struct fake_peer *peer, const char *name, uint32_t
 {
     static Cairn__HeldJob held[CAIRN_HELD_JOBS_MAX];
     Cairn__HeldJob *list[CAIRN_HELD_JOBS_MAX];
-    Cairn__Hello hello = CAIRN__HELLO__INIT;
     for (uint32_t i = 0; i < count; i++) {
         list[i] = &held[i];
         cairn__held_job__init(list[i]);
         list[i]->job = from + i + 1;
         list[i]->generation = 1;
     }
-    hello.protocol = CAIRN_CONTROL_PROTOCOL;
-    hello.role = CAIRN_ROLE_WIRE_SHARD;
-    hello.name = wire_text(name);
-    hello.incarnation = 77;
-    hello.held = list;
-    hello.n_held = count;
-    hello.held_after = after;
-    fake_request(peer, CAIRN_MSG_HELLO, &hello.base);
+    fake_ask(peer, Hello, .protocol = CAIRN_CONTROL_PROTOCOL, .role = CAIRN_ROLE_WIRE_SHARD,
+             .name = wire_text(name), .incarnation = 77, .held = list, .n_held = count,
+             .held_after = after);
 }
 
 TEST(a_shard_says_what_it_holds_in_as_many_hellos_as_that_takes)
@@ -576,7 +531,7 @@ TEST(a_shard_says_what_it_holds_in_as_many_hellos_as_that_takes)
     struct fake_peer peer = fake_dial(&fake);
     for (uint32_t said = 0; said < 1000; said += 100)
         say_part_of_hello(&peer, "many", said, 100, 900 - said);
-    message_free(fake_expect(&fake, &peer, CAIRN_MSG_WELCOME, peer.last_request));
+    fake_hear(&peer, Welcome, peer.last_request);
     const struct coord_shard_entry *seat = coord_shard_find(fake.cluster, "many");
     ck_assert_ptr_nonnull(seat);
     ck_assert_uint_eq(seat->held_count, 2 * 1000);
@@ -624,14 +579,14 @@ TEST(an_admin_that_asks_nothing_for_ten_minutes_is_sent_away_and_one_that_waits_
     struct fake_peer waiting = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "waiting");
     Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
     const uint32_t request = fake_request(&waiting, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base);
-    message_free(fake_expect(&fake, &waiting, CAIRN_MSG_CLUSTER_STATUS, request));
+    fake_hear(&waiting, ClusterStatus, request);
     ck_assert_uint_eq(session_of("waiting")->unanswered, 0);
     session_of("waiting")->unanswered = 1;
     const Cairn__Heartbeat beat =
         CAIRN__HEARTBEAT__INIT; // which nobody answers, whatever its number is
     fake_request(&admin, CAIRN_MSG_HEARTBEAT, &beat.base);
     const uint32_t behind = fake_request(&admin, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base);
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_STATUS, behind));
+    fake_hear(&admin, ClusterStatus, behind);
     coord_sessions_tick(fake.cluster, later_ms, 0);
     ck_assert(session_of("idle")->closing);
     ck_assert(!session_of("waiting")->closing);
@@ -641,20 +596,16 @@ TEST(an_admin_that_asks_nothing_for_ten_minutes_is_sent_away_and_one_that_waits_
 TEST(a_peer_of_another_protocol_is_told_so)
 {
     struct fake_peer peer = fake_dial(&fake);
-    Cairn__Hello hello = CAIRN__HELLO__INIT;
-    hello.protocol = 99;
-    hello.role = CAIRN_ROLE_WIRE_WORKER;
-    hello.name = wire_text("w0");
-    const uint32_t request = fake_request(&peer, CAIRN_MSG_HELLO, &hello.base);
-    fake_expect_error(&fake, &peer, request, CAIRN_ERR_VERSION, "protocol 3, not 99");
+    const uint32_t request = fake_ask(&peer, Hello, .protocol = 99, .role = CAIRN_ROLE_WIRE_WORKER,
+                                      .name = "w0");
+    fake_expect_error(&peer, request, CAIRN_ERR_VERSION, "protocol 3, not 99");
     fake_peer_close(&peer);
 }
 
 TEST(a_role_that_says_what_it_may_not_is_cut_off)
 {
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
-    Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
-    fake_request(&admin, CAIRN_MSG_ROUND_BEGIN, &begin.base);
+    fake_ask(&admin, RoundBegin);
     while (!admin.ended) {
         struct wire_frame frame;
         fake_pump(&fake);
@@ -669,13 +620,9 @@ TEST(a_session_number_of_another_is_refused)
 {
     start_job();
     struct fake_peer thief = worker("thief");
-    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = wire_text("toy");
-    open.role = CAIRN_ROLE_WIRE_READER;
-    open.session = 10;
-    open.token = 4711;
-    const uint32_t request = fake_request(&thief, CAIRN_MSG_JOB_OPEN, &open.base);
-    fake_expect_error(&fake, &thief, request, CAIRN_ERR_REFUSED, "belongs to another member");
+    const uint32_t request = fake_ask(&thief, JobOpen, .name = "toy",
+                                      .role = CAIRN_ROLE_WIRE_READER, .session = 10, .token = 4711);
+    fake_expect_error(&thief, request, CAIRN_ERR_REFUSED, "belongs to another member");
     ck_assert_uint_eq(train(), 1);
     fake_peer_close(&thief);
 }
@@ -685,31 +632,25 @@ TEST(pages_that_do_not_follow_each_other_are_refused)
     w = worker("w0");
     uint8_t bytes[8] = { 0 };
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = wire_text("toy");
+    open.name = "toy";
     open.role = CAIRN_ROLE_WIRE_WORKER;
     open.session = 10;
     open.spec_bytes = 100;
     const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_OPEN, &open.base);
-    Cairn__Page page = CAIRN__PAGE__INIT;
-    page.what = CAIRN_PAGE_SPEC;
-    page.offset = 50;
-    page.total_bytes = 100;
-    page.bytes = (ProtobufCBinaryData) { sizeof bytes, bytes };
-    fake_send(&w, CAIRN_MSG_PAGE, request, &page.base);
-    fake_expect_error(&fake, &w, request, CAIRN_ERR_PROTOCOL, "do not follow");
+    fake_say(&w, request, Page, .what = CAIRN_PAGE_SPEC, .offset = 50, .total_bytes = 100,
+             .bytes = (ProtobufCBinaryData) { sizeof bytes, bytes });
+    fake_expect_error(&w, request, CAIRN_ERR_PROTOCOL, "do not follow");
     open.spec_bytes = UINT64_MAX;
     const uint32_t huge = fake_request(&w, CAIRN_MSG_JOB_OPEN, &open.base);
-    fake_expect_error(&fake, &w, huge, CAIRN_ERR_INVALID, "64 MiB");
+    fake_expect_error(&w, huge, CAIRN_ERR_INVALID, "64 MiB");
 }
 
 TEST(a_request_for_a_job_that_is_not_open_is_refused)
 {
     start_job();
     struct fake_peer other = worker("w1");
-    fake_expect_error(&fake, &other, fake_ask_begin(&other, job), CAIRN_ERR_NOT_READY,
-                      "open it first");
-    fake_expect_error(&fake, &other, fake_ask_commit(&other, job, 1), CAIRN_ERR_NOT_READY,
-                      "open it");
+    fake_expect_error(&other, fake_ask_begin(&other, job), CAIRN_ERR_NOT_READY, "open it first");
+    fake_expect_error(&other, fake_ask_commit(&other, job, 1), CAIRN_ERR_NOT_READY, "open it");
     fake_peer_close(&other);
 }
 
@@ -721,7 +662,7 @@ TEST(a_malformed_message_ends_the_connection_and_nothing_else)
     memset(frame, 0xff, sizeof frame);
     frame_header_write(frame, CAIRN_MSG_JOB_OPEN, 9, 4);
     ck_assert_int_eq(write(bad.fd, frame, sizeof frame), sizeof frame);
-    fake_expect_end(&fake, &bad);
+    fake_expect_end(&bad);
     fake_peer_close(&bad);
     ck_assert_uint_eq(train(), 1);
 }

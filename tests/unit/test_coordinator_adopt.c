@@ -27,14 +27,12 @@ static void lose_store(uint32_t shards)
 
 static uint32_t ask_adopt(bool plan)
 {
-    Cairn__ClusterAdopt adopt = CAIRN__CLUSTER_ADOPT__INIT;
-    adopt.plan = plan;
-    return fake_request(&admin, CAIRN_MSG_CLUSTER_ADOPT, &adopt.base);
+    return fake_ask(&admin, ClusterAdopt, .plan = plan);
 }
 
 static Cairn__ClusterAdopted *adopt(bool plan)
 {
-    return fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_ADOPTED, ask_adopt(plan));
+    return fake_hear(&admin, ClusterAdopted, ask_adopt(plan));
 }
 
 static const Cairn__AdoptedJob *adopted_of(const Cairn__ClusterAdopted *adopted, uint64_t id)
@@ -63,7 +61,6 @@ static void expect_adopted(uint64_t generation, const char *refused)
         ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_STORE_ADOPTED], 0);
         ck_assert(fake.shards[0].has_job);
     }
-    message_free(&adopted->base);
 }
 
 /* ---- amendments that the store was lost with ---- */
@@ -72,7 +69,7 @@ static void expect_adopted(uint64_t generation, const char *refused)
 static void amend(uint32_t first)
 {
     for (uint32_t i = first; i < 2; i++) fake.shards[i].dies_at_switch = true;
-    fake_expect_amended(&fake, &w, fake_amend_more(&w, job, 3), 1);
+    fake_expect_amended(&w, fake_amend_more(&w, job, 3), 1);
     for (uint32_t i = first; i < 2; i++) fake_until(&fake, fake.shards[i].dead);
     fake_until(&fake, first == 0 || fake.shards[0].staged == NULL);
     lose_store(2);
@@ -123,16 +120,12 @@ static void trust_stranger(char id_out[CAIRN_KEY_NAME_BYTES], bool untrust)
 {
     static char line[CAIRN_KEY_LINE_BYTES];
     struct secret_key key;
-    Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
     if (!untrust) {
         secret_key_make(&key);
         public_key_line(&key.public_key, line);
         key_name(key.public_key.id, id_out);
     }
-    trust.key = line;
-    trust.untrust = untrust;
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_KEYS,
-                             fake_request(&admin, CAIRN_MSG_KEY_TRUST, &trust.base)));
+    fake_hear(&admin, Keys, fake_ask(&admin, KeyTrust, .key = line, .untrust = untrust));
 }
 
 static void expect_keys(const Cairn__Keys *keys, size_t count, const char *first)
@@ -144,8 +137,7 @@ static void expect_keys(const Cairn__Keys *keys, size_t count, const char *first
 
 static void expect_restored(const Cairn__SnapshotStatus *snapshot)
 {
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
-                             ask_restore("other", "", snapshot->path)));
+    fake_hear(&admin, SnapshotStatus, ask_restore("other", "", snapshot->path));
 }
 
 TEST(what_the_lost_store_has_signed_is_trusted_by_who_adopts_its_jobs)
@@ -158,25 +150,19 @@ TEST(what_the_lost_store_has_signed_is_trusted_by_who_adopts_its_jobs)
     fake_until(&fake, fake.cluster->storage.watch.said.text[0] != '\0'); // the folder is another's
     Cairn__ClusterAdopted *plan = adopt(true);
     expect_keys(plan->keys, 2, signer);
-    message_free(&plan->base);
-    fake_expect_error(&fake, &admin, ask_restore("other", "", snapshot->path), CAIRN_ERR_REFUSED,
+    fake_expect_error(&admin, ask_restore("other", "", snapshot->path), CAIRN_ERR_REFUSED,
                       "put the old cluster.key back into"); // planned is not done
     expect_adopted(1, "");
     ck_assert_str_eq(fake.cluster->storage.watch.said.text, "");
     fake_goes_on(&fake, 1, 2);
     fake_until(&fake, fake.cluster->storage.watch.said.text[0] == '\0');
-    message_free(&take_snapshot()->base); // the folder is this cluster's, too
+    take_snapshot(); // the folder is this cluster's, too
     expect_restored(snapshot);
     fake_peer_close(&admin);
     fake_coordinator_stop(&fake); // it is in the store
     fake_coordinator_start(&fake);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
-    const Cairn__KeysGet get = CAIRN__KEYS_GET__INIT;
-    ProtobufCMessage *keys = fake_expect(&fake, &admin, CAIRN_MSG_KEYS,
-                                         fake_request(&admin, CAIRN_MSG_KEYS_GET, &get.base));
-    expect_keys((const Cairn__Keys *)keys, 3, NULL);
-    message_free(keys);
-    message_free(&snapshot->base);
+    expect_keys(fake_hear(&admin, Keys, fake_ask(&admin, KeysGet)), 3, NULL);
 }
 
 TEST(a_key_that_was_untrusted_before_the_store_was_lost_is_not_adopted)
@@ -189,7 +175,6 @@ TEST(a_key_that_was_untrusted_before_the_store_was_lost_is_not_adopted)
     lose_store(2);
     Cairn__ClusterAdopted *plan = adopt(true);
     expect_keys(plan->keys, 1, signer);
-    message_free(&plan->base);
 }
 
 /* ---- refusals ---- */
@@ -264,8 +249,8 @@ TEST_EACH(three_shards_of_which_two_are_two_steps_apart_are_refused_in_any_order
     fake_open(&fake, 3);
     fake_shards_up(&fake, 3);
     w = worker("w0");
-    job = fake_attach(&fake, &w, 10, 0, 1);
-    fake_init(&fake, &w, job);
+    job = fake_attach(&w, 10, 0, 1);
+    fake_init(&w, job);
     for (int i = 0; i < 3; i++) fake.shards[i].version.step = steps[_i][i];
     lose_store(3);
     expect_adopted(0, "more than one step apart");
@@ -282,9 +267,8 @@ TEST(a_job_that_was_never_sealed_is_refused)
     lose_store(2);
     w = worker("w0");
     const uint32_t request = fake_job_open(&w, &spec, 10, 0);
-    Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request);
+    Cairn__Attached *attached = fake_hear(&w, Attached, request);
     job = attached->job;
-    message_free(&attached->base);
     spec_release(&spec);
     lose_store(2);
     expect_adopted(0, "its part was never complete");
@@ -299,11 +283,10 @@ static uint64_t make_second(const char *name)
     fake_shard_up(&fake, 3);
     w = worker("w1");
     const uint32_t request = fake_job_open(&w, &spec, 20, 0);
-    Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request);
+    Cairn__Attached *attached = fake_hear(&w, Attached, request);
     const uint64_t id = attached->job;
-    message_free(&attached->base);
     spec_release(&spec);
-    fake_init(&fake, &w, id);
+    fake_init(&w, id);
     return id;
 }
 
@@ -322,7 +305,6 @@ TEST(of_two_jobs_of_one_name_one_is_adopted)
     ck_assert_msg((*refused[0] == '\0') != (*refused[1] == '\0'), "%s; %s", refused[0], refused[1]);
     ck_assert_ptr_nonnull(
         strstr(*refused[0] != '\0' ? refused[0] : refused[1], "there is another job of that name"));
-    message_free(&adopted->base);
 }
 
 TEST(one_that_is_refused_is_no_leftover_when_another_is_adopted)
@@ -337,7 +319,6 @@ TEST(one_that_is_refused_is_no_leftover_when_another_is_adopted)
     Cairn__ClusterAdopted *adopted = adopt(false);
     ck_assert_str_eq(adopted_of(adopted, job)->refused, "");
     ck_assert_ptr_nonnull(strstr(adopted_of(adopted, second)->refused, "part 2 of 2 is on no"));
-    message_free(&adopted->base);
     for (int i = 0; i < 3; i++) // who comes before it has heard comes with another store
         fake_until(&fake, fake.shards[i].seen[CAIRN_MSG_STORE_ADOPTED] == 1);
     fake_shards_up(&fake, 3);
@@ -346,7 +327,6 @@ TEST(one_that_is_refused_is_no_leftover_when_another_is_adopted)
     fake_shard_up(&fake, 3); // it was away: now the second is whole
     adopted = adopt(false);
     ck_assert_str_eq(adopted_of(adopted, second)->refused, "");
-    message_free(&adopted->base);
 }
 
 /* What is wrong with the second shows in its pages only; a plan says so, too. */
@@ -364,7 +344,6 @@ TEST(one_whose_pages_are_not_whole_does_not_keep_another_from_being_adopted)
         ck_assert_str_eq(adopted_of(adopted, job)->refused, "");
         const char *refused = adopted_of(adopted, second)->refused;
         ck_assert_msg(strstr(refused, "does not fit its spec") != NULL, "%s", refused);
-        message_free(&adopted->base);
     }
     for (int i = 0; i < 4; i++)
         fake_until(&fake, fake.shards[i].seen[CAIRN_MSG_STORE_ADOPTED] == 1);
@@ -383,7 +362,6 @@ TEST(one_that_is_being_amended_is_refused_until_that_has_ended)
     fake_shard_up(&fake, 0);
     Cairn__ClusterAdopted *adopted = adopt(false);
     ck_assert_ptr_nonnull(strstr(adopted_of(adopted, job)->refused, "is being saved, amended"));
-    message_free(&adopted->base);
 }
 
 /* ---- the questions ---- */
@@ -397,14 +375,13 @@ static void wind_on(void)
 static void expect_passed_over(uint32_t request, const char *silent)
 {
     char word[128];
-    Cairn__ClusterAdopted *adopted = fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_ADOPTED, request);
+    Cairn__ClusterAdopted *adopted = fake_hear(&admin, ClusterAdopted, request);
     const char *refused = adopted_of(adopted, job)->refused;
     snprintf(word, sizeof word,
              "is on no connected shard; these shards do not say what they hold: %s", silent);
     ck_assert_msg(strstr(refused, word) != NULL, "\"%s\": %s", word, refused);
     ck_assert_uint_eq(adopted->n_silent, 1);
     ck_assert_str_eq(adopted->silent[0], silent);
-    message_free(&adopted->base);
 }
 
 TEST(shards_that_do_not_answer_are_named_and_their_late_answer_is_of_no_other_question)
@@ -416,13 +393,13 @@ TEST(shards_that_do_not_answer_are_named_and_their_late_answer_is_of_no_other_qu
     fake_until(&fake, fake.shards[0].part_request != 0 && fake.shards[1].part_request != 0);
     for (int i = 0; i < 2; i++) first[i] = fake.shards[i].part_request;
     wind_on();
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_TIMEOUT, "s0, s1");
+    fake_expect_error(&admin, request, CAIRN_ERR_TIMEOUT, "s0, s1");
     request = ask_adopt(true);
     fake_until(&fake,
                fake.shards[0].part_request != first[0] && fake.shards[1].part_request != first[1]);
     for (int i = 0; i < 2; i++) fake_shard_tell_held(&fake.shards[i], first[i]);
     fake_shard_tell_held(&fake.shards[0], fake.shards[0].part_request);
-    fake_expect_silence(&fake, &admin, job);
+    fake_expect_silence(&admin, job);
     wind_on();
     expect_passed_over(request, "s1");
 }
@@ -430,11 +407,10 @@ TEST(shards_that_do_not_answer_are_named_and_their_late_answer_is_of_no_other_qu
 /* The only job, which stays as it is. */
 static void expect_refused(uint32_t request, const char *word)
 {
-    Cairn__ClusterAdopted *adopted = fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_ADOPTED, request);
+    Cairn__ClusterAdopted *adopted = fake_hear(&admin, ClusterAdopted, request);
     const char *refused = adopted_of(adopted, job)->refused;
     ck_assert_msg(strstr(refused, word) != NULL, "\"%s\": %s", word, refused);
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_STORE_ADOPTED], 0);
-    message_free(&adopted->base);
 }
 
 /* Shard 0 is asked for its part of the job, and does not answer; returns the request of the adoption. */
@@ -463,9 +439,8 @@ TEST(a_shard_that_does_not_send_its_part_is_named)
 
 TEST(a_part_that_is_answered_without_its_pages_is_not_written)
 {
-    const Cairn__Done done = CAIRN__DONE__INIT;
     const uint32_t request = ask_for_part();
-    fake_send(&fake.shards[0].peer, CAIRN_MSG_DONE, fake.shards[0].part_request, &done.base);
+    fake_say(&fake.shards[0].peer, fake.shards[0].part_request, Done);
     expect_refused(request, "s0 answered without its part");
 }
 
@@ -500,16 +475,15 @@ TEST_EACH(a_shard_that_is_silent_keeps_only_the_jobs_that_it_has_from_being_adop
     fake.shards[3].holds_parts = true;
     const uint32_t request = ask_adopt(false);
     for (int i = 0; i < 4; i++) fake_until(&fake, fake.shards[i].part_request != 0);
-    fake_expect_silence(&fake, &admin, job);
+    fake_expect_silence(&admin, job);
     if (_i == 0)
         wind_on();
     else
         fake_shard_away(&fake, 3);
-    Cairn__ClusterAdopted *adopted = fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_ADOPTED, request);
+    Cairn__ClusterAdopted *adopted = fake_hear(&admin, ClusterAdopted, request);
     ck_assert_str_eq(adopted_of(adopted, job)->refused, "");
     ck_assert_ptr_nonnull(strstr(adopted_of(adopted, second)->refused, "s3"));
     ck_assert_uint_eq(adopted->n_silent, 1);
-    message_free(&adopted->base);
     for (int i = 0; i < 3; i++)
         fake_until(&fake, fake.shards[i].seen[CAIRN_MSG_STORE_ADOPTED] == 1);
     fake.shards[3].holds_parts = false;
@@ -519,7 +493,6 @@ TEST_EACH(a_shard_that_is_silent_keeps_only_the_jobs_that_it_has_from_being_adop
     ck_assert(fake.shards[2].has_job && fake.shards[3].has_job);
     adopted = adopt(false);
     ck_assert_str_eq(adopted_of(adopted, second)->refused, "");
-    message_free(&adopted->base);
 }
 
 TEST(who_waits_for_too_much_is_refused)
@@ -529,7 +502,7 @@ TEST(who_waits_for_too_much_is_refused)
     while (session != NULL && strcmp(session->name, "ctl") != 0) session = session->next;
     ck_assert_ptr_nonnull(session);
     session->wait_count = CAIRN_SESSION_WAITS_MAX;
-    fake_expect_error(&fake, &admin, ask_adopt(true), CAIRN_ERR_BUSY, "too many requests");
+    fake_expect_error(&admin, ask_adopt(true), CAIRN_ERR_BUSY, "too many requests");
     ck_assert_ptr_null(fake.cluster->adoption);
     session->wait_count = 0;
     expect_adopted(1, "");

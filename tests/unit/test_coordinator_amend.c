@@ -19,14 +19,13 @@ TEST(all_shards_make_it_then_it_is_stored_then_they_switch_and_all_open_the_job_
     start_trained();
     struct fake_peer reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
     Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = wire_text("toy");
+    open.name = "toy";
     open.role = CAIRN_ROLE_WIRE_READER;
     open.session = 5;
-    message_free(fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED,
-                             fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base)));
-    fake_expect_amended(&fake, &w, fake_amend_more(&w, job, 3), 1);
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_REOPEN, "close it and open it again");
-    fake_expect_error(&fake, &reader, 0, CAIRN_ERR_REOPEN, "close it and open it again");
+    fake_hear(&reader, Attached, fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base));
+    fake_expect_amended(&w, fake_amend_more(&w, job, 3), 1);
+    fake_expect_error(&w, 0, CAIRN_ERR_REOPEN, "close it and open it again");
+    fake_expect_error(&reader, 0, CAIRN_ERR_REOPEN, "close it and open it again");
     for (int i = 0; i < 2; i++) { // on connections of their own
         fake_until(&fake, fake.shards[i].seen[CAIRN_MSG_JOB_SWITCH] == 1);
         ck_assert_uint_eq(fake.shards[i].generation, 2);
@@ -44,7 +43,7 @@ TEST(a_shard_without_room_refuses_it_and_the_others_drop_what_they_made)
     start_trained();
     fake.shards[1].refuse_create = "needs 12 GiB, has 8";
     const uint32_t request = fake_amend_more(&w, job, 3);
-    fake_expect_error(&fake, &w, request, CAIRN_ERR_NO_MEMORY, "s1: needs 12 GiB, has 8");
+    fake_expect_error(&w, request, CAIRN_ERR_NO_MEMORY, "s1: needs 12 GiB, has 8");
     fake.shards[1].refuse_create = NULL;
     fake_until(&fake, fake.shards[0].staged == NULL && fake.shards[1].staged == NULL);
     ck_assert_uint_eq(train(), 2); // still attached
@@ -58,12 +57,12 @@ TEST(a_shard_that_is_lost_while_it_makes_it_voids_it)
     const uint32_t request = fake_amend_more(&w, job, 3);
     fake_until(&fake, both_staged());
     fake_shard_away(&fake, 1);
-    fake_expect_error(&fake, &w, request, CAIRN_ERR_NOT_READY, "s1: the connection was lost");
+    fake_expect_error(&w, request, CAIRN_ERR_NOT_READY, "s1: the connection was lost");
     fake_until(&fake, fake.shards[0].staged == NULL);
     fake.shards[1].holds_create = false;
     fake_shard_up(&fake, 1); // says that it holds two
     fake_until(&fake, fake.shards[1].staged == NULL);
-    fake_expect_amended(&fake, &w, fake_amend_more(&w, job, 4), 1); // once more
+    fake_expect_amended(&w, fake_amend_more(&w, job, 4), 1); // once more
     fake_goes_on(&fake, 2, 3);
 }
 
@@ -77,7 +76,7 @@ TEST(a_shard_that_comes_back_while_others_make_it_voids_it)
     fake_shard_up(&fake, 0); // is told to drop it
     fake_until(&fake, fake.shards[0].staged == NULL);
     fake_shard_release(&fake.shards[1]);
-    fake_expect_error(&fake, &w, request, CAIRN_ERR_NOT_READY, "a shard went away");
+    fake_expect_error(&w, request, CAIRN_ERR_NOT_READY, "a shard went away");
     fake_until(&fake, fake.shards[1].staged == NULL);
     fake_goes_on(&fake, 1, 2);
 }
@@ -100,7 +99,7 @@ TEST(a_coordinator_lost_before_the_shards_switched_leaves_the_amended_job)
 {
     start_trained();
     fake.shards[0].dies_at_switch = fake.shards[1].dies_at_switch = true;
-    fake_expect_amended(&fake, &w, fake_amend_more(&w, job, 3), 1);
+    fake_expect_amended(&w, fake_amend_more(&w, job, 3), 1);
     fake_until(&fake, fake.shards[0].dead && fake.shards[1].dead);
     fake_coordinator_stop(&fake);
     fake.shards[0].dies_at_switch = fake.shards[1].dies_at_switch = false;
@@ -113,7 +112,7 @@ TEST(a_shard_that_missed_the_switch_is_told_when_it_is_back)
 {
     start_trained();
     fake.shards[1].dies_at_switch = true;
-    fake_expect_amended(&fake, &w, fake_amend_more(&w, job, 3), 1);
+    fake_expect_amended(&w, fake_amend_more(&w, job, 3), 1);
     fake_until(&fake, fake.shards[1].dead);
     fake_shard_away(&fake, 1);
     fake.shards[1].dies_at_switch = false;
@@ -123,11 +122,10 @@ TEST(a_shard_that_missed_the_switch_is_told_when_it_is_back)
 
 static void expect_void(struct fake_peer *peer, uint64_t round)
 {
-    Cairn__RoundResult *result = fake_expect(&fake, peer, CAIRN_MSG_ROUND_RESULT, 0);
+    Cairn__RoundResult *result = fake_hear(peer, RoundResult, 0);
     ck_assert_uint_eq(result->round, round);
     ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_ptr_nonnull(strstr(result->text, "worker w0 (rank 0) amends the job"));
-    message_free(&result->base);
 }
 
 TEST(an_open_round_that_would_wait_for_the_caller_is_void)
@@ -136,19 +134,17 @@ TEST(an_open_round_that_would_wait_for_the_caller_is_void)
     fake.shards[0].holds_reduced = true;
     w = worker("w0");
     struct fake_peer other = worker("w1");
-    job = fake_attach(&fake, &w, 10, 0, 1);
-    fake_init(&fake, &w, job);
-    ck_assert_uint_eq(fake_attach(&fake, &other, 11, 1, 1), job);
-    Cairn__RoundOpened *opened = fake_expect(&fake, &other, CAIRN_MSG_ROUND_OPENED,
-                                             fake_ask_begin(&other, job));
+    job = fake_attach(&w, 10, 0, 1);
+    fake_init(&w, job);
+    ck_assert_uint_eq(fake_attach(&other, 11, 1, 1), job);
+    Cairn__RoundOpened *opened = fake_hear(&other, RoundOpened, fake_ask_begin(&other, job));
     ck_assert_uint_eq(opened->world, 2);
     const uint64_t round = opened->round;
-    message_free(&opened->base);
     const uint32_t request = fake_amend_more(&w, job, 3);
     expect_void(&w, round);
     expect_void(&other, round);
-    fake_expect_amended(&fake, &w, request, 1);
-    fake_expect_error(&fake, &other, 0, CAIRN_ERR_REOPEN, "open it again");
+    fake_expect_amended(&w, request, 1);
+    fake_expect_error(&other, 0, CAIRN_ERR_REOPEN, "open it again");
     fake.shards[0].holds_reduced = false;
     fake_goes_on(&fake, 2, 3);
     fake_peer_close(&other);
@@ -158,32 +154,25 @@ TEST(meanwhile_nobody_else_amends_saves_or_joins_and_the_same_request_is_answere
 {
     start_trained();
     struct fake_peer late = worker("late");
-    Cairn__SnapshotCreate save = CAIRN__SNAPSHOT_CREATE__INIT;
-    save.job = wire_text("toy");
     fake.shards[1].holds_create = true;
     (void)fake_amend_more(&w, job, 3);
     fake_until(&fake, both_staged());
     const uint32_t other = fake_amend_more(&w, job, 4);
-    fake_expect_error(&fake, &w, other, CAIRN_ERR_BUSY, "is being amended");
-    const uint32_t saving = fake_request(&w, CAIRN_MSG_SNAPSHOT_CREATE, &save.base);
-    fake_expect_error(&fake, &w, saving, CAIRN_ERR_BUSY, "is being amended");
+    fake_expect_error(&w, other, CAIRN_ERR_BUSY, "is being amended");
+    const uint32_t saving = fake_ask(&w, SnapshotCreate, .job = "toy");
+    fake_expect_error(&w, saving, CAIRN_ERR_BUSY, "is being amended");
     struct job_spec_data spec = fake_spec(1);
     const uint32_t joins = fake_job_open(&late, &spec, 12, 1);
     const uint32_t again = fake_amend_more(&w, job, 3);
     const uint32_t begins = fake_ask_begin(&w, job);
     ck_assert_uint_eq(fake.shards[0].round, 0);
-    Cairn__WhoIsAwaited who = CAIRN__WHO_IS_AWAITED__INIT;
-    who.job = job;
-    Cairn__Awaited *awaited = fake_expect(&fake, &w, CAIRN_MSG_AWAITED,
-                                          fake_request(&w, CAIRN_MSG_WHO_IS_AWAITED, &who.base));
+    Cairn__Awaited *awaited = fake_hear(&w, Awaited, fake_ask(&w, WhoIsAwaited, .job = job));
     ck_assert_str_eq(awaited->text, "the shards to amend the job");
-    message_free(&awaited->base);
     fake_shard_release(&fake.shards[1]);
-    fake_expect_amended(&fake, &w, again, 1);
-    fake_expect_error(&fake, &w, begins, CAIRN_ERR_REOPEN, "open it again");
-    Cairn__Attached *attached = fake_expect(&fake, &late, CAIRN_MSG_ATTACHED, joins);
+    fake_expect_amended(&w, again, 1);
+    fake_expect_error(&w, begins, CAIRN_ERR_REOPEN, "open it again");
+    Cairn__Attached *attached = fake_hear(&late, Attached, joins);
     ck_assert_uint_eq(attached->generation, 2);
-    message_free(&attached->base);
     spec_release(&spec);
     fake_peer_close(&late);
 }
@@ -194,7 +183,7 @@ TEST(an_admin_who_waits_for_the_shards_of_a_job_that_is_lost_hears_of_it)
     start_trained();
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    amend.name = wire_text("toy");
+    amend.name = "toy";
     amend.key = 9;
     fake_set(&amend, "clip_norm=2");
     fake.shards[1].holds_terms = true;
@@ -203,7 +192,7 @@ TEST(an_admin_who_waits_for_the_shards_of_a_job_that_is_lost_hears_of_it)
     tick_fast();
     fake_shard_forget(&fake, 1);
     fake_shard_up(&fake, 1);
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_JOB_LOST, "not on all shards, and the job");
+    fake_expect_error(&admin, request, CAIRN_ERR_JOB_LOST, "not on all shards, and the job");
 }
 
 /* ---- terms that take a new generation ---- */
@@ -212,32 +201,26 @@ static uint32_t ask_terms(struct fake_peer *peer, uint64_t of_job, uint64_t key)
 {
     Cairn__Setting stage = CAIRN__SETTING__INIT, micro = CAIRN__SETTING__INIT;
     Cairn__Setting *list[] = { &stage, &micro };
-    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    stage.key = wire_text("stage");
-    stage.value = wire_text("3");
-    micro.key = wire_text("micro_batches");
-    micro.value = wire_text("1");
-    amend.job = of_job;
-    amend.name = wire_text("toy");
-    amend.key = key;
-    amend.settings = list;
-    amend.n_settings = 2;
-    return fake_request(peer, CAIRN_MSG_JOB_AMEND, &amend.base);
+    stage.key = "stage";
+    stage.value = "3";
+    micro.key = "micro_batches";
+    micro.value = "1";
+    return fake_ask(peer, JobAmend, .job = of_job, .name = "toy", .key = key, .settings = list,
+                    .n_settings = 2);
 }
 
 static void expect_stage(uint32_t stage)
 {
     Cairn__JobStatus *status = show_job("toy");
     ck_assert_uint_eq(status->spec->stage, stage);
-    message_free(&status->base);
 }
 
 /* By a worker or an admin; the store, its next coordinator and a worker with the spec as it was agree. */
 TEST(terms_that_handles_have_make_a_generation_too_and_outlive_the_coordinator)
 {
     start_trained();
-    fake_expect_amended(&fake, &w, ask_terms(&w, job, 42), 1);
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_REOPEN, "its tensors or terms have changed");
+    fake_expect_amended(&w, ask_terms(&w, job, 42), 1);
+    fake_expect_error(&w, 0, CAIRN_ERR_REOPEN, "its tensors or terms have changed");
     fake_goes_on(&fake, 2, 2);
     fake_coordinator_stop(&fake);
     fake_coordinator_start(&fake);
@@ -245,7 +228,7 @@ TEST(terms_that_handles_have_make_a_generation_too_and_outlive_the_coordinator)
     fake_goes_on(&fake, 2, 2);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN,
                          "admin"); // it is that already: no generation
-    fake_expect_amended(&fake, &admin, ask_terms(&admin, 0, 43), 2);
+    fake_expect_amended(&admin, ask_terms(&admin, 0, 43), 2);
     fake_goes_on(&fake, 2, 2);
     expect_stage(3);
 }
@@ -256,7 +239,7 @@ TEST(an_admin_who_changes_such_terms_is_answered_or_hears_why_not)
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     fake.shards[1].refuse_create = "needs 12 GiB, has 8";
     uint32_t request = ask_terms(&admin, 0, 7);
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_NO_MEMORY, "s1: needs 12 GiB, has 8");
+    fake_expect_error(&admin, request, CAIRN_ERR_NO_MEMORY, "s1: needs 12 GiB, has 8");
     fake.shards[1].refuse_create = NULL;
     fake_until(&fake, fake.shards[0].staged == NULL && fake.shards[1].staged == NULL);
     ck_assert_uint_eq(train(), 2); // still attached
@@ -266,7 +249,7 @@ TEST(an_admin_who_changes_such_terms_is_answered_or_hears_why_not)
     tick_fast();
     fake_shard_forget(&fake, 1);
     fake_shard_up(&fake, 1);
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_NOT_READY, "job toy was not amended");
+    fake_expect_error(&admin, request, CAIRN_ERR_NOT_READY, "job toy was not amended");
 }
 
 SUITE(60, open_fake, close_fake);

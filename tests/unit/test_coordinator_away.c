@@ -13,7 +13,6 @@ static void expect_job(const char *state, bool version_unknown, uint64_t step)
     ck_assert_str_eq(status->state, state);
     ck_assert_int_eq(status->version_unknown, version_unknown);
     if (!version_unknown) ck_assert_uint_eq(status->step, step);
-    message_free(&status->base);
 }
 
 TEST(after_a_restart_a_job_waits_and_its_version_is_unknown_until_all_shards_have_told)
@@ -24,7 +23,6 @@ TEST(after_a_restart_a_job_waits_and_its_version_is_unknown_until_all_shards_hav
     expect_job("waiting", true, 0);
     Cairn__JobStatus *status = show_job("toy");
     ck_assert_str_eq(status->awaited, "shard s1 (it is away)");
-    message_free(&status->base);
     fake_shard_up(&fake, 1);
     fake_until(&fake, toy()->rounds.heard);
     expect_job("running", false, 1);
@@ -37,24 +35,21 @@ TEST(what_is_dropped_or_replaced_unheard_has_no_step)
     restart_coordinator();
     fake_shard_up(&fake, 0);
     const uint32_t request = ask_drop("toy", false);
-    fake_expect_silence(&fake, &admin, 0); // a shard that lives is back within a lease
+    fake_expect_silence(&admin, 0); // a shard that lives is back within a lease
     fake.cluster->clock.started_ms -= (uint64_t)fake.cluster->options->lease_timeout_ms;
-    Cairn__JobRemoved *removed = fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request);
+    Cairn__JobRemoved *removed = fake_hear(&admin, JobRemoved, request);
     ck_assert(removed->version_unknown);
-    message_free(&removed->base);
 }
 
 /* Before it was: "shard s1 is not here", and a plan without it. */
 TEST(a_drain_that_is_asked_of_a_coordinator_that_has_just_started_waits_for_the_shards)
 {
-    Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
     restart_coordinator();
-    drain.name = fake.shards[1].name;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &drain.base);
+    const uint32_t request = fake_ask(&admin, MemberDrain, .name = fake.shards[1].name);
     fake_shard_up(&fake, 0);
-    fake_expect_silence(&fake, &admin, 0);
+    fake_expect_silence(&admin, 0);
     fake_shard_up(&fake, 1);
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
+    fake_hear(&admin, Done, request);
     ck_assert(coord_shard_find(fake.cluster, "s1")->leaving);
 }
 
@@ -62,17 +57,15 @@ TEST(a_drain_that_is_asked_of_a_coordinator_that_has_just_started_waits_for_the_
 
 static uint32_t ask_forget(const char *name)
 {
-    Cairn__ShardForget forget = CAIRN__SHARD_FORGET__INIT;
-    forget.name = wire_text(name);
-    return fake_request(&admin, CAIRN_MSG_SHARD_FORGET, &forget.base);
+    return fake_ask(&admin, ShardForget, .name = wire_text(name));
 }
 
 TEST(a_shard_that_is_here_or_has_a_part_of_a_job_is_not_forgotten)
 {
-    fake_expect_error(&fake, &admin, ask_forget("s7"), CAIRN_ERR_NOT_FOUND, "s7");
-    fake_expect_error(&fake, &admin, ask_forget("s1"), CAIRN_ERR_BUSY, "s1 is connected from");
+    fake_expect_error(&admin, ask_forget("s7"), CAIRN_ERR_NOT_FOUND, "s7");
+    fake_expect_error(&admin, ask_forget("s1"), CAIRN_ERR_BUSY, "s1 is connected from");
     fake_shard_away(&fake, 1);
-    fake_expect_error(&fake, &admin, ask_forget("s1"), CAIRN_ERR_BUSY, "job toy has a part");
+    fake_expect_error(&admin, ask_forget("s1"), CAIRN_ERR_BUSY, "job toy has a part");
     fake_shard_up(&fake, 1);
     train();
 }
@@ -82,7 +75,7 @@ TEST(a_shard_whose_jobs_were_dropped_is_forgotten_and_comes_back_as_a_new_one)
     fake_shard_away(&fake, 1);
     drop();
     ck_assert_ptr_nonnull(coord_shard_find(fake.cluster, "s1")); // status says: away
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, ask_forget("s1")));
+    fake_hear(&admin, Done, ask_forget("s1"));
     ck_assert_ptr_null(coord_shard_find(fake.cluster, "s1"));
     fake_shard_up(&fake, 1);
     fake_until(&fake, !fake.shards[1].has_job); // what was dropped stays so

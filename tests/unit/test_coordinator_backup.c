@@ -24,9 +24,7 @@ static void set_up(void)
 }
 static uint32_t ask_backup(struct fake_peer *peer, const char *path)
 {
-    Cairn__ClusterBackup backup = CAIRN__CLUSTER_BACKUP__INIT;
-    backup.path = wire_text(path);
-    return fake_request(peer, CAIRN_MSG_CLUSTER_BACKUP, &backup.base);
+    return fake_ask(peer, ClusterBackup, .path = wire_text(path));
 }
 
 static size_t session_count(void)
@@ -39,13 +37,11 @@ static size_t session_count(void)
 static void back_up(void)
 {
     struct stat info;
-    Cairn__ClusterBackedUp *made = fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_BACKED_UP,
-                                               ask_backup(&admin, file));
+    Cairn__ClusterBackedUp *made = fake_hear(&admin, ClusterBackedUp, ask_backup(&admin, file));
     ck_assert_str_eq(made->path, file);
     ck_assert_int_eq(stat(file, &info), 0);
     ck_assert_uint_eq(made->bytes, (uint64_t)info.st_size);
     ck_assert_uint_eq(info.st_mode & 0777, 0600);
-    message_free(&made->base);
 }
 
 TEST(a_coordinator_that_is_given_the_copy_goes_on_with_the_jobs)
@@ -66,8 +62,8 @@ TEST(a_coordinator_that_is_given_the_copy_goes_on_with_the_jobs)
                      CAIRN_ERR_NOT_FOUND); // the file has it now
     fake_shards_up(&fake, 2);
     come_again("w0");
-    job = fake_attach(&fake, &w, 10, 0, 1);
-    fake_init(&fake, &w, job);
+    job = fake_attach(&w, 10, 0, 1);
+    fake_init(&w, job);
     ck_assert_uint_eq(train(), 3);
 }
 
@@ -75,11 +71,10 @@ TEST(a_file_that_is_there_or_cannot_be_made_is_refused_and_nothing_is_left)
 {
     char path[sizeof file + 16];
     back_up();
-    fake_expect_error(&fake, &admin, ask_backup(&admin, file), CAIRN_ERR_EXISTS,
-                      "is there already");
-    fake_expect_error(&fake, &admin, ask_backup(&admin, "copy.db"), CAIRN_ERR_INVALID, "copy.db");
+    fake_expect_error(&admin, ask_backup(&admin, file), CAIRN_ERR_EXISTS, "is there already");
+    fake_expect_error(&admin, ask_backup(&admin, "copy.db"), CAIRN_ERR_INVALID, "copy.db");
     snprintf(path, sizeof path, "%s/none/copy", store);
-    fake_expect_error(&fake, &admin, ask_backup(&admin, path), CAIRN_ERR_IO, path);
+    fake_expect_error(&admin, ask_backup(&admin, path), CAIRN_ERR_IO, path);
     snprintf(path, sizeof path, "%s.new", file);
     ck_assert_int_ne(access(path, F_OK), 0);
     train();
@@ -111,10 +106,10 @@ TEST(a_second_one_at_a_time_is_refused_and_training_waits_for_neither)
 {
     hold_store_up();
     const uint32_t first = ask_backup(&admin, file), second = ask_backup(&admin, file);
-    fake_expect_error(&fake, &admin, second, CAIRN_ERR_BUSY, "being copied");
+    fake_expect_error(&admin, second, CAIRN_ERR_BUSY, "being copied");
     train();
     sem_post(&hold_up.release);
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_BACKED_UP, first));
+    fake_hear(&admin, ClusterBackedUp, first);
 }
 
 TEST(one_whose_asker_is_gone_is_made_all_the_same)

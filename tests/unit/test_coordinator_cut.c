@@ -9,20 +9,15 @@
 
 static uint32_t ask_cancel(const char *id)
 {
-    Cairn__SnapshotCancel cancel = CAIRN__SNAPSHOT_CANCEL__INIT;
-    cancel.job = wire_text("toy");
-    cancel.id = wire_text(id);
-    return fake_request(&admin, CAIRN_MSG_SNAPSHOT_CANCEL, &cancel.base);
+    return fake_ask(&admin, SnapshotCancel, .job = "toy", .id = wire_text(id));
 }
 
 static void expect_canceled(uint32_t request, const char *id, bool digest)
 {
-    Cairn__SnapshotCanceled *canceled = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_CANCELED,
-                                                    request);
+    Cairn__SnapshotCanceled *canceled = fake_hear(&admin, SnapshotCanceled, request);
     ck_assert_str_eq(canceled->job, "toy");
     ck_assert_str_eq(canceled->id, id);
     ck_assert_int_eq(canceled->digest, digest);
-    message_free(&canceled->base);
 }
 
 /* The cut has noticed for whom it waits; and that is a lease ago. */
@@ -39,14 +34,13 @@ TEST(a_snapshot_whose_shard_died_is_given_up_and_the_job_is_restored_without_tha
     Cairn__SnapshotStatus *s = take_snapshot();
     fake_shard_away(&fake, 1);
     const uint32_t request = ask_snapshot(&admin, true);
-    fake_expect_error(&fake, &admin, ask_restore("", "", s->path), CAIRN_ERR_BUSY,
+    fake_expect_error(&admin, ask_restore("", "", s->path), CAIRN_ERR_BUSY,
                       "waits for shard s1 (it is away); try again when it is done, or give it up: "
                       "`cairn snapshot cancel toy`");
     let_a_lease_pass();
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_CLOSED, "s1: it is away for longer than");
+    fake_expect_error(&admin, request, CAIRN_ERR_CLOSED, "s1: it is away for longer than");
     fake_shard_up(&fake, 2);
-    message_free(&expect_snapshot(ask_restore("", "", s->path))->base);
-    message_free(&s->base);
+    expect_snapshot(ask_restore("", "", s->path));
 }
 
 TEST(a_shard_that_comes_back_within_the_lease_is_waited_for)
@@ -55,7 +49,7 @@ TEST(a_shard_that_comes_back_within_the_lease_is_waited_for)
     const uint32_t request = ask_snapshot(&admin, true);
     fake_until(&fake, toy()->snapshots.running != NULL && toy()->snapshots.running->stuck_ms != 0);
     fake_shard_up(&fake, 1);
-    message_free(&expect_snapshot(request)->base);
+    expect_snapshot(request);
 }
 
 TEST(what_was_given_up_is_not_taken_when_the_shard_is_back_and_another_one_is)
@@ -63,10 +57,10 @@ TEST(what_was_given_up_is_not_taken_when_the_shard_is_back_and_another_one_is)
     fake_shard_away(&fake, 1);
     const uint32_t request = ask_digest(&admin);
     let_a_lease_pass();
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_CLOSED, "s1");
+    fake_expect_error(&admin, request, CAIRN_ERR_CLOSED, "s1");
     const uint32_t second = ask_snapshot(&admin, true);
     fake_shard_up(&fake, 1);
-    message_free(&expect_snapshot(second)->base);
+    expect_snapshot(second);
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_PIN], 1);
 }
 
@@ -77,8 +71,7 @@ TEST(a_shard_that_comes_back_as_another_process_ends_the_cut_at_once)
     fake_until(&fake, toy()->snapshots.running != NULL); // before what comes on another connection
     fake_shard_forget(&fake, 1);
     fake_shard_hello(&fake, 1);
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_CLOSED,
-                      "s1: it restarted without its part");
+    fake_expect_error(&admin, request, CAIRN_ERR_CLOSED, "s1: it restarted without its part");
 }
 
 TEST(a_part_that_fails_stops_the_other_shards)
@@ -86,7 +79,7 @@ TEST(a_part_that_fails_stops_the_other_shards)
     fake.shards[0].holds_part = true;
     fake.shards[1].fail_part = "no space left";
     const uint32_t request = ask_snapshot(&admin, true);
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_NO_SPACE, "s1: no space left");
+    fake_expect_error(&admin, request, CAIRN_ERR_NO_SPACE, "s1: no space left");
     ck_assert_uint_eq(fake.shards[0].told_to_stop, 1);
     ck_assert_uint_eq(snapshot_folders(), 0);
 }
@@ -98,17 +91,13 @@ static void tell_progress(uint32_t shard, uint64_t done, uint64_t total)
 {
     const struct coord_snapshot *cut = coord_job_find(fake.cluster, "toy")->snapshots.running;
     Cairn__ShardStats stats = CAIRN__SHARD_STATS__INIT;
-    Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
     Cairn__PinTold pin = CAIRN__PIN_TOLD__INIT, *pins = &pin;
     pin.job = cut->job->id;
     pin.snapshot = cut->number;
     pin.done_bytes = done;
     pin.total_bytes = total;
     pin.waited_ms = 7;
-    beat.stats = &stats;
-    beat.pins = &pins;
-    beat.n_pins = 1;
-    fake_send(&fake.shards[shard].peer, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
+    fake_say(&fake.shards[shard].peer, 0, Heartbeat, .stats = &stats, .pins = &pins, .n_pins = 1);
     fake_until(&fake, cut->progress[shard].total_bytes > 0);
 }
 
@@ -128,15 +117,13 @@ TEST(how_far_a_snapshot_is_is_what_its_shards_told_last)
     ck_assert_msg(strstr(now->saving, "; 9.0 of 10.0 MB, ") != NULL &&
                       strstr(now->saving, " s left, updates waited 7 ms") != NULL,
                   "%s", now->saving);
-    message_free(&now->base);
     expect_canceled(ask_cancel(s->id), s->id, false);
     ck_assert(!coord_snapshot_progress(toy, &progress));
-    message_free(&s->base);
 }
 
 TEST(a_list_shows_the_snapshot_that_is_being_taken_apart_from_those_that_are)
 {
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     fake.shards[0].holds_part = fake.shards[1].holds_part = true;
     Cairn__SnapshotStatus *s = expect_snapshot(ask_snapshot(&admin, false));
     Cairn__SnapshotList *list = list_snapshots();
@@ -147,20 +134,16 @@ TEST(a_list_shows_the_snapshot_that_is_being_taken_apart_from_those_that_are)
     ck_assert_str_eq(list->running[0]->state, "running");
     ck_assert_uint_eq(list->running[0]->step, s->step);
     ck_assert_uint_eq(list->running[0]->total_bytes, 0); // nobody has told
-    message_free(&list->base);
     tell_progress(0, 3000000, 4000000);
     tell_progress(1, 1000000, 6000000);
     list = list_snapshots();
     ck_assert_uint_eq(list->running[0]->done_bytes, 4000000);
     ck_assert_uint_eq(list->running[0]->total_bytes, 10000000);
     ck_assert_uint_gt(list->running[0]->bytes_per_s, 0);
-    message_free(&list->base);
     expect_canceled(ask_cancel(s->id), s->id, false);
     list = list_snapshots();
     ck_assert_uint_eq(list->n_snapshots, 1);
     ck_assert_uint_eq(list->n_running, 0);
-    message_free(&list->base);
-    message_free(&s->base);
 }
 
 TEST(an_operator_gives_a_snapshot_up_and_nothing_of_it_stays)
@@ -172,27 +155,24 @@ TEST(an_operator_gives_a_snapshot_up_and_nothing_of_it_stays)
     ck_assert_msg(strstr(job_now->saving, s->id) != NULL &&
                       strstr(job_now->saving, " s; it waits for shard s0") != NULL,
                   "%s", job_now->saving);
-    message_free(&job_now->base);
-    fake_expect_error(&fake, &admin, ask_cancel("step-000000000077-g1"), CAIRN_ERR_NOT_FOUND,
+    fake_expect_error(&admin, ask_cancel("step-000000000077-g1"), CAIRN_ERR_NOT_FOUND,
                       "step-000000000077-g1");
     expect_canceled(ask_cancel(s->id), s->id, false);
     ck_assert_uint_eq(fake.shards[0].told_to_stop, 1);
     ck_assert_uint_eq(snapshot_folders(), 0);
-    fake_expect_error(&fake, &admin, ask_cancel(""), CAIRN_ERR_NOT_FOUND, "no snapshot or digest");
+    fake_expect_error(&admin, ask_cancel(""), CAIRN_ERR_NOT_FOUND, "no snapshot or digest");
     fake.shards[0].holds_part = false;
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     job_now = show_job("toy");
     ck_assert_str_eq(job_now->saving, "");
-    message_free(&job_now->base);
     train();
-    message_free(&s->base);
 }
 
 TEST(who_waits_for_it_hears_that_it_was_given_up)
 {
     fake_shard_away(&fake, 1);
     const uint32_t request = ask_digest(&admin), cancel = ask_cancel("");
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_CANCELED, "an operator");
+    fake_expect_error(&admin, request, CAIRN_ERR_CANCELED, "an operator");
     expect_canceled(cancel, "", true);
 }
 
@@ -201,12 +181,11 @@ TEST(a_shard_that_says_nothing_holds_the_end_up_for_a_lease_at_most)
     fake.shards[0].holds_part = fake.shards[0].ignores_stop = true;
     Cairn__SnapshotStatus *s = expect_snapshot(ask_snapshot(&admin, false));
     const uint32_t request = ask_cancel("");
-    fake_expect_error(&fake, &admin, ask_restore("", "", s->path), CAIRN_ERR_NOT_FOUND, s->id);
+    fake_expect_error(&admin, ask_restore("", "", s->path), CAIRN_ERR_NOT_FOUND, s->id);
     let_a_lease_pass();
     expect_canceled(request, s->id, false);
     ck_assert_uint_eq(snapshot_folders(), 0);
     train();
-    message_free(&s->base);
 }
 
 /* As the adoption of a job does it. */
@@ -224,7 +203,7 @@ TEST(a_job_that_is_freed_leaves_a_cut_at_work_to_its_thread)
     fake_until(&fake, toy()->snapshots.running != NULL &&
                           toy()->snapshots.running->stage == CAIRN_SNAPSHOT_WORKING);
     free_job();
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_CANCELED, "it was adopted");
+    fake_expect_error(&admin, request, CAIRN_ERR_CANCELED, "it was adopted");
     fake_until(&fake, fake.cluster->works == NULL);
 }
 
@@ -236,7 +215,7 @@ TEST(a_job_that_is_freed_leaves_a_cut_that_makes_its_folder_to_the_thread)
     const uint32_t request = ask_snapshot(&admin, false);
     fake_until(&fake, toy()->snapshots.running != NULL && toy()->snapshots.running->making_folder);
     free_job();
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_CANCELED, "it was adopted");
+    fake_expect_error(&admin, request, CAIRN_ERR_CANCELED, "it was adopted");
     fake_until(&fake, fake.cluster->works == NULL);
 }
 

@@ -17,13 +17,11 @@ static struct coord_shard_entry *seat_of_s0(void)
 
 static uint32_t times_drained(void)
 {
-    Cairn__EventsGet get = CAIRN__EVENTS_GET__INIT;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_EVENTS_GET, &get.base);
-    Cairn__Events *told = fake_expect(&fake, &admin, CAIRN_MSG_EVENTS, request);
+    const uint32_t request = fake_ask(&admin, EventsGet);
+    Cairn__Events *told = fake_hear(&admin, Events, request);
     uint32_t times = 0;
     for (size_t i = 0; i < told->n_events; i++)
         times += strcmp(told->events[i]->kind, "drain-ended") == 0;
-    message_free(&told->base);
     return times;
 }
 
@@ -82,39 +80,37 @@ static void restore_by_itself(void)
     message.key = 1;
     fake_set(&message, "on_shard_loss=restore-latest");
     const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base);
-    fake_expect_amended(&fake, &w, request, 1);
+    fake_expect_amended(&w, request, 1);
 }
 
 TEST(a_restore_does_not_wait_for_a_drained_shard)
 {
     drain_shard(0);
     fake_shard_away(&fake, 0);
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     restore_by_itself();
     fake_shard_forget(&fake, 1);
     fake_shard_up(&fake, 1);
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
+    fake_expect_error(&w, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
     come_again("w0");
-    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
     ck_assert_uint_eq(toy()->entry_count, 1);
     train();
 }
 
 TEST(a_shard_that_is_being_drained_is_not_waited_for)
 {
-    Cairn__MemberDrain message = CAIRN__MEMBER_DRAIN__INIT;
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     restore_by_itself();
-    message.name = fake.shards[0].name;
     fake.shards[1].move.holds_prepare = true;
-    (void)fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &message.base);
+    (void)fake_ask(&admin, MemberDrain, .name = fake.shards[0].name);
     fake_until(&fake, fake.shards[1].move.next != NULL);
     fake_shard_forget(&fake, 1);
     fake.shards[1].move.holds_prepare = false;
     fake_shard_up(&fake, 1);
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
+    fake_expect_error(&w, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
     come_again("w0");
-    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
     ck_assert_uint_eq(toy()->entry_count, 1);
     train();
     fake_until(&fake, fake.shards[0].move.is_ended);

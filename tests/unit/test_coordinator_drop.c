@@ -10,20 +10,16 @@
 
 static void leave(void)
 {
-    Cairn__JobLeave message = CAIRN__JOB_LEAVE__INIT;
-    message.job = job;
-    fake_send(&w, CAIRN_MSG_JOB_LEAVE, 0, &message.base);
+    fake_say(&w, 0, JobLeave, .job = job);
     fake_peer_close(&w);
     fake_until(&fake, coord_job_member(toy(), 10) == NULL); // what admins ask comes otherwise
 }
 
 static size_t job_count(void)
 {
-    const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_LIST_GET, &get.base);
-    Cairn__JobList *list = fake_expect(&fake, &admin, CAIRN_MSG_JOB_LIST, request);
+    const uint32_t request = fake_ask(&admin, JobListGet);
+    Cairn__JobList *list = fake_hear(&admin, JobList, request);
     const size_t count = list->n_jobs;
-    message_free(&list->base);
     return count;
 }
 
@@ -41,12 +37,11 @@ TEST(a_job_that_nobody_uses_is_dropped_for_good_and_its_snapshots_stay)
     Cairn__SnapshotStatus *s = take_snapshot();
     leave();
     const uint32_t request = ask_drop("toy", false);
-    Cairn__JobRemoved *removed = fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request);
+    Cairn__JobRemoved *removed = fake_hear(&admin, JobRemoved, request);
     ck_assert_str_eq(removed->name, "toy");
     ck_assert_uint_eq(removed->step, 1);
     ck_assert_uint_eq(removed->shards, 2);
     ck_assert_uint_eq(removed->n_away, 0);
-    message_free(&removed->base);
     ck_assert(!fake.shards[0].has_job && !fake.shards[1].has_job);
     ck_assert_uint_eq(job_count(), 0);
     fake_coordinator_stop(&fake);
@@ -55,20 +50,18 @@ TEST(a_job_that_nobody_uses_is_dropped_for_good_and_its_snapshots_stay)
     fake_peer_close(&admin);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
     ck_assert_uint_eq(job_count(), 0);
-    message_free(
-        fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, ask_restore("", "", s->path)));
+    fake_hear(&admin, SnapshotStatus, ask_restore("", "", s->path));
     ck_assert_uint_eq(job_count(), 1);
-    message_free(&s->base);
 }
 
 TEST(one_that_is_in_use_is_dropped_by_force_only)
 {
-    fake_expect_error(&fake, &admin, ask_drop("tox", false), CAIRN_ERR_NOT_FOUND, "tox");
-    fake_expect_error(&fake, &admin, ask_drop("toy", false), CAIRN_ERR_BUSY, "worker w0");
+    fake_expect_error(&admin, ask_drop("tox", false), CAIRN_ERR_NOT_FOUND, "tox");
+    fake_expect_error(&admin, ask_drop("toy", false), CAIRN_ERR_BUSY, "worker w0");
     train(); // nothing happened
     const uint32_t request = ask_drop("toy", true);
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request));
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_CANCELED, "dropped by an operator");
+    fake_hear(&admin, JobRemoved, request);
+    fake_expect_error(&w, 0, CAIRN_ERR_CANCELED, "dropped by an operator");
     ck_assert_uint_eq(job_count(), 0);
 }
 
@@ -86,11 +79,10 @@ TEST(a_shard_that_is_away_is_named_and_drops_its_part_when_it_comes)
     leave();
     fake_shard_away(&fake, 1);
     const uint32_t request = ask_drop("toy", false);
-    Cairn__JobRemoved *removed = fake_expect(&fake, &admin, CAIRN_MSG_JOB_REMOVED, request);
+    Cairn__JobRemoved *removed = fake_hear(&admin, JobRemoved, request);
     ck_assert_uint_eq(removed->shards, 1);
     ck_assert_uint_eq(removed->n_away, 1);
     ck_assert_str_eq(removed->away[0], "s1");
-    message_free(&removed->base);
     ck_assert(fake.shards[1].has_job);
     fake_shard_up(&fake, 1);
     fake_until(&fake, !fake.shards[1].has_job);
@@ -101,40 +93,31 @@ TEST(one_that_is_being_saved_is_not_dropped_nor_is_what_is_written_removed)
     fake.shards[0].holds_part = true;
     Cairn__SnapshotStatus *s = expect_snapshot(ask_snapshot(&admin, false));
     leave();
-    fake_expect_error(&fake, &admin, ask_drop("toy", false), CAIRN_ERR_BUSY, "is being taken");
-    fake_expect_error(&fake, &admin, ask_remove("toy", s->id), CAIRN_ERR_BUSY, "being written");
-    message_free(&s->base);
+    fake_expect_error(&admin, ask_drop("toy", false), CAIRN_ERR_BUSY, "is being taken");
+    fake_expect_error(&admin, ask_remove("toy", s->id), CAIRN_ERR_BUSY, "being written");
 }
 
 TEST(a_snapshot_is_removed_and_nothing_of_it_is_left)
 {
     Cairn__SnapshotStatus *s = take_snapshot(), *kept = take_snapshot();
     const uint32_t request = ask_remove("toy", s->id);
-    Cairn__SnapshotRemoved *removed = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED,
-                                                  request);
+    Cairn__SnapshotRemoved *removed = fake_hear(&admin, SnapshotRemoved, request);
     ck_assert_uint_eq(removed->files, s->files + 2); // and the manifest
     ck_assert_uint_gt(removed->bytes, s->bytes);
-    message_free(&removed->base);
     ck_assert_int_ne(access(s->path, F_OK), 0);
     ck_assert_int_eq(access(kept->path, F_OK), 0);
-    fake_expect_error(&fake, &admin, ask_remove("toy", s->id), CAIRN_ERR_NOT_FOUND, s->id);
-    fake_expect_error(&fake, &admin, ask_remove("toy", "../toy"), CAIRN_ERR_INVALID, "../toy");
-    fake_expect_error(&fake, &admin, ask_remove("..", s->id), CAIRN_ERR_INVALID,
-                      "not a job's name");
+    fake_expect_error(&admin, ask_remove("toy", s->id), CAIRN_ERR_NOT_FOUND, s->id);
+    fake_expect_error(&admin, ask_remove("toy", "../toy"), CAIRN_ERR_INVALID, "../toy");
+    fake_expect_error(&admin, ask_remove("..", s->id), CAIRN_ERR_INVALID, "not a job's name");
     train();
-    message_free(&s->base);
-    message_free(&kept->base);
 }
 
 static size_t prune(void)
 {
-    Cairn__SnapshotPrune message = CAIRN__SNAPSHOT_PRUNE__INIT;
-    message.job = wire_text("toy");
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_PRUNE, &message.base);
-    Cairn__SnapshotPruned *pruned = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_PRUNED, request);
+    const uint32_t request = fake_ask(&admin, SnapshotPrune, .job = "toy");
+    Cairn__SnapshotPruned *pruned = fake_hear(&admin, SnapshotPruned, request);
     size_t going = 0;
     for (size_t i = 0; i < pruned->n_fates; i++) going += pruned->fates[i]->goes ? 1 : 0;
-    message_free(&pruned->base);
     return going;
 }
 
@@ -144,17 +127,12 @@ TEST(one_with_something_strange_in_it_stays_whole_with_its_tags_and_the_word_lat
     char foreign[4200];
     snprintf(foreign, sizeof foreign, "%s/optim/foreign", s->path);
     ck_assert_int_eq(mkdir(foreign, 0750), 0);
-    Cairn__SnapshotRemove message = CAIRN__SNAPSHOT_REMOVE__INIT;
-    message.job = wire_text("toy");
-    message.id = s->id;
-    message.force = true;
-    fake_expect_error(&fake, &admin, fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &message.base),
+    fake_expect_error(&admin,
+                      fake_ask(&admin, SnapshotRemove, .job = "toy", .id = s->id, .force = true),
                       CAIRN_ERR_REFUSED, "optim/foreign");
     Cairn__SnapshotList *listed = list_snapshots();
     ck_assert_uint_eq(listed->n_snapshots, 1);
     ck_assert(listed->snapshots[0]->latest);
-    message_free(&listed->base);
-    message_free(&s->base);
 }
 
 TEST(what_a_removal_did_not_come_to_goes_with_the_next_prune)
@@ -163,15 +141,13 @@ TEST(what_a_removal_did_not_come_to_goes_with_the_next_prune)
     char foreign[4200];
     snprintf(foreign, sizeof foreign, "%s/optim/.nfs0001", s->path); // somebody has a file open
     ck_assert_int_eq(mkdir(foreign, 0750), 0);
-    fake_expect_error(&fake, &admin, ask_remove("toy", s->id), CAIRN_ERR_IO, "optim");
+    fake_expect_error(&admin, ask_remove("toy", s->id), CAIRN_ERR_IO, "optim");
     ck_assert_int_eq(access(s->path, F_OK), 0);
     ck_assert_int_eq(rmdir(foreign), 0);
     ck_assert_uint_eq(prune(), 1);
     fake_until(&fake, access(s->path, F_OK) != 0);
     while (prune() > 0) {} // its word goes last
     ck_assert_int_eq(access(kept->path, F_OK), 0);
-    message_free(&s->base);
-    message_free(&kept->base);
 }
 
 TEST(one_that_is_being_restored_is_not_removed)
@@ -180,28 +156,20 @@ TEST(one_that_is_being_restored_is_not_removed)
     fake.shards[1].holds_create = true;
     const uint32_t restore = ask_restore("", "", s->path);
     fake_until(&fake, fake.shards[1].snapshot_path[0] != '\0');
-    fake_expect_error(&fake, &admin, ask_remove("toy", s->id), CAIRN_ERR_BUSY, "being restored");
+    fake_expect_error(&admin, ask_remove("toy", s->id), CAIRN_ERR_BUSY, "being restored");
     fake_shard_release(&fake.shards[1]);
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, restore));
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, ask_remove("toy", s->id)));
-    message_free(&s->base);
+    fake_hear(&admin, SnapshotStatus, restore);
+    fake_hear(&admin, SnapshotRemoved, ask_remove("toy", s->id));
 }
 
 TEST(one_that_a_restore_may_fall_back_on_is_not_removed)
 {
     Cairn__SnapshotStatus *older = take_snapshot(), *s = take_snapshot();
-    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
-    restore.job = wire_text("toy");
-    restore.id = s->id;
-    restore.fallback = true;
-    const uint32_t restored = fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);
-    fake_expect_error(&fake, &admin, ask_remove("toy", older->id), CAIRN_ERR_BUSY,
-                      "being restored");
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, restored));
-    message_free(
-        fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, ask_remove("toy", older->id)));
-    message_free(&older->base);
-    message_free(&s->base);
+    const uint32_t restored = fake_ask(&admin, SnapshotRestore, .job = "toy", .id = s->id,
+                                       .fallback = true);
+    fake_expect_error(&admin, ask_remove("toy", older->id), CAIRN_ERR_BUSY, "being restored");
+    fake_hear(&admin, SnapshotStatus, restored);
+    fake_hear(&admin, SnapshotRemoved, ask_remove("toy", older->id));
 }
 
 SUITE(30, open_trained, close_fake);

@@ -62,7 +62,6 @@ static size_t committed(void)
 
 TEST(one_is_taken_listed_verified_restored_and_removed)
 {
-    Cairn__SnapshotRemove removal = CAIRN__SNAPSHOT_REMOVE__INIT;
     Cairn__SnapshotStatus *first = take_good();
     train();
     Cairn__SnapshotStatus *second = take_good();
@@ -70,31 +69,23 @@ TEST(one_is_taken_listed_verified_restored_and_removed)
     ck_assert_uint_eq(list->n_snapshots, 2);
     ck_assert_str_eq(list->snapshots[0]->id, second->id);
     ck_assert(list->snapshots[0]->latest && list->snapshots[0]->checked_unix_ms > 0);
-    message_free(&list->base);
-    Cairn__SnapshotStatus *done = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
-                                              ask_restore("toy", first->id, ""));
+    Cairn__SnapshotStatus *done = fake_hear(&admin, SnapshotStatus,
+                                            ask_restore("toy", first->id, ""));
     ck_assert_uint_eq(done->step, 1);
     ck_assert_uint_eq(done->restored_generation, 2);
-    message_free(&done->base);
-    fake_expect_error(&fake, &admin, ask_restore("toy", "step-000000000009-g1", ""),
-                      CAIRN_ERR_NOT_FOUND, "there is no snapshot");
-    removal.job = second->job;
-    removal.id = second->id;
-    Cairn__SnapshotRemoved *removed = fake_expect(
-        &fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED,
-        fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &removal.base));
+    fake_expect_error(&admin, ask_restore("toy", "step-000000000009-g1", ""), CAIRN_ERR_NOT_FOUND,
+                      "there is no snapshot");
+    Cairn__SnapshotRemoved *removed = fake_hear(
+        &admin, SnapshotRemoved,
+        fake_ask(&admin, SnapshotRemove, .job = second->job, .id = second->id));
     ck_assert_uint_ge(removed->bytes, second->bytes);
-    message_free(&removed->base);
     ck_assert_uint_eq(committed(), 1);
     ck_assert_uint_eq(snapshot_folders(), 0); // of the path that it has no more
     ck_assert_int_ne(access(ROOT, F_OK), 0);  // nor is the name taken for a path
-    message_free(&first->base);
-    message_free(&second->base);
 }
 
 TEST(a_damaged_one_gives_way_to_an_older_one)
 {
-    Cairn__SnapshotRestore message = CAIRN__SNAPSHOT_RESTORE__INIT;
     Cairn__SnapshotStatus *old = take_good();
     struct manifest m;
     size_t count;
@@ -103,16 +94,10 @@ TEST(a_damaged_one_gives_way_to_an_older_one)
     ck_assert_int_eq(manifest_load(new->path, &m, NULL), CAIRN_OK);
     uint8_t *bytes = cairn_memory_storage_bytes(new->path, m.files[0].path, &count);
     bytes[count - 1] ^= 1;
-    message.job = new->job;
-    message.id = new->id;
-    message.fallback = true;
-    Cairn__SnapshotStatus *done = fake_expect(
-        &fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
-        fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &message.base));
+    Cairn__SnapshotStatus *done = fake_hear(
+        &admin, SnapshotStatus,
+        fake_ask(&admin, SnapshotRestore, .job = new->job, .id = new->id, .fallback = true));
     ck_assert_str_eq(done->id, old->id);
-    message_free(&done->base);
-    message_free(&old->base);
-    message_free(&new->base);
     manifest_release(&m);
 }
 
@@ -123,7 +108,7 @@ TEST(old_periodic_ones_are_pruned)
     amend.key = 1;
     fake_set(&amend, "snapshot_every=1");
     fake_set(&amend, "snapshot_keep=1");
-    fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &amend.base), 1);
+    fake_expect_amended(&w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &amend.base), 1);
     for (int i = 0; i < 4; i++) {
         train();
         fake_until(&fake, toy()->snapshots.running == NULL);
@@ -175,7 +160,7 @@ static size_t begun_folders(void)
 TEST(whatever_call_fails_once_it_is_whole_or_nothing_of_it_is_left)
 {
     const uint64_t before = cairn_memory_storage_calls();
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     const uint64_t calls = cairn_memory_storage_calls() - before;
     size_t whole = 1, met = 0;
     ck_assert_uint_gt(calls, 20);
@@ -191,8 +176,8 @@ TEST(whatever_call_fails_once_it_is_whole_or_nothing_of_it_is_left)
         ck_assert_uint_eq(committed(), whole);
         fake_until(&fake, begun_folders() == whole); // who asked hears of it before
     }
-    ck_assert_uint_gt(met, 5);            // by the snapshot, or by what reads the one before
-    message_free(&take_snapshot()->base); // training goes on, and the next one is whole
+    ck_assert_uint_gt(met, 5); // by the snapshot, or by what reads the one before
+    take_snapshot();           // training goes on, and the next one is whole
 }
 
 SUITE(150, open_elsewhere, close_fake);

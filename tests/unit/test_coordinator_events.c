@@ -12,11 +12,8 @@ enum { PAGE = 256 };
 
 static Cairn__Events *ask(uint64_t since_unix_ms, uint64_t after)
 {
-    Cairn__EventsGet get = CAIRN__EVENTS_GET__INIT;
-    get.since_unix_ms = since_unix_ms;
-    get.after = after;
-    return fake_expect(&fake, &admin, CAIRN_MSG_EVENTS,
-                       fake_request(&admin, CAIRN_MSG_EVENTS_GET, &get.base));
+    return fake_hear(&admin, Events,
+                     fake_ask(&admin, EventsGet, .since_unix_ms = since_unix_ms, .after = after));
 }
 
 static bool is_one(const Cairn__Event *event, const char *kind, const char *who, const char *word)
@@ -52,7 +49,6 @@ TEST(who_came_and_went_is_listed_in_order_with_the_cause)
     expect(page, at, "epoch", "", "because");
     ck_assert_str_eq(page->events[created - 1]->job, "toy");
     ck_assert(!page->more);
-    message_free(&page->base);
 }
 
 TEST(they_are_there_after_a_restart_and_numbers_go_on)
@@ -68,8 +64,6 @@ TEST(they_are_there_after_a_restart_and_numbers_go_on)
     expect(now, before->n_events, "started", "", "incarnation 2");
     for (size_t i = 1; i < now->n_events; i++)
         ck_assert_uint_gt(now->events[i]->number, now->events[i - 1]->number);
-    message_free(&before->base);
-    message_free(&now->base);
 }
 
 static void note_many(int count)
@@ -90,13 +84,11 @@ TEST(pages_follow_one_another)
         after = page->events[page->n_events - 1]->number;
         count += page->n_events;
         more = page->more;
-        message_free(&page->base);
     }
     ck_assert_uint_eq(pages, 3);
     ck_assert_uint_gt(count, 2 * PAGE);
     Cairn__Events *none = ask(UINT64_MAX, 0);
     ck_assert(none->n_events == 0 && !none->more);
-    message_free(&none->base);
 }
 
 TEST(of_more_than_are_kept_the_oldest_go_here_and_in_the_store)
@@ -113,7 +105,6 @@ TEST(of_more_than_are_kept_the_oldest_go_here_and_in_the_store)
         Cairn__Events *page = ask(0, 0);
         ck_assert_uint_eq(page->events[0]->number, events->first);
         ck_assert_str_eq(page->events[0]->who, "shard many");
-        message_free(&page->base);
         restart_coordinator();
     }
 }
@@ -127,7 +118,6 @@ TEST(a_text_that_is_long_stays_within_a_frame)
         coord_event_note(fake.cluster, CAIRN_EVENT_LOST, "toy", "worker w", "%s", longest);
     Cairn__Events *page = ask(0, 0);
     ck_assert(page->n_events == PAGE && page->more);
-    message_free(&page->base);
 }
 
 enum { SETTINGS = 60 };
@@ -148,7 +138,6 @@ static void expect_asked(const char *begins, const char *has, const char *ends)
     ck_assert_msg(strlen(text) >= strlen(ends) &&
                       strcmp(text + strlen(text) - strlen(ends), ends) == 0,
                   "%s", text);
-    message_free(&page->base);
 }
 
 TEST(what_an_operator_asked_for_is_noted_with_every_value_that_was_given)
@@ -156,16 +145,16 @@ TEST(what_an_operator_asked_for_is_noted_with_every_value_that_was_given)
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
     Cairn__GroupSpec group = CAIRN__GROUP_SPEC__INIT, *groups[] = { &group };
     char *freeze[] = { wire_text("a"), wire_text("b") };
-    group.name = wire_text("default");
+    group.name = "default";
     group.lr = 0.125;
-    amend.name = wire_text("toy");
+    amend.name = "toy";
     amend.key = 7;
     amend.groups = groups;
     amend.n_groups = 1;
     fake_set(&amend, "clip_norm=0.5");
     amend.freeze_tensors = freeze;
     amend.n_freeze_tensors = 2;
-    fake_expect_error(&fake, &admin, fake_request(&admin, CAIRN_MSG_JOB_AMEND, &amend.base),
+    fake_expect_error(&admin, fake_request(&admin, CAIRN_MSG_JOB_AMEND, &amend.base),
                       CAIRN_ERR_NOT_FOUND, "no group");
     expect_asked("job amend name=toy groups={ name=default lr=0.125 }",
                  " freeze_tensors=a freeze_tensors=b", " --set clip_norm=0.5");
@@ -180,21 +169,19 @@ TEST(of_many_settings_it_is_noted_how_many_more_there_are)
         cairn__setting__init(&settings[i]);
         snprintf(keys[i], sizeof keys[i], "group-%03d.weight_decay", i);
         settings[i].key = keys[i];
-        settings[i].value = wire_text("0.25");
+        settings[i].value = "0.25";
         list[i] = &settings[i];
     }
-    restore.job = wire_text("toy");
-    restore.id = wire_text("newest");
+    restore.job = "toy";
+    restore.id = "newest";
     restore.settings = list;
     restore.n_settings = 2;
-    fake_expect_error(&fake, &admin,
-                      fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base),
+    fake_expect_error(&admin, fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base),
                       CAIRN_ERR_INVALID, "not \"newest\"");
     expect_asked("snapshot restore job=toy id=newest", " --set group-000.weight_decay=0.25",
                  " --set group-001.weight_decay=0.25");
     restore.n_settings = SETTINGS;
-    fake_expect_error(&fake, &admin,
-                      fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base),
+    fake_expect_error(&admin, fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base),
                       CAIRN_ERR_INVALID, "not \"newest\"");
     expect_asked("snapshot restore job=toy id=newest", " --set group-030.weight_decay=0.25",
                  " more of settings");
@@ -205,7 +192,6 @@ static bool shows_cut(const char *who)
     Cairn__JobStatus *status = show_job("toy");
     const bool shows = who != NULL ? strstr(status->path_cut, who) != NULL
                                    : status->path_cut[0] == '\0';
-    message_free(&status->base);
     return shows;
 }
 
@@ -214,7 +200,6 @@ static size_t count_of(const char *kind)
     Cairn__Events *page = ask(0, 0);
     size_t count = 0;
     for (size_t i = 0; i < page->n_events; i++) count += strcmp(page->events[i]->kind, kind) == 0;
-    message_free(&page->base);
     return count;
 }
 
@@ -248,7 +233,6 @@ TEST(a_cut_data_path_is_an_event_said_once_and_shown_by_the_job_while_it_lasts)
     size_t at = expect(page, 0, "path-cut", "shard s0", "hears nothing from s1 over the data path");
     at = expect(page, at, "path-cut", "worker w0", "hears nothing from s1");
     expect(page, at, "path-whole", "shard s0", "hears s1 over the data path again");
-    message_free(&page->base);
 }
 
 SUITE(60, open_ticking, close_fake);

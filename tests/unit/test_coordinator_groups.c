@@ -74,9 +74,8 @@ static uint64_t attach(uint32_t i, const char *host, cairn_reduce_groups groups)
     spec.reduce_groups = groups;
     w[i] = fake_connect_at(&fake, CAIRN_ROLE_WIRE_WORKER, "worker", host);
     const uint32_t request = fake_job_open(&w[i], &spec, 10 + i, i);
-    Cairn__Attached *attached = fake_expect(&fake, &w[i], CAIRN_MSG_ATTACHED, request);
+    Cairn__Attached *attached = fake_hear(&w[i], Attached, request);
     const uint64_t job = attached->job;
-    message_free(&attached->base);
     spec_release(&spec);
     return job;
 }
@@ -89,7 +88,7 @@ static uint64_t attach_all(const char *hosts, cairn_reduce_groups groups)
         const char host[2] = { hosts[i], '\0' };
         job = attach(i, host, groups);
     }
-    fake_init(&fake, &w[0], job);
+    fake_init(&w[0], job);
     return job;
 }
 
@@ -97,8 +96,8 @@ static uint64_t attach_all(const char *hosts, cairn_reduce_groups groups)
 static void one_round(uint64_t job, uint32_t first, uint32_t end)
 {
     uint64_t round = 0;
-    for (uint32_t i = first; i < end; i++) round = fake_begin(&fake, &w[i], job);
-    for (uint32_t i = first; i < end; i++) fake_commit(&fake, &w[i], job, round);
+    for (uint32_t i = first; i < end; i++) round = fake_begin(&w[i], job);
+    for (uint32_t i = first; i < end; i++) fake_commit(&w[i], job, round);
 }
 
 /* The round was opened at the shard for so many. */
@@ -240,7 +239,7 @@ TEST(a_shard_that_comes_back_has_all_of_it_told_anew)
     fake_shard_away(&fake, 1);
     fake_shard_up(&fake, 1);
     for (uint32_t i = 0; i < 4; i++) // it has another address now
-        message_free(fake_expect(&fake, &w[i], CAIRN_MSG_SHARDS_CHANGED, 0));
+        fake_hear(&w[i], ShardsChanged, 0);
     one_round(job, 0, 4);
     ck_assert_uint_eq(told_of(CAIRN_MSG_RELAY_SET), 6);
     ck_assert_uint_ne(fake.shards[2].relay.number, before);
@@ -272,17 +271,14 @@ TEST(a_write_is_opened_for_its_writer_alone)
 {
     const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
     one_round(job, 0, 4);
-    Cairn__WriteBegin begin = CAIRN__WRITE_BEGIN__INIT;
-    begin.job = job;
-    const uint32_t request = fake_request(&w[3], CAIRN_MSG_WRITE_BEGIN, &begin.base);
-    Cairn__RoundOpened *opened = fake_expect(&fake, &w[3], CAIRN_MSG_ROUND_OPENED, request);
+    const uint32_t request = fake_ask(&w[3], WriteBegin, .job = job);
+    Cairn__RoundOpened *opened = fake_hear(&w[3], RoundOpened, request);
     for (uint32_t i = 0; i < 3; i++) {
         fake_until(&fake, fake.shards[i].member_count == 1);
         ck_assert_uint_eq(fake.shards[i].opened[0], 13);
         ck_assert_uint_eq(fake.shards[i].opened_relay, 0);
     }
-    fake_commit(&fake, &w[3], job, opened->round);
-    message_free(&opened->base);
+    fake_commit(&w[3], job, opened->round);
     one_round(job, 0, 4);
     ck_assert_uint_eq(told_of(CAIRN_MSG_RELAY_SET), 3); // what was told before holds
     expect_opened(0, 2);
@@ -290,10 +286,8 @@ TEST(a_write_is_opened_for_its_writer_alone)
 
 static Cairn__JobStatus *show(struct fake_peer *admin)
 {
-    Cairn__JobShow message = CAIRN__JOB_SHOW__INIT;
-    message.name = wire_text("toy");
-    const uint32_t request = fake_request(admin, CAIRN_MSG_JOB_SHOW, &message.base);
-    return fake_expect(&fake, admin, CAIRN_MSG_JOB_STATUS, request);
+    const uint32_t request = fake_ask(admin, JobShow, .name = "toy");
+    return fake_hear(admin, JobStatus, request);
 }
 
 /* The groups are given up in the round that is open, and its workers do it again by themselves. */
@@ -301,21 +295,18 @@ static void expect_given_up(bool gives_up, const char *why)
 {
     fake.shards[2].holds_reduced = true;
     const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
-    Cairn__RoundBegin begin = CAIRN__ROUND_BEGIN__INIT;
-    begin.job = job;
-    (void)fake_begin(&fake, &w[0], job);
+    (void)fake_begin(&w[0], job);
     if (gives_up) {
         fake_until(&fake, fake.shards[2].round != 0); // before that it relays nothing
         fake_shard_give_up(&fake.shards[2], why);
     }
-    message_free(fake_expect(&fake, &w[0], CAIRN_MSG_ROUND_RESULT, 0)); // void
-    fake_request(&w[0], CAIRN_MSG_ROUND_BEGIN, &begin.base);
+    fake_hear(&w[0], RoundResult, 0); // void
+    fake_ask(&w[0], RoundBegin, .job = job);
     fake_until(&fake, fake.shards[2].member_count == 4); // opened again, each by itself
     struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     Cairn__JobStatus *status = show(&admin);
     ck_assert_uint_eq(status->n_reduce_groups, 0);
     ck_assert_ptr_nonnull(strstr(status->reduce_groups_off, why));
-    message_free(&status->base);
     fake_peer_close(&admin);
 }
 
@@ -344,7 +335,7 @@ TEST(a_relay_that_gives_up_because_a_shard_is_away_relays_when_it_is_back)
     fake_shard_give_up(&fake.shards[2], "shard s1 does not answer shard s2");
     fake_shard_up(&fake, 1);
     for (uint32_t i = 0; i < 4; i++) // it has another address now
-        message_free(fake_expect(&fake, &w[i], CAIRN_MSG_SHARDS_CHANGED, 0));
+        fake_hear(&w[i], ShardsChanged, 0);
     one_round(job, 0, 4);
     expect_opened(0, 2);
     ck_assert_uint_ne(fake.shards[2].opened_relay, 0);
@@ -357,13 +348,9 @@ TEST(tiles_end_the_groups_and_it_is_shown)
     expect_opened(0, 1);
     uint32_t requests[2];
     for (uint32_t i = 0; i < 2; i++) {
-        Cairn__TilesDeclare message = CAIRN__TILES_DECLARE__INIT;
-        message.job = job;
-        message.world = 2;
-        requests[i] = fake_request(&w[i], CAIRN_MSG_TILES_DECLARE, &message.base);
+        requests[i] = fake_ask(&w[i], TilesDeclare, .job = job, .world = 2);
     }
-    for (uint32_t i = 0; i < 2; i++)
-        message_free(fake_expect(&fake, &w[i], CAIRN_MSG_TILES_SET, requests[i]));
+    for (uint32_t i = 0; i < 2; i++) fake_hear(&w[i], TilesSet, requests[i]);
     one_round(job, 0, 2);
     for (uint32_t i = 0; i < 3; i++) {
         expect_opened(i, 2);
@@ -373,7 +360,6 @@ TEST(tiles_end_the_groups_and_it_is_shown)
     struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     Cairn__JobStatus *status = show(&admin);
     ck_assert_str_eq(status->reduce_groups_off, "the workers hold tiles");
-    message_free(&status->base);
     fake_peer_close(&admin);
 }
 
@@ -393,19 +379,14 @@ TEST(a_job_shows_the_groups_of_its_last_round)
     ck_assert_uint_eq(status->reduce_groups[1]->ranks[0], 2);
     ck_assert_str_eq(status->reduce_groups[2]->host, "s2");
     ck_assert_uint_eq(status->reduce_groups[2]->ranks[1], 4);
-    message_free(&status->base);
     fake_peer_close(&admin);
 }
 
 static char *save(struct fake_peer *admin)
 {
-    Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
-    create.job = wire_text("toy");
-    create.wait = true;
-    const uint32_t request = fake_request(admin, CAIRN_MSG_SNAPSHOT_CREATE, &create.base);
-    Cairn__SnapshotStatus *status = fake_expect(&fake, admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
+    const uint32_t request = fake_ask(admin, SnapshotCreate, .job = "toy", .wait = true);
+    Cairn__SnapshotStatus *status = fake_hear(admin, SnapshotStatus, request);
     char *path = strdup(status->path);
-    message_free(&status->base);
     return path;
 }
 
@@ -444,10 +425,8 @@ TEST(a_snapshot_says_the_groups_of_its_step_and_a_restore_forms_new_ones)
     one_round(job, 0, 5);
     char *first = save(&admin);
     expect_recorded(first, "0-1 2 3-4");
-    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
-    restore.path = first;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
+    const uint32_t request = fake_ask(&admin, SnapshotRestore, .path = first);
+    fake_hear(&admin, SnapshotStatus, request);
     for (uint32_t i = 0; i < 5; i++) fake_peer_close(&w[i]);
     char *again = save(&admin);
     expect_recorded(again, "0-1 2 3-4"); // of the step that it has, whoever is there now
@@ -470,17 +449,14 @@ TEST(a_round_that_made_no_step_and_a_write_leave_the_recorded_groups_alone)
     fake.shards[2].holds_reduced = true;
     fake_peer_close(&w[3]);
     fake_until(&fake, fake.shards[0].seen[CAIRN_MSG_MEMBER_LEAVE] > 0);
-    (void)fake_begin(&fake, &w[0], job); // of 0-1 and 2
+    (void)fake_begin(&w[0], job); // of 0-1 and 2
     fake_peer_close(&w[2]);
     for (uint32_t i = 0; i < 2; i++) // void
-        message_free(fake_expect(&fake, &w[i], CAIRN_MSG_ROUND_RESULT, 0));
+        fake_hear(&w[i], RoundResult, 0);
     fake.shards[2].holds_reduced = false;
-    Cairn__WriteBegin begin = CAIRN__WRITE_BEGIN__INIT;
-    begin.job = job;
-    const uint32_t request = fake_request(&w[1], CAIRN_MSG_WRITE_BEGIN, &begin.base);
-    Cairn__RoundOpened *opened = fake_expect(&fake, &w[1], CAIRN_MSG_ROUND_OPENED, request);
-    fake_commit(&fake, &w[1], job, opened->round);
-    message_free(&opened->base);
+    const uint32_t request = fake_ask(&w[1], WriteBegin, .job = job);
+    Cairn__RoundOpened *opened = fake_hear(&w[1], RoundOpened, request);
+    fake_commit(&w[1], job, opened->round);
     char *saved = save(&admin);
     expect_recorded(saved, "0-1 2-3");
     free(saved);

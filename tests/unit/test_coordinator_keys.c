@@ -21,22 +21,17 @@ static void set_up(void)
 
 static Cairn__Keys *list_keys(void)
 {
-    const Cairn__KeysGet get = CAIRN__KEYS_GET__INIT;
-    return fake_expect(&fake, &admin, CAIRN_MSG_KEYS,
-                       fake_request(&admin, CAIRN_MSG_KEYS_GET, &get.base));
+    return fake_hear(&admin, Keys, fake_ask(&admin, KeysGet));
 }
 
 static uint32_t ask_trust(const char *key, bool untrust)
 {
-    Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
-    trust.key = wire_text(key);
-    trust.untrust = untrust;
-    return fake_request(&admin, CAIRN_MSG_KEY_TRUST, &trust.base);
+    return fake_ask(&admin, KeyTrust, .key = wire_text(key), .untrust = untrust);
 }
 
 static Cairn__Keys *trust(const char *key, bool untrust)
 {
-    return fake_expect(&fake, &admin, CAIRN_MSG_KEYS, ask_trust(key, untrust));
+    return fake_hear(&admin, Keys, ask_trust(key, untrust));
 }
 
 static struct secret_key stranger(char line[CAIRN_KEY_LINE_BYTES])
@@ -61,8 +56,6 @@ TEST(the_key_is_made_once_for_its_owner_alone)
     Cairn__Keys *again = list_keys();
     ck_assert_uint_eq(again->n_keys, 1);
     ck_assert_str_eq(again->keys[0]->line, first->keys[0]->line);
-    message_free(&first->base);
-    message_free(&again->base);
 }
 
 static void refused_at_start(const char *word)
@@ -107,11 +100,8 @@ TEST(a_key_that_is_not_there_gives_way_to_a_new_one)
     ck_assert_uint_eq(keys->n_keys, 2);
     ck_assert(keys->keys[0]->own && keys->keys[1]->own);
     ck_assert(keys->keys[0]->signs != keys->keys[1]->signs);
-    message_free(&keys->base);
     fake_shards_up(&fake, 2);
-    message_free(
-        fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, ask_restore("other", "", s->path)));
-    message_free(&s->base);
+    fake_hear(&admin, SnapshotStatus, ask_restore("other", "", s->path));
 }
 
 TEST(the_rest_of_a_start_that_was_killed_is_no_hindrance)
@@ -130,24 +120,22 @@ TEST(a_key_is_trusted_and_untrusted_also_after_a_restart)
     char line[CAIRN_KEY_LINE_BYTES], id[CAIRN_KEY_NAME_BYTES];
     const struct secret_key key = stranger(line);
     key_name(key.public_key.id, id);
-    message_free(&trust(line, false)->base);
-    message_free(&trust(line, false)->base); // again is fine
+    trust(line, false);
+    trust(line, false); // again is fine
     restart_coordinator();
     Cairn__Keys *keys = list_keys();
     ck_assert_uint_eq(keys->n_keys, 2);
     ck_assert_str_eq(keys->keys[1]->line, line);
     ck_assert(!keys->keys[1]->own);
-    message_free(&keys->base);
-    message_free(&trust(id, true)->base);
+    trust(id, true);
     restart_coordinator();
     keys = list_keys();
     ck_assert_uint_eq(keys->n_keys, 1);
-    fake_expect_error(&fake, &admin, ask_trust(id, true), CAIRN_ERR_NOT_FOUND, "is trusted");
-    fake_expect_error(&fake, &admin, ask_trust(keys->keys[0]->id, true), CAIRN_ERR_INVALID,
+    fake_expect_error(&admin, ask_trust(id, true), CAIRN_ERR_NOT_FOUND, "is trusted");
+    fake_expect_error(&admin, ask_trust(keys->keys[0]->id, true), CAIRN_ERR_INVALID,
                       "signs this cluster's snapshots");
-    fake_expect_error(&fake, &admin, ask_trust("RWgarbage", false), CAIRN_ERR_MALFORMED,
+    fake_expect_error(&admin, ask_trust("RWgarbage", false), CAIRN_ERR_MALFORMED,
                       "not a public key");
-    message_free(&keys->base);
 }
 
 TEST(no_more_keys_than_a_ring_has_are_trusted)
@@ -155,10 +143,10 @@ TEST(no_more_keys_than_a_ring_has_are_trusted)
     char line[CAIRN_KEY_LINE_BYTES];
     for (int i = 1; i < CAIRN_KEYS_MAX; i++) {
         stranger(line);
-        message_free(&trust(line, false)->base);
+        trust(line, false);
     }
     stranger(line);
-    fake_expect_error(&fake, &admin, ask_trust(line, false), CAIRN_ERR_INVALID, "already");
+    fake_expect_error(&admin, ask_trust(line, false), CAIRN_ERR_INVALID, "already");
 }
 
 /* ---- restores ---- */
@@ -180,17 +168,13 @@ static void sign_anew(const char *folder, const struct secret_key *signer)
 
 static uint32_t ask_waived(const char *path, bool is_unsigned, bool is_strange)
 {
-    Cairn__SnapshotRestore message = CAIRN__SNAPSHOT_RESTORE__INIT;
-    message.job = wire_text("other");
-    message.path = wire_text(path);
-    message.allow_unsigned = is_unsigned;
-    message.allow_untrusted = is_strange;
-    return fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &message.base);
+    return fake_ask(&admin, SnapshotRestore, .job = "other", .path = wire_text(path),
+                    .allow_unsigned = is_unsigned, .allow_untrusted = is_strange);
 }
 
 static void restored(uint32_t request)
 {
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request));
+    fake_hear(&admin, SnapshotStatus, request);
 }
 
 TEST(what_the_cluster_saves_it_has_signed_and_restores)
@@ -200,19 +184,15 @@ TEST(what_the_cluster_saves_it_has_signed_and_restores)
     Cairn__Keys *keys = list_keys();
     ck_assert_ptr_nonnull(strstr(list->snapshots[0]->signature, keys->keys[0]->id));
     restored(ask_waived(s->path, false, false));
-    message_free(&keys->base);
-    message_free(&list->base);
-    message_free(&s->base);
 }
 
 TEST(an_unsigned_one_is_restored_by_a_flag_alone)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
     sign_anew(s->path, NULL);
-    fake_expect_error(&fake, &admin, ask_waived(s->path, false, true), CAIRN_ERR_REFUSED,
+    fake_expect_error(&admin, ask_waived(s->path, false, true), CAIRN_ERR_REFUSED,
                       "--allow-unsigned");
     restored(ask_waived(s->path, true, false));
-    message_free(&s->base);
 }
 
 TEST(a_strange_one_is_restored_by_a_flag_or_once_its_key_is_trusted)
@@ -222,11 +202,10 @@ TEST(a_strange_one_is_restored_by_a_flag_or_once_its_key_is_trusted)
     Cairn__SnapshotStatus *s = take_snapshot();
     key_name(key.public_key.id, id);
     sign_anew(s->path, &key);
-    fake_expect_error(&fake, &admin, ask_waived(s->path, true, false), CAIRN_ERR_REFUSED, id);
+    fake_expect_error(&admin, ask_waived(s->path, true, false), CAIRN_ERR_REFUSED, id);
     restored(ask_waived(s->path, false, true));
-    message_free(&trust(line, false)->base);
+    trust(line, false);
     restored(ask_waived(s->path, false, false));
-    message_free(&s->base);
 }
 
 SUITE(30, set_up, close_fake);

@@ -24,25 +24,17 @@ static void set_up_ticking(void)
 static struct fake_peer reader(uint64_t session)
 {
     struct fake_peer peer = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
-    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = wire_text("toy");
-    open.role = CAIRN_ROLE_WIRE_READER;
-    open.session = session;
-    const uint32_t request = fake_request(&peer, CAIRN_MSG_JOB_OPEN, &open.base);
-    message_free(fake_expect(&fake, &peer, CAIRN_MSG_ATTACHED, request));
+    const uint32_t request = fake_ask(&peer, JobOpen, .name = "toy", .role = CAIRN_ROLE_WIRE_READER,
+                                      .session = session);
+    fake_hear(&peer, Attached, request);
     return peer;
 }
 
 static uint32_t ask_keyed(struct fake_peer *peer, uint64_t generation, uint64_t step,
                           uint32_t ttl_ms, uint64_t key)
 {
-    Cairn__LeaseTake take = CAIRN__LEASE_TAKE__INIT;
-    take.job = job;
-    take.generation = generation;
-    take.step = step;
-    take.ttl_ms = ttl_ms;
-    take.key = key;
-    return fake_request(peer, CAIRN_MSG_LEASE_TAKE, &take.base);
+    return fake_ask(peer, LeaseTake, .job = job, .generation = generation, .step = step,
+                    .ttl_ms = ttl_ms, .key = key);
 }
 
 static uint32_t ask(struct fake_peer *peer, uint64_t generation, uint64_t step, uint32_t ttl_ms)
@@ -52,21 +44,16 @@ static uint32_t ask(struct fake_peer *peer, uint64_t generation, uint64_t step, 
 
 static void expect_leased(struct fake_peer *peer, uint32_t request, uint64_t step)
 {
-    Cairn__Leased *leased = fake_expect(&fake, peer, CAIRN_MSG_LEASED, request);
+    Cairn__Leased *leased = fake_hear(peer, Leased, request);
     ck_assert_uint_eq(leased->generation, 1);
     ck_assert_uint_eq(leased->step, step);
-    message_free(&leased->base);
 }
 
 static void drop_lease(struct fake_peer *peer, uint64_t step, uint64_t key)
 {
-    Cairn__LeaseDrop message = CAIRN__LEASE_DROP__INIT;
-    message.job = job;
-    message.generation = step != 0 ? 1 : 0;
-    message.step = step;
-    message.key = key;
-    const uint32_t request = fake_request(peer, CAIRN_MSG_LEASE_DROP, &message.base);
-    message_free(fake_expect(&fake, peer, CAIRN_MSG_DONE, request));
+    const uint32_t request = fake_ask(peer, LeaseDrop, .job = job, .generation = step != 0 ? 1 : 0,
+                                      .step = step, .key = key);
+    fake_hear(peer, Done, request);
 }
 
 static bool all_keep(uint32_t count)
@@ -94,7 +81,6 @@ TEST(a_version_is_kept_by_all_shards_until_it_is_dropped)
     ck_assert_uint_gt(status->leases[1]->left_ms, 30000);
     ck_assert_uint_le(status->leases[1]->left_ms, LONG_MS);
     ck_assert_str_eq(status->leases[0]->holder, "w0");
-    message_free(&status->base);
     drop_lease(&r, 1, 0);
     fake_until(&fake, all_keep(1));
     drop_lease(&r, 1, 0); // nothing to drop: no fault
@@ -108,7 +94,7 @@ TEST(one_shard_that_refuses_ends_it_on_all)
     struct fake_peer r = reader(20);
     fake.shards[1].refuse_lease = "a lease needs 10 bytes, and 3 are left";
     fake.shards[1].refuse_lease_status = CAIRN_ERR_NO_MEMORY;
-    fake_expect_error(&fake, &r, ask(&r, 0, 0, LONG_MS), CAIRN_ERR_NO_MEMORY,
+    fake_expect_error(&r, ask(&r, 0, 0, LONG_MS), CAIRN_ERR_NO_MEMORY,
                       "s1: a lease needs 10 bytes, and 3 are left");
     fake_until(&fake, all_keep(0));
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_LEASE_END], 1);
@@ -116,11 +102,11 @@ TEST(one_shard_that_refuses_ends_it_on_all)
     expect_leased(&r, ask(&r, 0, 0, LONG_MS), 1);
     fake.shards[1].refuse_lease = "busy"; // a renewal that fails leaves what there was
     fake.shards[1].refuse_lease_status = CAIRN_ERR_BUSY;
-    fake_expect_error(&fake, &r, ask(&r, 1, 1, LONG_MS), CAIRN_ERR_BUSY, "s1: busy");
+    fake_expect_error(&r, ask(&r, 1, 1, LONG_MS), CAIRN_ERR_BUSY, "s1: busy");
     ck_assert(all_keep(1));
     fake.shards[1].refuse_lease = "not kept any more"; // but what is gone is gone
     fake.shards[1].refuse_lease_status = CAIRN_ERR_VERSION_GONE;
-    fake_expect_error(&fake, &r, ask(&r, 1, 1, LONG_MS), CAIRN_ERR_VERSION_GONE, "s1: not kept");
+    fake_expect_error(&r, ask(&r, 1, 1, LONG_MS), CAIRN_ERR_VERSION_GONE, "s1: not kept");
     fake_until(&fake, all_keep(0));
     fake_peer_close(&r);
 }
@@ -146,9 +132,7 @@ TEST(a_reader_that_closes_the_job_ends_its_leases)
     train();
     expect_leased(&r, ask(&r, 0, 0, LONG_MS), 2);
     ck_assert(all_keep(2));
-    Cairn__JobLeave left = CAIRN__JOB_LEAVE__INIT;
-    left.job = job;
-    fake_send(&r, CAIRN_MSG_JOB_LEAVE, 0, &left.base);
+    fake_say(&r, 0, JobLeave, .job = job);
     fake_until(&fake, all_keep(0));
     fake_peer_close(&r);
 }
@@ -159,7 +143,7 @@ TEST(more_versions_than_the_configuration_allows_are_refused)
     fake.options.lease_versions_max = 1;
     expect_leased(&r, ask(&r, 0, 0, LONG_MS), 1);
     train();
-    fake_expect_error(&fake, &w, ask(&w, 0, 0, LONG_MS), CAIRN_ERR_BUSY, "leases.versions_max");
+    fake_expect_error(&w, ask(&w, 0, 0, LONG_MS), CAIRN_ERR_BUSY, "leases.versions_max");
     expect_leased(&w, ask(&w, 1, 1, LONG_MS), 1); // the same one is no other
     drop_lease(&r, 1, 0);
     drop_lease(&w, 1, 0);
@@ -173,9 +157,9 @@ TEST(a_lease_asked_for_while_a_shard_is_away_waits_for_it)
     struct fake_peer r = reader(20);
     fake_shard_away(&fake, 1);
     const uint32_t request = ask(&r, 0, 0, LONG_MS);
-    fake_expect_silence(&fake, &r, job);
+    fake_expect_silence(&r, job);
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_LEASE_KEEP], 0);
-    fake_expect_error(&fake, &r, ask(&r, 0, 0, LONG_MS), CAIRN_ERR_BUSY, "being leased already");
+    fake_expect_error(&r, ask(&r, 0, 0, LONG_MS), CAIRN_ERR_BUSY, "being leased already");
     fake_shard_up(&fake, 1);
     expect_leased(&r, request, 1);
     ck_assert(all_keep(1));
@@ -189,7 +173,7 @@ TEST(a_shard_that_goes_away_while_it_is_asked_refuses)
     const uint32_t request = ask(&r, 0, 0, LONG_MS);
     fake_until(&fake, fake.shards[0].lease_count == 1 && fake.shards[1].lease_request != 0);
     fake_shard_away(&fake, 1);
-    fake_expect_error(&fake, &r, request, CAIRN_ERR_CLOSED, "s1");
+    fake_expect_error(&r, request, CAIRN_ERR_CLOSED, "s1");
     fake_until(&fake, fake.shards[0].lease_count == 0);
     fake_peer_close(&r);
 }
@@ -204,8 +188,8 @@ TEST(a_wish_that_is_withdrawn_leaves_nothing_and_one_of_another_call_stays)
     message.job = job;
     message.key = 77;
     const uint32_t second = fake_request(&r, CAIRN_MSG_LEASE_DROP, &message.base);
-    fake_expect_error(&fake, &r, first, CAIRN_ERR_CANCELED, "ended");
-    message_free(fake_expect(&fake, &r, CAIRN_MSG_DONE, second));
+    fake_expect_error(&r, first, CAIRN_ERR_CANCELED, "ended");
+    fake_hear(&r, Done, second);
     fake_until(&fake, fake.shards[0].lease_count == 0);
     fake_shard_lease_done(&fake.shards[1]); // too late: of nobody
     fake.shards[1].holds_lease = false;
@@ -232,7 +216,6 @@ TEST(a_new_coordinator_knows_no_leases_and_takes_one_anew)
     r = reader(20);
     Cairn__JobStatus *status = show_job("toy");
     ck_assert_uint_eq(status->n_leases, 0);
-    message_free(&status->base);
     ck_assert(all_keep(1)); // of the former one: it ends by the clocks of the shards
     expect_leased(&r, ask(&r, 1, 1, LONG_MS), 1);
     ck_assert(all_keep(2));
@@ -251,9 +234,8 @@ TEST(a_lease_that_is_not_renewed_ends)
     fake_until(&fake, all_keep(0));
     Cairn__JobStatus *status = show_job("toy");
     ck_assert_uint_eq(status->n_leases, 0);
-    message_free(&status->base);
-    fake_expect_error(&fake, &r, ask(&r, 0, 0, LONG_MS + 1), CAIRN_ERR_INVALID, "leases.ttl_max");
-    fake_expect_error(&fake, &r, ask(&r, 0, 0, 0), CAIRN_ERR_INVALID, "leases.ttl_max");
+    fake_expect_error(&r, ask(&r, 0, 0, LONG_MS + 1), CAIRN_ERR_INVALID, "leases.ttl_max");
+    fake_expect_error(&r, ask(&r, 0, 0, 0), CAIRN_ERR_INVALID, "leases.ttl_max");
     fake_peer_close(&r);
 }
 

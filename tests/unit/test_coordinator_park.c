@@ -8,18 +8,14 @@
 
 static uint32_t ask_park(bool parked)
 {
-    Cairn__JobPark park = CAIRN__JOB_PARK__INIT;
-    park.name = wire_text("toy");
-    park.parked = parked;
-    return fake_request(&admin, CAIRN_MSG_JOB_PARK, &park.base);
+    return fake_ask(&admin, JobPark, .name = "toy", .parked = parked);
 }
 
 static void expect_parked(uint32_t request, bool parked)
 {
-    Cairn__JobParked *answer = fake_expect(&fake, &admin, CAIRN_MSG_JOB_PARKED, request);
+    Cairn__JobParked *answer = fake_hear(&admin, JobParked, request);
     ck_assert_int_eq(answer->parked, parked);
     ck_assert(fake.shards[0].parked == parked && fake.shards[1].parked == parked);
-    message_free(&answer->base);
 }
 
 static uint32_t times_asked(uint32_t shard)
@@ -40,12 +36,11 @@ static uint32_t ask_and_hold(bool parked)
 static void expect_rounds_after_unpark(void)
 {
     const uint32_t begin = fake_ask_begin(&w, job);
-    fake_expect_silence(&fake, &w, job);
+    fake_expect_silence(&w, job);
     expect_parked(ask_park(false), false);
-    Cairn__RoundOpened *opened = fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, begin);
+    Cairn__RoundOpened *opened = fake_hear(&w, RoundOpened, begin);
     const uint64_t round = opened->round;
-    message_free(&opened->base);
-    fake_commit(&fake, &w, job, round);
+    fake_commit(&w, job, round);
     train();
 }
 
@@ -77,7 +72,7 @@ TEST(a_shard_without_room_leaves_the_job_as_it_was)
     const uint32_t request = ask_park(true);
     fake_until(&fake, times_asked(1) == 1);
     shard->refuse_park = NULL;
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_NO_MEMORY, "no room");
+    fake_expect_error(&admin, request, CAIRN_ERR_NO_MEMORY, "no room");
     fake_until(&fake, toy()->park.stage == CAIRN_STAGE_NONE);
     ck_assert(!fake.shards[0].parked && !fake.shards[1].parked);
     train();
@@ -89,7 +84,7 @@ TEST(a_shard_that_reconnects_in_mid_park_goes_back_and_the_job_goes_on)
     struct fake_shard *shard = &fake.shards[1];
     const uint32_t request = ask_and_hold(true);
     fake_shard_away(&fake, 1);
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_NOT_READY, "the connection was lost");
+    fake_expect_error(&admin, request, CAIRN_ERR_NOT_READY, "the connection was lost");
     shard->holds_park = false;
     shard->refuse_park = "it is at work on the job; ask again";
     shard->refuse_park_status = CAIRN_ERR_BUSY;
@@ -113,7 +108,7 @@ TEST(a_shard_that_reconnects_again_and_again_leaves_nothing_shut)
         fake_shard_up(&fake, 1);
         fake_until(&fake, times_asked(1) > asked);
     }
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_NOT_READY, "the connection was lost");
+    fake_expect_error(&admin, request, CAIRN_ERR_NOT_READY, "the connection was lost");
     shard->holds_park = false;
     fake_shard_away(&fake, 1);
     fake_shard_up(&fake, 1);
@@ -151,7 +146,7 @@ TEST(a_job_that_is_parked_is_taken_back_by_a_coordinator_that_has_just_started)
     fake_shard_up(&fake, 1);
     expect_parked(request, false);
     come_again("w0");
-    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
     train();
 }
 
@@ -164,7 +159,7 @@ TEST(a_part_that_is_away_for_a_lease_is_waited_for_before_a_job_is_called_unpark
     fake_shard_up(&fake, 0);
     fake.cluster->earlies.over = true; // a lease has passed
     const uint32_t request = ask_park(false);
-    fake_expect_silence(&fake, &admin, 0);
+    fake_expect_silence(&admin, 0);
     fake_shard_up(&fake, 1);
     expect_parked(request, false);
 }

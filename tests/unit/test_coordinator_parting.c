@@ -13,9 +13,7 @@
 
 static void drain(uint32_t shard, uint32_t seconds)
 {
-    Cairn__DrainMe message = CAIRN__DRAIN_ME__INIT;
-    message.seconds = seconds;
-    (void)fake_request(&fake.shards[shard].peer, CAIRN_MSG_DRAIN_ME, &message.base);
+    (void)fake_ask(&fake.shards[shard].peer, DrainMe, .seconds = seconds);
 }
 
 static void expect_told(uint32_t shard, const char *why, const char *outcome)
@@ -31,7 +29,6 @@ static void expect_snapshots(size_t count)
 {
     Cairn__SnapshotList *list = list_snapshots();
     ck_assert_uint_eq(list->n_snapshots, count);
-    message_free(&list->base);
 }
 
 static const char saved[] = "; job toy is saved as snapshot ",
@@ -94,7 +91,7 @@ TEST(where_no_shard_can_save_nothing_is_begun)
 TEST(the_last_one_is_of_now_and_waits_for_no_memory_as_others_do)
 {
     (void)train(); // a job that rests prepares nothing
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     for (int i = 0; i < 2; i++) ck_assert_uint_eq(fake.shards[i].seen[CAIRN_MSG_PIN_PREPARE], 1);
     drain(0, 100);
     drain(1, 100);
@@ -116,7 +113,7 @@ TEST(one_that_is_being_taken_is_awaited_and_another_one_follows)
     fake.shards[0].holds_part = false;
     fake_shard_answer_pin(&fake.shards[0], toy()->snapshots.running->number,
                           toy()->snapshots.running->folder);
-    message_free(&expect_snapshot(asked)->base);
+    expect_snapshot(asked);
     expect_told(0, "", saved);
     expect_snapshots(2);
 }

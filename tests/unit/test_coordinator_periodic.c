@@ -22,7 +22,7 @@ static void amend(uint64_t every, uint64_t keep, uint64_t revision)
     fake_set(&message, "snapshot_every=%" PRIu64, every);
     fake_set(&message, "snapshot_keep=%" PRIu64, keep);
     const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base);
-    fake_expect_amended(&fake, &w, request, revision);
+    fake_expect_amended(&w, request, revision);
 }
 
 /* "8p 6p 3": steps of the newest first, p: periodic. */
@@ -35,7 +35,6 @@ static void list_text(char out[200])
         used += (size_t)snprintf(out + used, 200 - used, "%s%" PRIu64 "%s", i > 0 ? " " : "",
                                  listed->snapshots[i]->step,
                                  listed->snapshots[i]->periodic ? "p" : "");
-    message_free(&listed->base);
 }
 
 /* Whoever lists while one is removed may see it: until these are there. */
@@ -64,14 +63,13 @@ static void expect_shown(const char *word)
     const bool right = *word == '\0' ? s->snapshot_failed[0] == '\0'
                                      : strstr(s->snapshot_failed, word) != NULL;
     ck_assert_msg(right, "\"%s\", not \"%s\"", s->snapshot_failed, word);
-    message_free(&s->base);
 }
 
 TEST(they_are_of_their_steps_and_only_old_periodic_ones_go)
 {
     amend(2, 2, 1);
     train_to(3);
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     train_to(9);
     expect_listed("8p 6p 3");
     amend(3, 1, 2);
@@ -157,15 +155,11 @@ TEST(without_a_number_to_keep_all_stay)
 static void write_buffers(void)
 {
     const struct cairn_version before = coord_job_version(toy());
-    Cairn__WriteBegin begin = CAIRN__WRITE_BEGIN__INIT;
-    begin.job = job;
-    const uint32_t beginning = fake_request(&w, CAIRN_MSG_WRITE_BEGIN, &begin.base);
-    Cairn__RoundOpened *opened = fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, beginning);
+    const uint32_t beginning = fake_ask(&w, WriteBegin, .job = job);
+    Cairn__RoundOpened *opened = fake_hear(&w, RoundOpened, beginning);
     const uint32_t ending = fake_ask_commit(&w, job, opened->round);
-    message_free(&opened->base);
-    Cairn__RoundResult *result = fake_expect(&fake, &w, CAIRN_MSG_ROUND_RESULT, ending);
+    Cairn__RoundResult *result = fake_hear(&w, RoundResult, ending);
     ck_assert_int_eq(result->status, CAIRN_OK);
-    message_free(&result->base);
     fake_until(&fake, toy()->snapshots.running == NULL);
     ck_assert_uint_eq(coord_job_version(toy()).generation, before.generation + 1);
 }
@@ -195,7 +189,7 @@ TEST(by_time_one_is_taken_at_the_first_step_after_it)
     message.key = 1;
     fake_set(&message, "snapshot_every_s=3600");
     const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base);
-    fake_expect_amended(&fake, &w, request, 1);
+    fake_expect_amended(&w, request, 1);
     train_to(3);
     expect_listed("");
     ck_assert_uint_ne(toy()->snapshots.due_ms, 0);
@@ -224,7 +218,7 @@ TEST(the_count_goes_on_in_another_coordinator)
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     struct job_spec_data spec = fake_spec(1); // as it was before the amendment
     const uint32_t request = fake_job_open(&w, &spec, 78, 0);
-    message_free(fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request));
+    fake_hear(&w, Attached, request);
     spec_release(&spec);
     train_to(9);
     expect_listed("8p 6p");
@@ -280,7 +274,6 @@ TEST(one_that_is_asked_for_of_a_damaged_job_is_made_and_says_so)
     Cairn__SnapshotStatus *s = take_snapshot(); // the operator's word counts
     ck_assert_uint_eq(s->nonfinite, 3);
     ck_assert_msg(strstr(s->nonfinite_tensors, "(3)") != NULL, "%s", s->nonfinite_tensors);
-    message_free(&s->base);
     expect_listed("3 2p");
 }
 
@@ -337,12 +330,10 @@ TEST(whoever_asks_for_one_meanwhile_gets_one_behind_it)
     fake_until(&fake, !LIST_EMPTY(&toy()->snapshots.running->next.at_end) &&
                           !LIST_EMPTY(&toy()->snapshots.running->next.at_begin));
     let_go();
-    Cairn__SnapshotStatus *s = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, begun);
+    Cairn__SnapshotStatus *s = fake_hear(&admin, SnapshotStatus, begun);
     ck_assert_uint_eq(s->step, 3);
-    message_free(&s->base);
-    s = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, done);
+    s = fake_hear(&admin, SnapshotStatus, done);
     ck_assert(!s->periodic);
-    message_free(&s->base);
     expect_listed("3 2p");
 }
 
@@ -353,8 +344,8 @@ TEST(whoever_waits_behind_one_begins_none_of_a_job_that_is_dropped)
     const uint32_t asked = ask_snapshot(&admin, true);
     fake_until(&fake, !LIST_EMPTY(&toy()->snapshots.running->next.at_end));
     const uint32_t request = ask_drop("toy", true);
-    fake_expect_error(&fake, &admin, asked, CAIRN_ERR_CANCELED, "is to be dropped");
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_BUSY, "is being taken");
+    fake_expect_error(&admin, asked, CAIRN_ERR_CANCELED, "is to be dropped");
+    fake_expect_error(&admin, request, CAIRN_ERR_BUSY, "is being taken");
     fake_until(&fake, toy()->snapshots.running == NULL);
     drop();
 }
@@ -411,18 +402,16 @@ TEST(those_of_another_job_of_the_name_are_nobodys)
     train_to(2);
     drop();
     come_again("again");
-    job = fake_attach(&fake, &w, 79, 0, 1);
-    fake_init(&fake, &w, job);
+    job = fake_attach(&w, 79, 0, 1);
+    fake_init(&w, job);
     amend(1, 1, 1);
     train_to(3);
     Cairn__SnapshotList *listed = NULL;
     for (size_t n = 0; n != 2;) { // step 2 of the first job, step 3 of this one
-        if (listed != NULL) message_free(&listed->base);
         listed = list_snapshots();
         n = listed->n_snapshots;
     }
     ck_assert_uint_eq(listed->snapshots[0]->step + listed->snapshots[1]->step, 5);
-    message_free(&listed->base);
 }
 
 TEST(those_of_before_a_restore_under_another_number_go_with_the_others)
@@ -432,10 +421,9 @@ TEST(those_of_before_a_restore_under_another_number_go_with_the_others)
     expect_listed("3p 2p");
     const uint64_t before = job;
     drop();
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
-                             ask_restore("toy", "step-000000000003-g1", "")));
+    fake_hear(&admin, SnapshotStatus, ask_restore("toy", "step-000000000003-g1", ""));
     come_again("again");
-    job = fake_attach(&fake, &w, 79, 0, 1);
+    job = fake_attach(&w, 79, 0, 1);
     ck_assert_uint_ne(job, before);
     train_to(4);
     expect_listed("4p 3p");
@@ -483,7 +471,6 @@ TEST(one_that_was_committed_meanwhile_is_not_taken_for_one_that_was_left)
     ck_assert_int_eq(release(s->id, CAIRN_REMOVAL_LEFT), CAIRN_ERR_REFUSED);
     ck_assert_int_eq(access(path, F_OK), 0);
     ck_assert_int_eq(release("step-000000000077-g1", CAIRN_REMOVAL_LEFT), CAIRN_OK);
-    message_free(&s->base);
 }
 
 TEST(of_two_verified_ones_that_are_removed_at_once_one_stays)
@@ -491,8 +478,6 @@ TEST(of_two_verified_ones_that_are_removed_at_once_one_stays)
     Cairn__SnapshotStatus *a = take_verified(), *b = take_verified();
     ck_assert_int_eq(release(a->id, CAIRN_REMOVAL_ASKED), CAIRN_OK); // its files are still there
     ck_assert_int_eq(release(b->id, CAIRN_REMOVAL_ASKED), CAIRN_ERR_REFUSED);
-    message_free(&a->base);
-    message_free(&b->base);
 }
 
 TEST(an_old_one_stays_where_the_one_that_stood_for_it_is_damaged_since)
@@ -503,8 +488,6 @@ TEST(an_old_one_stays_where_the_one_that_stood_for_it_is_damaged_since)
     ck_assert_int_eq(release(old->id, CAIRN_REMOVAL_RETIRED), CAIRN_ERR_REFUSED);
     note(s->id, true);
     ck_assert_int_eq(release(old->id, CAIRN_REMOVAL_RETIRED), CAIRN_OK);
-    message_free(&old->base);
-    message_free(&s->base);
 }
 
 SUITE(30, open_trained, close_fake);

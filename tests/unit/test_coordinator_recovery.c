@@ -19,7 +19,7 @@ static void amend(uint32_t wait_s)
     fake_set(&message, "on_shard_loss=restore-latest");
     if (wait_s > 0) fake_set(&message, "shard_loss_wait_s=%" PRIu32, wait_s);
     const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base);
-    fake_expect_amended(&fake, &w, request, 1);
+    fake_expect_amended(&w, request, 1);
 }
 
 /* Its folder. */
@@ -27,7 +27,6 @@ static void save(char folder_out[300])
 {
     Cairn__SnapshotStatus *s = take_snapshot();
     snprintf(folder_out, 300, "%s", s->path);
-    message_free(&s->base);
 }
 
 static void lose_part(uint32_t shard)
@@ -47,16 +46,15 @@ static uint32_t ask_open(void)
 
 static void expect_attached(uint32_t request, uint64_t generation, uint64_t step)
 {
-    Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, request);
+    Cairn__Attached *attached = fake_hear(&w, Attached, request);
     ck_assert_uint_eq(attached->generation, generation);
     ck_assert_uint_eq(attached->step, step);
     ck_assert_uint_eq(attached->job, job);
-    message_free(&attached->base);
 }
 
 static void expect_rolled_back(void)
 {
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
+    fake_expect_error(&w, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
 }
 
 TEST(the_newest_snapshot_is_restored_and_workers_go_on_in_it)
@@ -102,7 +100,7 @@ TEST(fewer_shards_than_the_cluster_has_are_taken_when_it_has_waited_for_so_long)
     fake_shard_away(&fake, 1); // for good
     expect_rolled_back();
     const uint32_t request = ask_open();
-    fake_expect_silence(&fake, &w, 0);
+    fake_expect_silence(&w, 0);
     ck_assert_msg(strstr(toy()->loss.why.text, "once 2 shards are here, or cluster.shards_min "
                                                "allows fewer") != NULL,
                   "%s", toy()->loss.why.text);
@@ -132,7 +130,7 @@ TEST(a_part_that_comes_back_first_ends_it)
     fake_shard_away(&fake, 1); // and none is there in its place
     expect_rolled_back();
     const uint32_t request = ask_open(); // waits
-    fake_expect_silence(&fake, &w, 0);
+    fake_expect_silence(&w, 0);
     ck_assert(coord_recovery_pending(toy()));
     fake_shard_up(&fake, 1);
     expect_attached(request, 1, 2);
@@ -152,7 +150,6 @@ static void expect_passed_over(const char *text)
     const bool fits = *text == '\0' ? status->passed_over[0] == '\0'
                                     : strstr(status->passed_over, text) == status->passed_over;
     ck_assert_msg(fits, "%s", status->passed_over);
-    message_free(&status->base);
 }
 
 TEST(a_damaged_one_is_passed_over_for_the_one_before)
@@ -201,7 +198,7 @@ TEST(storage_that_is_not_mounted_at_a_shard_is_waited_for_however_long)
     fake_until(&fake, !toy()->loss.recovery.running);
     const uint32_t created = fake.shards[1].seen[CAIRN_MSG_JOB_CREATE];
     toy()->loss.recovery.retry_ms = 0; // as after a while
-    fake_expect_silence(&fake, &w, 0);
+    fake_expect_silence(&w, 0);
     ck_assert(coord_recovery_pending(toy()));
     ck_assert_uint_eq(fake.shards[1].seen[CAIRN_MSG_JOB_CREATE], created);
     mount_at(1);
@@ -280,11 +277,11 @@ TEST(one_that_is_removed_meanwhile_is_not_counted_twice)
     ck_assert(toy()->loss.recovery.running);
     fake_until(&fake, !toy()->loss.recovery.running);
     Cairn__SnapshotRemove message = CAIRN__SNAPSHOT_REMOVE__INIT; // as its operator does
-    message.job = wire_text("toy");
+    message.job = "toy";
     message.id = strrchr(folders[2], '/') + 1;
     message.force = true; // it may have been verified meanwhile, or not
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &message.base);
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, request));
+    fake_hear(&admin, SnapshotRemoved, request);
     coord_recovery_tick(toy());
     fake_until(&fake, toy()->state == CAIRN_CLUSTER_JOB_RUNNING);
     expect_attached(ask_open(), 2, 2);
@@ -293,14 +290,11 @@ TEST(one_that_is_removed_meanwhile_is_not_counted_twice)
 /* With another learning rate, which stays. */
 static uint32_t ask_restore_with_lr(const char *folder)
 {
-    Cairn__SnapshotRestore message = CAIRN__SNAPSHOT_RESTORE__INIT;
     Cairn__Setting lr = CAIRN__SETTING__INIT, *settings[] = { &lr };
-    lr.key = wire_text("all.lr");
-    lr.value = wire_text("0.25");
-    message.path = wire_text(folder);
-    message.settings = settings;
-    message.n_settings = 1;
-    return fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &message.base);
+    lr.key = "all.lr";
+    lr.value = "0.25";
+    return fake_ask(&admin, SnapshotRestore, .path = wire_text(folder), .settings = settings,
+                    .n_settings = 1);
 }
 
 /* The shard comes back empty, or another one is there in its place. */
@@ -317,7 +311,7 @@ TEST_EACH(a_restore_that_an_operator_began_and_a_shard_ended_is_tried_again, 0, 
     fake_shard_away(&fake, 1);
     fake_shard_forget(&fake, 1);
     fake.shards[1].holds_create = false;
-    fake_expect_error(&fake, &admin, asked, CAIRN_ERR_CLOSED, "");
+    fake_expect_error(&admin, asked, CAIRN_ERR_CLOSED, "");
     ck_assert_msg(coord_recovery_pending(toy()), "%s", toy()->loss.why.text);
     ck_assert_ptr_nonnull(strstr(toy()->loss.why.text, "is restored by itself"));
     if (_i == 0) fake_shard_up(&fake, 1);
@@ -333,7 +327,7 @@ TEST(without_a_snapshot_the_job_is_lost_and_says_so)
     lose_part(1);
     expect_rolled_back();
     const uint32_t request = ask_open();
-    fake_expect_error(&fake, &w, request, CAIRN_ERR_JOB_LOST,
+    fake_expect_error(&w, request, CAIRN_ERR_JOB_LOST,
                       "finds no whole snapshot of it: `cairn snapshot restore toy latest` tries "
                       "again");
     ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_LOST);
@@ -348,7 +342,7 @@ TEST(with_one_alone_whose_results_are_not_finite_it_is_lost_and_says_how_to_take
     amend(0);
     lose_part(1);
     expect_rolled_back();
-    fake_expect_error(&fake, &w, ask_open(), CAIRN_ERR_JOB_LOST, "`cairn snapshot restore toy ID`");
+    fake_expect_error(&w, ask_open(), CAIRN_ERR_JOB_LOST, "`cairn snapshot restore toy ID`");
 }
 
 TEST(without_progress_it_ends_after_so_many)
@@ -362,10 +356,10 @@ TEST(without_progress_it_ends_after_so_many)
         expect_attached(ask_open(), 2 + i, 1);
     }
     lose_part(1);
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_JOB_LOST, "restored it 3 times without a step");
+    fake_expect_error(&w, 0, CAIRN_ERR_JOB_LOST, "restored it 3 times without a step");
     ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_LOST);
     const uint32_t request = ask_open();
-    fake_expect_error(&fake, &w, request, CAIRN_ERR_JOB_LOST, "waits now; restore a snapshot with");
+    fake_expect_error(&w, request, CAIRN_ERR_JOB_LOST, "waits now; restore a snapshot with");
 }
 
 TEST(no_snapshot_that_is_ahead_of_the_job_is_its_own)
@@ -376,14 +370,13 @@ TEST(no_snapshot_that_is_ahead_of_the_job_is_its_own)
     save(folder);
     drop();
     come_again("w0");
-    job = fake_attach(&fake, &w, 11, 0, 1); // another one, from the beginning
-    fake_init(&fake, &w, job);
+    job = fake_attach(&w, 11, 0, 1); // another one, from the beginning
+    fake_init(&w, job);
     train();
     amend(0);
     lose_part(1);
     expect_rolled_back();
-    fake_expect_error(&fake, &w, ask_open(), CAIRN_ERR_JOB_LOST,
-                      "takes none of its snapshots unasked");
+    fake_expect_error(&w, ask_open(), CAIRN_ERR_JOB_LOST, "takes none of its snapshots unasked");
 }
 
 /* Those who came for more workers than the snapshot's job has, and those who wait for a lost one. */
@@ -397,7 +390,7 @@ TEST(it_keeps_how_many_workers_it_was_amended_to_have)
     message.key = 2;
     fake_set(&message, "workers_min=1");
     fake_set(&message, "workers_max=4");
-    fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 2);
+    fake_expect_amended(&w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 2);
     lose_part(1);
     expect_rolled_back();
     come_again("w0");
@@ -419,39 +412,32 @@ TEST(who_was_at_work_on_something_else_is_waited_for_afterwards_too)
     save(folder);
     amend(0);
     struct job_spec_data spec = fake_spec(1);
-    message_free(
-        fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, fake_job_open(&other, &spec, 11, 1)));
+    fake_hear(&other, Attached, fake_job_open(&other, &spec, 11, 1));
     spec_release(&spec);
     Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
     message.job = job;
     message.key = 2;
     fake_set(&message, "workers_min=2");
     fake_set(&message, "workers_max=2");
-    fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 2);
-    Cairn__Pause pause = CAIRN__PAUSE__INIT;
-    pause.job = job;
-    pause.at_most_ms = 60000;
-    pause.what = wire_text("evaluating");
-    message_free(fake_expect(&fake, &other, CAIRN_MSG_DONE,
-                             fake_request(&other, CAIRN_MSG_PAUSE, &pause.base)));
+    fake_expect_amended(&w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 2);
+    fake_hear(&other, Done,
+              fake_ask(&other, Pause, .job = job, .at_most_ms = 60000, .what = "evaluating"));
     lose_part(1);
     expect_rolled_back();
-    fake_expect_error(&fake, &other, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
+    fake_expect_error(&other, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
     expect_attached(ask_open(), 2, 1);
     const uint32_t begun = fake_ask_begin(&w, job);
-    Cairn__Awaited *awaited = fake_awaited(&fake, &w, job);
+    Cairn__Awaited *awaited = fake_awaited(&w, job);
     ck_assert_msg(awaited->paused_ms > 0, "%s", awaited->text);
     ck_assert_msg(strstr(awaited->text, "1 more worker (1 of 2 attached)") != NULL &&
                       strstr(awaited->text, "evaluating") != NULL,
                   "%s", awaited->text);
-    message_free(&awaited->base);
     fake_peer_close(&other);
     other = worker("w1");
     spec = fake_spec(1);
-    message_free(
-        fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, fake_job_open(&other, &spec, 11, 1)));
+    fake_hear(&other, Attached, fake_job_open(&other, &spec, 11, 1));
     spec_release(&spec);
-    message_free(fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, begun));
+    fake_hear(&w, RoundOpened, begun);
     fake_peer_close(&other);
 }
 
@@ -460,9 +446,9 @@ TEST(by_default_the_job_waits)
     char folder[300];
     save(folder);
     lose_part(1);
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_JOB_LOST, "restore a snapshot with");
+    fake_expect_error(&w, 0, CAIRN_ERR_JOB_LOST, "restore a snapshot with");
     const uint32_t request = ask_open();
-    fake_expect_error(&fake, &w, request, CAIRN_ERR_JOB_LOST, "is lost: s1");
+    fake_expect_error(&w, request, CAIRN_ERR_JOB_LOST, "is lost: s1");
 }
 
 SUITE(30, open_ticking, close_fake);

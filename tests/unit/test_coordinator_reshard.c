@@ -31,16 +31,16 @@ TEST(a_shard_joins_and_gets_its_share_while_steps_go_on)
 TEST(a_round_that_is_open_ends_before_the_layout_comes_into_force)
 {
     fake.shards[0].holds_reduced = true;
-    const uint64_t round = fake_begin(&fake, &w, job);
+    const uint64_t round = fake_begin(&w, job);
     apply_shards(3);
     fake_until(&fake, round_layout_pending(toy()->core) != 0);
     ck_assert_uint_eq(toy()->layout->version, 1);
     fake.shards[0].holds_reduced = false;
     fake_shard_report_reduced(&fake.shards[0]);
-    fake_commit(&fake, &w, job, round);
+    fake_commit(&w, job, round);
     fake_until(&fake, toy()->layout->version == 2);
     // Members hear of it before anything newer, and which version is the first of it.
-    fake_expect_silence(&fake, &w, job);
+    fake_expect_silence(&w, job);
     ck_assert_uint_eq(w.layout.version, 2);
     ck_assert_uint_eq(w.layout.since.step, 3);
     train_until_ended();
@@ -48,15 +48,12 @@ TEST(a_round_that_is_open_ends_before_the_layout_comes_into_force)
 
 TEST(a_shard_is_drained_leaves_a_hole_and_is_told_to_end)
 {
-    Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
-    drain.name = s0;
-    drain.wait = true;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &drain.base);
+    const uint32_t request = fake_ask(&admin, MemberDrain, .name = s0, .wait = true);
     for (int i = 0; i < 50 && !fake.shards[0].move.is_ended; i++) {
         train();
         for (int k = 0; k < 20; k++) fake_pump(&fake);
     }
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
+    fake_hear(&admin, Done, request);
     ck_assert(!fake.shards[0].has_job && toy()->shards[0].entry == NULL);
     ck_assert_uint_eq(toy()->entry_count, 1);
     train();
@@ -65,7 +62,7 @@ TEST(a_shard_is_drained_leaves_a_hole_and_is_told_to_end)
     restart_coordinator();
     fake_shard_up(&fake, 1);
     come_again("w0");
-    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
     train();
     ck_assert_uint_eq(toy()->entry_count, 1);
 }
@@ -77,14 +74,14 @@ TEST(at_rest_the_newest_version_is_published_anew)
     char *const drained[] = { s1 };
     message.drain = (char **)(uintptr_t)drained;
     message.n_drain = 1;
-    message_free(&expect_told(ask_reshard(&message))->base);
+    expect_told(ask_reshard(&message));
     fake_until(&fake, ended());
     ck_assert_int_eq(toy()->reshard.progress.state, CAIRN_RESHARD_DONE);
     ck_assert_uint_ne(fake.shards[0].move.published, 0);
     ck_assert(!fake.shards[1].has_job);
     w = worker("w0");
-    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
-    fake_expect_silence(&fake, &w, job);
+    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
+    fake_expect_silence(&w, job);
     ck_assert_uint_eq(w.layout.times, 0); // Attached has the layout in force
     train();
 }
@@ -96,13 +93,13 @@ TEST(a_round_that_publishes_it_before_that_comes_to_it_lets_the_run_go_on_once)
     char *const drained[] = { s1 };
     message.drain = (char **)(uintptr_t)drained;
     message.n_drain = 1;
-    message_free(&expect_told(ask_reshard(&message))->base);
+    expect_told(ask_reshard(&message));
     fake_until(&fake, toy()->layout->version == 2 &&
                           move_stage_of(toy()->reshard.move) == CAIRN_MOVE_REST);
-    const uint64_t round = fake_begin(&fake, &w, job);
+    const uint64_t round = fake_begin(&w, job);
     toy()->pace.seen_us = 1; // long ago
     fake_until(&fake, toy()->reshard.publishing);
-    fake_commit(&fake, &w, job, round);
+    fake_commit(&w, job, round);
     train_until_ended();
     ck_assert_int_eq(toy()->reshard.progress.state, CAIRN_RESHARD_DONE);
     ck_assert(!fake.shards[1].has_job);
@@ -115,16 +112,12 @@ TEST(who_comes_in_between_begins_with_the_layout_of_the_newest_version)
     apply_shards(3);
     fake_until(&fake, toy()->layout->version == 2);
     struct fake_peer reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r");
-    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = toy_name;
-    open.role = CAIRN_ROLE_WIRE_READER;
-    open.session = 77;
-    const uint32_t request = fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base);
-    Cairn__Attached *attached = fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED, request);
+    const uint32_t request = fake_ask(&reader, JobOpen, .name = toy_name,
+                                      .role = CAIRN_ROLE_WIRE_READER, .session = 77);
+    Cairn__Attached *attached = fake_hear(&reader, Attached, request);
     ck_assert_uint_eq(attached->n_shards, 2);
     ck_assert_uint_eq(attached->step, 1);
-    message_free(&attached->base);
-    fake_expect_silence(&fake, &reader, job);
+    fake_expect_silence(&reader, job);
     ck_assert_uint_eq(reader.layout.version, 2);
     ck_assert_uint_eq(reader.layout.since.step, 2);
     fake.shards[2].move.holds_moved = false;
@@ -141,7 +134,7 @@ TEST(a_cancel_ends_the_slice_that_is_under_way_and_begins_no_other)
     apply_shards(3);
     fake_until(&fake, toy()->layout->version == 2);
     const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
-    message_free(&expect_told(ask_reshard(&cancel))->base);
+    expect_told(ask_reshard(&cancel));
     expect_state("moving");
     fake.shards[2].move.holds_moved = false;
     fake_move_release(&fake.shards[2]);
@@ -153,16 +146,13 @@ TEST(a_cancel_ends_the_slice_that_is_under_way_and_begins_no_other)
 
 TEST(a_cancel_ends_the_drain_that_began_it)
 {
-    Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
-    drain.name = s0;
-    drain.wait = true;
     fake.shards[1].move.holds_moved = true;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &drain.base);
+    const uint32_t request = fake_ask(&admin, MemberDrain, .name = s0, .wait = true);
     fake_until(&fake, toy()->layout->version == 2);
     const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
     const uint32_t canceled = ask_reshard(&cancel);
-    fake_expect_error(&fake, &admin, request, CAIRN_ERR_CANCELED, "not drained: it was canceled");
-    message_free(&expect_told(canceled)->base);
+    fake_expect_error(&admin, request, CAIRN_ERR_CANCELED, "not drained: it was canceled");
+    expect_told(canceled);
     fake.shards[1].move.holds_moved = false;
     fake_move_release(&fake.shards[1]);
     train_until_ended();
@@ -183,7 +173,7 @@ TEST(an_answer_of_a_slice_that_was_taken_back_is_none_to_the_next_of_that_number
     apply_shards(3);
     fake_until(&fake, fake.shards[1].move.next != NULL);
     const uint32_t late = fake.shards[1].move.request;
-    message_free(&expect_told(ask_reshard(&cancel))->base);
+    expect_told(ask_reshard(&cancel));
     fake_until(&fake, ended() && fake.shards[1].move.next == NULL);
     apply_shards(3);
     fake_until(&fake, fake.shards[1].move.next != NULL);
@@ -203,7 +193,7 @@ TEST(what_is_only_prepared_is_taken_back_by_a_cancel)
     apply_shards(3);
     fake_until(&fake, fake.shards[1].move.next != NULL);
     const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
-    message_free(&expect_told(ask_reshard(&cancel))->base);
+    expect_told(ask_reshard(&cancel));
     fake_until(&fake, ended());
     expect_state("canceled");
     ck_assert_uint_eq(toy()->layout->version, 1);
@@ -238,9 +228,8 @@ TEST(who_asks_for_it_is_told_when_it_is_in_the_store)
         Cairn__ReshardTold *told = expect_told(ask_reshard(&status)); // the first that comes
         ck_assert_str_eq(told->jobs[0]->state, "moving");
         ck_assert_uint_eq(told->jobs[0]->shards_after, apply.shards);
-        message_free(&told->base);
         release_disk();
-        message_free(&expect_told(request)->base);
+        expect_told(request);
         train_until_ended();
     }
 }
@@ -288,7 +277,6 @@ TEST(a_snapshot_waits_for_the_slice_and_the_next_slice_for_the_snapshot)
     fake_move_release(&fake.shards[2]);
     Cairn__SnapshotStatus *status = expect_snapshot(request);
     ck_assert_uint_eq(status->shards, 3);
-    message_free(&status->base);
     train_until_ended();
 }
 
@@ -303,7 +291,7 @@ TEST(an_amendment_of_tensors_waits_for_the_slice_and_the_run_goes_on_after_it)
     ck_assert(!toy()->extension.making);
     fake.shards[2].move.holds_moved = false;
     fake_move_release(&fake.shards[2]);
-    fake_expect_amended(&fake, &w, request, 1);
+    fake_expect_amended(&w, request, 1);
     ck_assert_uint_eq(toy()->spec.tensor_count, 3);
     ck_assert_uint_eq(toy()->entry_count, 3);
     fake_until(&fake, ended());
@@ -315,8 +303,7 @@ TEST(a_restore_ends_it_and_takes_all_shards)
     fake.shards[2].move.holds_moved = true;
     apply_shards(3);
     fake_until(&fake, toy()->layout->version == 2);
-    message_free(&expect_snapshot(ask_restore("toy", taken->id, ""))->base);
-    message_free(&taken->base);
+    expect_snapshot(ask_restore("toy", taken->id, ""));
     ck_assert(!toy()->reshard.running);
     ck_assert_uint_eq(toy()->entry_count, 3);
     ck_assert_uint_eq(toy()->layout->version, 1);
@@ -344,11 +331,11 @@ TEST(a_job_that_is_to_be_parked_while_a_shard_joins_gets_the_slice_and_is_parked
     fake_until(&fake, coord_stage(toy(), CAIRN_OPERATION_PARK) == CAIRN_STAGE_PARKING);
     fake.shards[2].holds_create = false;
     fake_shard_release(&fake.shards[2]);
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_PARKED, request));
+    fake_hear(&admin, JobParked, request);
     ck_assert_uint_gt(toy()->layout->version, 1);
     park.parked = false;
     const uint32_t back = fake_request(&admin, CAIRN_MSG_JOB_PARK, &park.base);
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_PARKED, back));
+    fake_hear(&admin, JobParked, back);
     train_until_ended();
     ck_assert(owns(0) && owns(1) && owns(2));
 }

@@ -60,7 +60,6 @@ TEST(what_cannot_be_is_refused_with_a_sentence)
     expect_state("moving");
     Cairn__JobStatus *status = show_job("toy");
     ck_assert_ptr_nonnull(strstr(status->moving, "slice"));
-    message_free(&status->base);
 }
 
 static void expect_all(const Cairn__ReshardAsk *message, const char *state, const char *word)
@@ -68,7 +67,6 @@ static void expect_all(const Cairn__ReshardAsk *message, const char *state, cons
     Cairn__ReshardTold *told = expect_told(ask_reshard(message));
     ck_assert_str_eq(told->jobs[0]->state, state);
     ck_assert_ptr_nonnull(strstr(told->jobs[0]->text, word));
-    message_free(&told->base);
 }
 
 TEST(of_all_jobs_one_that_it_cannot_be_for_is_told_as_refused)
@@ -107,7 +105,6 @@ TEST(a_plan_says_what_would_move_and_changes_nothing)
     ck_assert(one->pieces_before > 0 && one->pieces_after > 0);
     ck_assert_uint_le(one->pieces_after, 2 * one->pieces_fresh);
     ck_assert_uint_eq(one->afresh, 0);
-    message_free(&told->base);
     expect_state("none");
 }
 
@@ -131,7 +128,7 @@ TEST(of_a_shard_with_a_device_its_memory_counts_and_what_lies_partly_there_stays
     message.drain = drained;
     message.n_add = 1;
     message.n_drain = 2;
-    message_free(&expect_told(ask_reshard(&message))->base);
+    expect_told(ask_reshard(&message));
     home->taken_bytes = home->total_bytes - 64;
     expect_refused(&message, CAIRN_ERR_NO_MEMORY, "have room for");
     (void)give_device(s0, (uint64_t)1 << 30);
@@ -151,14 +148,13 @@ TEST(nothing_is_planned_for_memory_that_a_shard_does_not_have)
     message.n_drain = 2;
     Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
     const uint64_t all_bytes = told->jobs[0]->all_bytes;
-    message_free(&told->base);
     struct coord_shard_entry *seat = coord_shard_find(toy()->cluster, s2);
     seat->memory_bytes = 64; // nothing is taken of it yet
     expect_refused(&message, CAIRN_ERR_NO_MEMORY, "have room for");
     seat->memory_bytes = 3 * all_bytes / 2;
     expect_refused(&message, CAIRN_ERR_NO_MEMORY, "have room for");
     seat->memory_bytes = 4 * all_bytes;
-    message_free(&expect_told(ask_reshard(&message))->base);
+    expect_told(ask_reshard(&message));
 }
 
 TEST(a_shard_that_is_added_is_among_those_that_are_counted)
@@ -172,7 +168,6 @@ TEST(a_shard_that_is_added_is_among_those_that_are_counted)
     ck_assert_uint_eq(told->jobs[0]->n_pairs, 1);
     ck_assert_str_eq(told->jobs[0]->pairs[0]->from, "s1");
     ck_assert_str_eq(told->jobs[0]->pairs[0]->to, "s2");
-    message_free(&told->base);
 }
 
 static void on_message(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
@@ -212,20 +207,17 @@ TEST(a_shard_on_no_network_gets_nothing_beside_shards_of_other_hosts)
     sit_again(2);
     give_network(&fake.shards[0], "alone"); // its own host: that one shares its memory
     sit_again(0);
-    message_free(&expect_told(ask_reshard(&message))->base);
+    expect_told(ask_reshard(&message));
     give_network(&fake.shards[0], "another");
     sit_again(0);
     expect_refused(&message, CAIRN_ERR_NOT_READY, "shard s2, which listens on no network");
     message.n_add = 0;
     message.shards = 3;
     expect_refused(&message, CAIRN_ERR_INVALID, "2 are here that it could have");
-    Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
-    Cairn__ClusterStatus *status = fake_expect(
-        &fake, &admin, CAIRN_MSG_CLUSTER_STATUS,
-        fake_request(&admin, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base));
+    Cairn__ClusterStatus *status = fake_hear(&admin, ClusterStatus,
+                                             fake_ask(&admin, ClusterStatusGet));
     ck_assert_str_eq(status->members[0]->apart, "");
     ck_assert_ptr_nonnull(strstr(status->members[2]->apart, "fabric.device"));
-    message_free(&status->base);
     // Nor of a new job, though there are as many shards as the cluster is to have.
     struct job_spec_data spec = fake_spec(1);
     free(spec.name);
@@ -233,7 +225,7 @@ TEST(a_shard_on_no_network_gets_nothing_beside_shards_of_other_hosts)
     snprintf(fake.shards[1].host, sizeof fake.shards[1].host, "alone");
     sit_again(1);
     struct fake_peer other = worker("w1");
-    fake_expect_error(&fake, &other, fake_job_open(&other, &spec, 9, 0), CAIRN_ERR_NOT_READY,
+    fake_expect_error(&other, fake_job_open(&other, &spec, 9, 0), CAIRN_ERR_NOT_READY,
                       "of which 1 can take a part of the job");
     spec_release(&spec);
     fake_peer_close(&other);
@@ -249,14 +241,12 @@ TEST(what_is_expected_goes_by_steps_where_steps_are_made_and_else_by_the_rate)
     Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
     ck_assert_double_eq_tol(told->jobs[0]->expected_pause_s, 0.5 * step_s, 1e-9);
     ck_assert_double_eq_tol(told->jobs[0]->expected_s, 2 * told->jobs[0]->slices * step_s, 1e-9);
-    message_free(&told->base);
     toy()->pace.seen_us = 0; // long ago
     toy()->reshard.rate = 2;
     told = expect_told(ask_reshard(&message));
     ck_assert(told->jobs[0]->expected_pause_s <= 0);
     ck_assert_double_eq_tol(told->jobs[0]->expected_s, (double)told->jobs[0]->all_bytes / 2e6,
                             1e-9);
-    message_free(&told->base);
 }
 
 /* A fake shard says of each slice that 1 MiB came, in 1 ms. */
@@ -271,7 +261,6 @@ TEST(what_came_is_told_with_the_time_of_the_slowest_shard_of_each_slice)
     ck_assert_uint_eq(one->state_us, 1000 * one->slice);
     ck_assert_uint_eq(one->state_bytes, ((uint64_t)3 << 20) * one->slice);
     ck_assert(!one->rests);
-    message_free(&told->base);
 }
 
 TEST(the_last_shard_is_not_drained_and_nothing_moves_when_all_are_stopped)

@@ -78,7 +78,7 @@ TEST(a_shard_that_owns_nothing_and_dies_loses_nothing)
     char *const drained[] = { s2 };
     message.drain = (char **)(uintptr_t)drained;
     message.n_drain = 1;
-    message_free(&expect_told(ask_reshard(&message))->base);
+    expect_told(ask_reshard(&message));
     for (int i = 0; i < 50 && owns(2); i++) {
         train();
         for (int k = 0; k < 5; k++) fake_pump(&fake);
@@ -102,9 +102,9 @@ TEST(a_cancel_that_takes_a_joiner_back_ends_the_run_and_does_no_more)
     message.drain = drained;
     message.n_drain = 1;
     fake.shards[0].move.holds_moved = true;
-    message_free(&expect_told(ask_reshard(&message))->base);
+    expect_told(ask_reshard(&message));
     fake_until(&fake, !owns(1));
-    message_free(&expect_told(ask_reshard(&cancel))->base);
+    expect_told(ask_reshard(&cancel));
     fake.shards[0].move.holds_moved = false;
     fake_move_release(&fake.shards[0]);
     train_until_ended();
@@ -113,10 +113,10 @@ TEST(a_cancel_that_takes_a_joiner_back_ends_the_run_and_does_no_more)
     message = question(CAIRN_RESHARD_APPLY);
     message.add = added;
     message.n_add = 1;
-    message_free(&expect_told(ask_reshard(&message))->base);
+    expect_told(ask_reshard(&message));
     fake_until(&fake, fake.shards[0].move.next != NULL);
     fake.shards[0].move.holds_prepare = false;
-    message_free(&expect_told(ask_reshard(&cancel))->base);
+    expect_told(ask_reshard(&cancel));
     fake_until(&fake, ended());
     for (int i = 0; i < 3; i++) train();
     ck_assert_uint_eq(toy()->entry_count, 2);
@@ -140,7 +140,7 @@ TEST(a_coordinator_that_starts_again_goes_on_with_the_run)
         fake.shards[1].move.holds_prepare = fake.shards[2].move.holds_moved = false;
         fake_shards_up(&fake, 3);
         come_again("w0");
-        ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+        ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
         train_until_ended();
         ck_assert_msg(owners() == 3, "at %d: %s", point, toy()->reshard.progress.text.text);
         ck_assert_uint_lt(toy()->reshard.progress.stage_us[CAIRN_MOVE_MOVING], UINT64_C(100000000));
@@ -149,7 +149,7 @@ TEST(a_coordinator_that_starts_again_goes_on_with_the_run)
         char *const drained[] = { s2 };
         message.drain = (char **)(uintptr_t)drained;
         message.n_drain = 1;
-        message_free(&expect_told(ask_reshard(&message))->base);
+        expect_told(ask_reshard(&message));
         train_until_ended();
         ck_assert_uint_eq(toy()->entry_count, 2);
     }
@@ -158,22 +158,20 @@ TEST(a_coordinator_that_starts_again_goes_on_with_the_run)
 /* Said yes to when the store has it. */
 TEST(a_coordinator_that_starts_again_goes_on_with_a_drain)
 {
-    Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
     const Cairn__ReshardAsk status = question(CAIRN_RESHARD_STATUS);
-    drain.name = s0;
     fake.shards[1].move.holds_moved = true;
     hold_disk();
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &drain.base);
-    message_free(&expect_told(ask_reshard(&status))->base); // the first that comes
+    const uint32_t request = fake_ask(&admin, MemberDrain, .name = s0);
+    expect_told(ask_reshard(&status)); // the first that comes
     release_disk();
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE, request));
+    fake_hear(&admin, Done, request);
     fake_until(&fake, toy()->layout->version == 2);
     restart_coordinator();
     tick_fast();
     fake.shards[1].move.holds_moved = false;
     fake_shards_up(&fake, 3);
     come_again("w0");
-    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
     for (int i = 0; i < 50 && !fake.shards[0].move.is_ended; i++) {
         train();
         for (int k = 0; k < 20; k++) fake_pump(&fake);
@@ -194,7 +192,7 @@ TEST(what_was_published_anew_is_so_for_the_next_coordinator)
     fake_peer_close(&w); // nobody trains
     message.drain = (char **)(uintptr_t)drained;
     message.n_drain = 1;
-    message_free(&expect_told(ask_reshard(&message))->base);
+    expect_told(ask_reshard(&message));
     fake_until(&fake, toy()->layout->version == 2 && fake.shards[0].move.published != 0 &&
                           !coord_layouts_behind(toy()));
     fake_until(&fake, fake.cluster->saves.list == NULL);
@@ -217,7 +215,7 @@ TEST(a_coordinator_that_ends_before_its_fences_are_heard_loses_nothing)
     for (int i = 0; i < 3; i++) ck_assert_uint_le(fake.shards[i].layout->version, 1);
     fake_shards_up(&fake, 3);
     come_again("w0");
-    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
     train_until_ended();
     ck_assert_uint_eq(owners(), 3);
 }
@@ -312,7 +310,7 @@ TEST(a_fresh_taker_that_dies_with_the_coordinator_is_left_out_again)
     fake_shard_up(&fake, 2);
     fake_until(&fake, fake.shards[0].move.settled == 3 && fake.shards[1].move.settled == 3);
     ck_assert(owns(0) && owns(1) && !owns(2));
-    ck_assert_uint_eq(fake_attach(&fake, &w, 10, 0, 1), job);
+    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
     train();
 }
 
@@ -359,7 +357,7 @@ TEST(a_giver_that_dies_on_the_way_back_is_not_left_out)
     message.add = added;
     message.n_drain = message.n_add = 1;
     for (int i = 0; i < 3; i++) fake.shards[i].move.holds_moved = true;
-    message_free(&expect_told(ask_reshard(&message))->base);
+    expect_told(ask_reshard(&message));
     fake_until(&fake, !owns(1) && fake.shards[0].layout->version == toy()->layout->version);
     fake_shard_forget(&fake, 2);
     fake_until(&fake, owns(1) && fake.shards[0].layout->version == toy()->layout->version);
@@ -376,7 +374,7 @@ TEST(a_giver_that_dies_before_all_are_whole_is_not_left_out)
     message.drain = (char **)(uintptr_t)drained;
     message.n_drain = 1;
     fake.shards[0].move.holds_moved = true;
-    message_free(&expect_told(ask_reshard(&message))->base);
+    expect_told(ask_reshard(&message));
     fake_until(&fake, !owns(1) && fake.shards[0].layout->version == toy()->layout->version);
     const uint64_t version = toy()->layout->version;
     fake_shard_forget(&fake, 1);
@@ -401,12 +399,10 @@ TEST(a_store_that_is_rebuilt_in_mid_change_has_the_layout_that_all_shards_have)
     fake_peer_close(&admin);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
     fake_shards_up(&fake, 3);
-    Cairn__ClusterAdopt adopt = CAIRN__CLUSTER_ADOPT__INIT;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_CLUSTER_ADOPT, &adopt.base);
-    Cairn__ClusterAdopted *adopted = fake_expect(&fake, &admin, CAIRN_MSG_CLUSTER_ADOPTED, request);
+    const uint32_t request = fake_ask(&admin, ClusterAdopt);
+    Cairn__ClusterAdopted *adopted = fake_hear(&admin, ClusterAdopted, request);
     ck_assert_uint_eq(adopted->n_jobs, 1);
     ck_assert_str_eq(adopted->jobs[0]->refused, "");
-    message_free(&adopted->base);
     ck_assert_uint_eq(toy()->layout->version, 2);
     ck_assert_uint_eq(toy()->entry_count, 3);
 }

@@ -11,12 +11,9 @@
 
 static Cairn__SnapshotStatus *restore(const char *name, const char *path, bool plan)
 {
-    Cairn__SnapshotRestore message = CAIRN__SNAPSHOT_RESTORE__INIT;
-    message.job = wire_text(name);
-    message.path = wire_text(path);
-    message.plan = plan;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &message.base);
-    return fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS, request);
+    const uint32_t request = fake_ask(&admin, SnapshotRestore, .job = wire_text(name),
+                                      .path = wire_text(path), .plan = plan);
+    return fake_hear(&admin, SnapshotStatus, request);
 }
 
 TEST(a_plan_says_what_would_be_replaced_and_touches_nothing)
@@ -32,13 +29,10 @@ TEST(a_plan_says_what_would_be_replaced_and_touches_nothing)
     ck_assert_str_eq(plan->replaced->state, "running");
     ck_assert_uint_eq(plan->replaced->step, 2);
     ck_assert_uint_eq(plan->replaced->workers, 1);
-    message_free(&plan->base);
     plan = restore("other", s->path, true);
     ck_assert_str_eq(plan->job, "other");
     ck_assert_ptr_null(plan->replaced);
-    message_free(&plan->base);
     train();
-    message_free(&s->base);
 }
 
 TEST(a_restore_tells_the_new_generation_and_how_many_have_to_open_the_job_again)
@@ -53,13 +47,10 @@ TEST(a_restore_tells_the_new_generation_and_how_many_have_to_open_the_job_again)
     ck_assert_uint_eq(done->replaced->step, 2);
     ck_assert_uint_eq(done->replaced->workers, 1);
     ck_assert_uint_eq(done->replaced->readers, 0);
-    message_free(&done->base);
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_ROLLED_BACK, "open it again");
+    fake_expect_error(&w, 0, CAIRN_ERR_ROLLED_BACK, "open it again");
     done = restore("other", s->path, false);
     ck_assert_uint_eq(done->restored_generation, 2);
     ck_assert_ptr_null(done->replaced);
-    message_free(&done->base);
-    message_free(&s->base);
 }
 
 TEST(the_newest_snapshot_is_listed_first_also_after_a_restore)
@@ -67,19 +58,14 @@ TEST(the_newest_snapshot_is_listed_first_also_after_a_restore)
     Cairn__SnapshotStatus *first = take_snapshot();
     train();
     Cairn__SnapshotStatus *second = take_snapshot();
-    message_free(&restore("", first->path, false)->base);
+    restore("", first->path, false);
     Cairn__SnapshotStatus *third = take_snapshot();
-    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base);
-    Cairn__SnapshotList *list = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_LIST, request);
+    const uint32_t request = fake_ask(&admin, SnapshotListGet);
+    Cairn__SnapshotList *list = fake_hear(&admin, SnapshotList, request);
     ck_assert_uint_eq(list->n_snapshots, 3);
     ck_assert_str_eq(list->snapshots[0]->id, third->id);
     ck_assert_str_eq(list->snapshots[1]->id, second->id);
     ck_assert_str_eq(list->snapshots[2]->id, first->id);
-    message_free(&list->base);
-    message_free(&first->base);
-    message_free(&second->base);
-    message_free(&third->base);
 }
 
 /* ---- falling back ---- */
@@ -102,11 +88,8 @@ static void damage(const char *folder)
 
 static uint32_t ask_fallback(const char *id, bool fallback)
 {
-    Cairn__SnapshotRestore message = CAIRN__SNAPSHOT_RESTORE__INIT;
-    message.job = wire_text("toy");
-    message.id = wire_text(id);
-    message.fallback = fallback;
-    return fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &message.base);
+    return fake_ask(&admin, SnapshotRestore, .job = "toy", .id = wire_text(id),
+                    .fallback = fallback);
 }
 
 /* By the operator's flag, and by the job's setting. */
@@ -117,21 +100,16 @@ TEST_EACH(a_damaged_one_gives_way_to_an_older_one_by_a_word_alone, 0, 2)
     Cairn__SnapshotStatus *new = take_snapshot();
     train();
     damage(new->path);
-    fake_expect_error(&fake, &admin, ask_fallback(new->id, false), CAIRN_ERR_CHECKSUM,
+    fake_expect_error(&admin, ask_fallback(new->id, false), CAIRN_ERR_CHECKSUM,
                       "--fallback takes step-000000000001-g1");
     ck_assert_uint_eq(coord_job_version(toy()).step, 3); // it was not touched
     toy()->spec.policy.snapshot_fallback = _i == 1;
-    Cairn__SnapshotStatus *done = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
-                                              ask_fallback(new->id, _i == 0));
+    Cairn__SnapshotStatus *done = fake_hear(&admin, SnapshotStatus, ask_fallback(new->id, _i == 0));
     ck_assert_str_eq(done->id, old->id);
     ck_assert_ptr_nonnull(strstr(done->passed_over, new->id));
     Cairn__JobStatus *job_now = show_job("toy");
     ck_assert_uint_eq(job_now->step, 1);
     ck_assert_ptr_nonnull(strstr(job_now->passed_over, new->id));
-    message_free(&job_now->base);
-    message_free(&done->base);
-    message_free(&old->base);
-    message_free(&new->base);
 }
 
 /* Its manifest is gone, so that nobody knows when it was taken: by its id it is behind all others. */
@@ -143,12 +121,8 @@ TEST(one_without_a_manifest_gives_way_too)
     Cairn__SnapshotStatus *new = take_snapshot();
     snprintf(path, sizeof path, "%s/manifest.json", new->path);
     ck_assert_int_eq(unlink(path), 0);
-    Cairn__SnapshotStatus *done = fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_STATUS,
-                                              ask_fallback(new->id, true));
+    Cairn__SnapshotStatus *done = fake_hear(&admin, SnapshotStatus, ask_fallback(new->id, true));
     ck_assert_str_eq(done->id, old->id);
-    message_free(&done->base);
-    message_free(&old->base);
-    message_free(&new->base);
 }
 
 TEST(without_an_older_one_nothing_is_restored)
@@ -156,12 +130,11 @@ TEST(without_an_older_one_nothing_is_restored)
     Cairn__SnapshotStatus *s = take_snapshot();
     train();
     damage(s->path);
-    fake_expect_error(&fake, &admin, ask_fallback(s->id, true), CAIRN_ERR_CHECKSUM,
+    fake_expect_error(&admin, ask_fallback(s->id, true), CAIRN_ERR_CHECKSUM,
                       "there is no older one");
     ck_assert_uint_eq(coord_job_version(toy()).step, 2);
-    fake_expect_error(&fake, &admin, ask_fallback("step-000000000009-g1", true),
-                      CAIRN_ERR_NOT_FOUND, "there is no snapshot");
-    message_free(&s->base);
+    fake_expect_error(&admin, ask_fallback("step-000000000009-g1", true), CAIRN_ERR_NOT_FOUND,
+                      "there is no snapshot");
 }
 
 SUITE(30, open_trained, close_fake);

@@ -13,13 +13,13 @@
 static void set_up(void)
 {
     open_ticking();
-    message_free(&take_snapshot()->base);
+    take_snapshot();
 }
 static void lose(void)
 {
     fake_shard_forget(&fake, 1);
     fake_shard_up(&fake, 1);
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_JOB_LOST, "is lost: s1");
+    fake_expect_error(&w, 0, CAIRN_ERR_JOB_LOST, "is lost: s1");
 }
 
 /* With the wish. */
@@ -41,10 +41,9 @@ static uint32_t ask_open(struct fake_peer *peer, const struct job_spec_data *spe
 
 static void expect_attached(struct fake_peer *peer, uint32_t request)
 {
-    Cairn__Attached *attached = fake_expect(&fake, peer, CAIRN_MSG_ATTACHED, request);
+    Cairn__Attached *attached = fake_hear(peer, Attached, request);
     ck_assert_uint_eq(attached->generation, 2);
     ck_assert_uint_eq(attached->step, 1);
-    message_free(&attached->base);
 }
 
 TEST(who_comes_without_the_wish_begins_no_job_before_it_is_fulfilled)
@@ -66,15 +65,12 @@ TEST(who_comes_without_the_wish_begins_no_job_before_it_is_fulfilled)
 
 TEST(a_reader_has_nothing_restored)
 {
-    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
     struct fake_peer reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "reader");
     lose();
-    open.name = wire_text("toy");
-    open.role = CAIRN_ROLE_WIRE_READER;
-    open.session = 40;
-    open.resume_latest = true;
-    const uint32_t request = fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base);
-    fake_expect_error(&fake, &reader, request, CAIRN_ERR_JOB_LOST, "is lost: s1");
+    const uint32_t request = fake_ask(&reader, JobOpen, .name = "toy",
+                                      .role = CAIRN_ROLE_WIRE_READER, .session = 40,
+                                      .resume_latest = true);
+    fake_expect_error(&reader, request, CAIRN_ERR_JOB_LOST, "is lost: s1");
     ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_LOST);
     fake_peer_close(&reader);
 }
@@ -86,7 +82,7 @@ TEST(a_lost_job_keeps_how_many_workers_it_was_amended_to_have)
     message.key = 1;
     fake_set(&message, "workers_min=1");
     fake_set(&message, "workers_max=4");
-    fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 1);
+    fake_expect_amended(&w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 1);
     lose();
     come_again("again");
     struct job_spec_data spec = fake_spec(1);
@@ -100,7 +96,7 @@ TEST(a_damaged_snapshot_is_passed_over)
     struct job_spec_data spec = fake_spec(1);
     fake.shards[0].nonfinite = 2;
     ck_assert_uint_eq(train(), 2);
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     drop();
     come_again("again");
     expect_attached(&w, ask_open(&w, &spec)); // at step 1
@@ -110,7 +106,6 @@ TEST(a_damaged_snapshot_is_passed_over)
                "step-000000000002-g1, is damaged: it has a non-finite result in 2 elements") !=
             NULL,
         "%s", s->passed_over);
-    message_free(&s->base);
     spec_release(&spec);
 }
 
@@ -124,17 +119,14 @@ TEST_EACH(a_snapshot_that_nobody_signed_is_passed_over_unless_the_setting_says_o
     Cairn__SnapshotStatus *taken = take_snapshot();
     snprintf(path, sizeof path, "%s/manifest.json.minisig", taken->path);
     ck_assert_int_eq(unlink(path), 0);
-    message_free(&taken->base);
     fake.options.snapshots_trust = wire_text(takes_any ? "any" : "signed");
     drop();
     come_again("again");
-    Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, ask_open(&w, &spec));
+    Cairn__Attached *attached = fake_hear(&w, Attached, ask_open(&w, &spec));
     ck_assert_uint_eq(attached->step, takes_any ? 2 : 1);
-    message_free(&attached->base);
     Cairn__JobStatus *s = show_job("toy");
     const char *said = strstr(s->passed_over, "step-000000000002-g1, is not trusted: its manifest");
     ck_assert_msg((said == NULL) == takes_any, "%s", s->passed_over);
-    message_free(&s->base);
     spec_release(&spec);
 }
 
@@ -145,16 +137,15 @@ TEST(with_damaged_snapshots_alone_the_job_does_not_begin_anew)
     Cairn__SnapshotList *listed = list_snapshots();
     fake.shards[0].nonfinite = 2;
     (void)train();
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     remove.job = listed->snapshots[0]->job;
     remove.id = listed->snapshots[0]->id;
     remove.force = true; // it may have been verified meanwhile, or not
     const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base);
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_SNAPSHOT_REMOVED, request));
-    message_free(&listed->base);
+    fake_hear(&admin, SnapshotRemoved, request);
     drop();
     come_again("again");
-    fake_expect_error(&fake, &w, ask_open(&w, &spec), CAIRN_ERR_CORRUPT,
+    fake_expect_error(&w, ask_open(&w, &spec), CAIRN_ERR_CORRUPT,
                       "that may be taken unasked; `cairn snapshot restore toy ID`");
     ck_assert_ptr_null(toy());
     spec_release(&spec);
@@ -168,12 +159,12 @@ TEST(who_comes_with_another_spec_has_nothing_restored)
     other.clip_norm = 77;
     drop();
     const uint32_t created = fake.shards[0].seen[CAIRN_MSG_JOB_CREATE];
-    fake_expect_error(&fake, &stray, ask_open(&stray, &other), CAIRN_ERR_MISMATCH, "clip_norm");
+    fake_expect_error(&stray, ask_open(&stray, &other), CAIRN_ERR_MISMATCH, "clip_norm");
     ck_assert_ptr_null(toy());
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_JOB_CREATE], created);
     const uint32_t wrong = ask_open(&stray, &other); // beside one who is right
     const uint32_t right = ask_open(&with, &spec);
-    fake_expect_error(&fake, &stray, wrong, CAIRN_ERR_MISMATCH, "clip_norm");
+    fake_expect_error(&stray, wrong, CAIRN_ERR_MISMATCH, "clip_norm");
     expect_attached(&with, right);
     fake_peer_close(&with);
     spec_release(&spec);
@@ -186,12 +177,12 @@ TEST(storage_that_is_not_mounted_at_a_shard_is_no_damage)
 {
     struct job_spec_data spec = fake_spec(1);
     train();
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     drop();
     come_again("again");
     fake.shards[1].refuse_create = "there is no folder /snapshots/toy";
     fake.shards[1].refuse_create_status = CAIRN_ERR_NOT_FOUND;
-    fake_expect_error(&fake, &w, ask_open(&w, &spec), CAIRN_ERR_IO,
+    fake_expect_error(&w, ask_open(&w, &spec), CAIRN_ERR_IO,
                       "is the storage of the snapshots mounted at that shard?");
     ck_assert_ptr_null(toy());
     spec_release(&spec);
@@ -205,10 +196,8 @@ TEST(a_drained_shard_is_not_waited_for)
     Cairn__SnapshotStatus *saved = take_snapshot();
     lose();
     come_again("again");
-    Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED, ask_open(&w, &spec));
+    Cairn__Attached *attached = fake_hear(&w, Attached, ask_open(&w, &spec));
     ck_assert_uint_eq(attached->step, saved->step);
-    message_free(&attached->base);
-    message_free(&saved->base);
     spec_release(&spec);
 }
 

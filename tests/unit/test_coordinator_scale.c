@@ -79,9 +79,8 @@ static void attach_all(void)
         request[i] = fake_job_open(&workers[i], &spec, 1000 + i, i);
     }
     for (uint32_t i = 0; i < worker_count; i++) {
-        Cairn__Attached *attached = fake_expect(&fake, &workers[i], CAIRN_MSG_ATTACHED, request[i]);
+        Cairn__Attached *attached = fake_hear(&workers[i], Attached, request[i]);
         job = attached->job;
-        message_free(&attached->base);
     }
 }
 
@@ -99,11 +98,8 @@ static uint32_t declare_columns(struct fake_peer *peer, uint32_t rank)
         ck_assert_int_eq(tiles_set(&tiles, t, &box), CAIRN_OK);
     }
     ck_assert_int_eq(tiles_pack(&tiles, &bytes, &size), CAIRN_OK);
-    Cairn__TilesDeclare message = CAIRN__TILES_DECLARE__INIT;
-    message.job = job;
-    message.world = worker_count;
-    message.tiles_bytes = size;
-    const uint32_t request = fake_request(peer, CAIRN_MSG_TILES_DECLARE, &message.base);
+    const uint32_t request = fake_ask(peer, TilesDeclare, .job = job, .world = worker_count,
+                                      .tiles_bytes = size);
     pages_each(CAIRN_PAGE_TILES, bytes, size, fake_send_page, peer);
     free(bytes);
     tiles_release(&tiles);
@@ -115,8 +111,7 @@ static void declare_all(void)
 {
     static uint32_t request[WORKERS_MAX];
     for (uint32_t i = 0; i < worker_count; i++) request[i] = declare_columns(&workers[i], i);
-    for (uint32_t i = 0; i < worker_count; i++)
-        message_free(fake_expect(&fake, &workers[i], CAIRN_MSG_TILES_SET, request[i]));
+    for (uint32_t i = 0; i < worker_count; i++) fake_hear(&workers[i], TilesSet, request[i]);
 }
 
 static void expect_within_a_lease(const char *what, double since_s)

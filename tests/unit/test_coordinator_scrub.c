@@ -47,14 +47,11 @@ static void flip_last_byte(const char *folder)
 
 static bool has_event(const char *kind, const char *word)
 {
-    const Cairn__EventsGet get = CAIRN__EVENTS_GET__INIT;
-    Cairn__Events *events = fake_expect(&fake, &admin, CAIRN_MSG_EVENTS,
-                                        fake_request(&admin, CAIRN_MSG_EVENTS_GET, &get.base));
+    Cairn__Events *events = fake_hear(&admin, Events, fake_ask(&admin, EventsGet));
     bool found = false;
     for (size_t i = 0; i < events->n_events; i++)
         found = found || (strcmp(events->events[i]->kind, kind) == 0 &&
                           strstr(events->events[i]->text, word) != NULL);
-    message_free(&events->base);
     return found;
 }
 
@@ -63,7 +60,6 @@ TEST(what_was_committed_is_read_and_noted)
     Cairn__SnapshotStatus *s = take_snapshot();
     fake_until(&fake, noted(s->id).unix_s != 0);
     ck_assert(noted(s->id).is_good);
-    message_free(&s->base);
 }
 
 TEST(one_whose_time_has_come_is_read_again)
@@ -73,7 +69,6 @@ TEST(one_whose_time_has_come_is_read_again)
     note_old(s->id);
     toy()->spec.policy.snapshot_scrub_every_s = 3600;
     fake_until(&fake, noted(s->id).unix_s > 1);
-    message_free(&s->base);
 }
 
 TEST(damage_is_found_before_anybody_needs_it)
@@ -86,7 +81,6 @@ TEST(damage_is_found_before_anybody_needs_it)
     fake_until(&fake, noted(s->id).unix_s > 1);
     ck_assert(!noted(s->id).is_good);
     fake_until(&fake, has_event("snapshot-damaged", s->id));
-    message_free(&s->base);
 }
 
 /* The id that `latest` names; "": none. */
@@ -123,14 +117,11 @@ TEST(latest_leaves_one_that_is_damaged_for_the_newest_verified_one)
     Cairn__SnapshotList *list = list_snapshots();
     ck_assert(list->snapshots[0]->check_failed && !list->snapshots[0]->latest);
     ck_assert(list->snapshots[2]->latest);
-    message_free(&list->base);
     find_damage(s[0]);
     fake_until(&fake, strcmp(latest(), "") == 0); // rather none than that
     train();
     Cairn__SnapshotStatus *next = take_snapshot();
     ck_assert_str_eq(latest(), next->id);
-    message_free(&next->base);
-    for (int i = 0; i < 3; i++) message_free(&s[i]->base);
 }
 
 /* One that nobody has read yet is as good as `latest` was when it was committed. */
@@ -144,8 +135,6 @@ TEST(without_a_verified_one_latest_goes_to_one_that_was_not_read)
     snapshot_check_forget(fake.cluster->storage.path, "toy", old->id);
     find_damage(new);
     fake_until(&fake, strcmp(latest(), old->id) == 0);
-    message_free(&old->base);
-    message_free(&new->base);
 }
 
 TEST(a_job_that_does_not_ask_for_it_has_none_read)
@@ -155,7 +144,6 @@ TEST(a_job_that_does_not_ask_for_it_has_none_read)
     note_old(s->id);
     for (int i = 0; i < 3; i++) (void)train();
     ck_assert_uint_eq(noted(s->id).unix_s, 1);
-    message_free(&s->base);
 }
 
 /* A file that cannot be opened at all: what is wrong is not known to be damage. */
@@ -180,8 +168,6 @@ TEST(one_that_cannot_be_read_keeps_none_of_the_others_waiting)
     toy()->spec.policy.snapshot_scrub_every_s = 3600;
     fake_until(&fake, noted(s->id).unix_s > 1);
     ck_assert_uint_eq(noted(bad->id).unix_s, 0);
-    message_free(&bad->base);
-    message_free(&s->base);
 }
 
 TEST(one_that_is_gone_before_it_was_read_is_not_noted_as_damaged)
@@ -197,7 +183,6 @@ TEST(one_that_is_gone_before_it_was_read_is_not_noted_as_damaged)
         ck_assert_int_eq(coord_snapshot_note_check(fake.cluster, "toy", s->id, is_good, &why),
                          CAIRN_ERR_NOT_FOUND);
     ck_assert_uint_eq(noted(s->id).unix_s, 0);
-    message_free(&s->base);
 }
 
 TEST(a_scrub_that_hangs_holds_up_no_end)
@@ -212,7 +197,6 @@ TEST(a_scrub_that_hangs_holds_up_no_end)
     ck_assert_uint_lt(uv_hrtime() / 1000000 - began_ms, 10000);
     coord_snapshot_words_unlock();
     fake_coordinator_start(&fake);
-    message_free(&s->base);
 }
 
 SUITE(30, open_ticking, close_fake);

@@ -88,10 +88,10 @@ TEST(a_silent_shard_loses_its_seat_after_a_lease_and_not_before)
                       0); // it holds the part: it is not told to end
     // It wakes up, and finds its connection closed.
     fake_shard_up(&fake, 1);
-    fake_expect_end(&fake, &fake.shards[2].peer);
+    fake_expect_end(&fake.shards[2].peer);
     fake_until(&fake, round_stage_of(toy()->core) == CAIRN_ROUND_STEADY);
     w = worker("w0");
-    ck_assert_uint_eq(fake_attach(&fake, &w, 11, 0, 1), job);
+    ck_assert_uint_eq(fake_attach(&w, 11, 0, 1), job);
     expect_step(2);
 }
 
@@ -118,8 +118,8 @@ TEST(lost_ends_when_the_part_comes_back_and_the_empty_newcomer_ends)
     fake_shard_away(&fake, 1);
     fake_shard_up(&fake, 2);
     expect_waiting("came without it");
-    fake_expect_error(&fake, &w, 0, CAIRN_ERR_JOB_LOST, "the job goes on when it is");
-    fake_expect_end(&fake, &w);
+    fake_expect_error(&w, 0, CAIRN_ERR_JOB_LOST, "the job goes on when it is");
+    fake_expect_end(&w);
     fake_peer_close(&w);
     ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_LOST);
     fake_shard_away(&fake, 0); // a LOST job hears of its other shards
@@ -129,7 +129,7 @@ TEST(lost_ends_when_the_part_comes_back_and_the_empty_newcomer_ends)
     ck_assert_ptr_nonnull(strstr(fake.shards[2].error_text, "this process none"));
     ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_RUNNING);
     w = worker("w0");
-    ck_assert_uint_eq(fake_attach(&fake, &w, 11, 0, 1), job);
+    ck_assert_uint_eq(fake_attach(&w, 11, 0, 1), job);
     expect_step(2);
 }
 
@@ -141,12 +141,12 @@ TEST(a_worker_that_joins_while_a_part_is_missed_joins_when_it_is_back)
     struct fake_peer other = worker("w1");
     struct job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open(&other, &spec, 20, 1);
-    fake_expect_silence(&fake, &other, 0);
+    fake_expect_silence(&other, 0);
     fake_shard_up(&fake, 1);
-    message_free(fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, request));
+    fake_hear(&other, Attached, request);
     spec_release(&spec);
     fake_peer_close(&other);
-    fake_expect_silence(&fake, &w, job);
+    fake_expect_silence(&w, job);
 }
 
 /* A job of other tensors, on s0 and the newcomer. */
@@ -159,7 +159,7 @@ static void make_other_job(struct fake_peer *peer)
     *peer = worker("w1");
     fake.options.shards = 1;
     const uint32_t request = fake_job_open(peer, &spec, 20, 0);
-    message_free(fake_expect(&fake, peer, CAIRN_MSG_ATTACHED, request));
+    fake_hear(peer, Attached, request);
     fake.options.shards = 2;
     spec_release(&spec);
     fake_shard_up(&fake, 0);

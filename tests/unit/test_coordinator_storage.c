@@ -64,13 +64,11 @@ static size_t entries(void)
 
 static void expect_status(const char *word)
 {
-    Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base);
-    Cairn__ClusterStatus *status = (Cairn__ClusterStatus *)fake_expect(
-        &fake, &admin, CAIRN_MSG_CLUSTER_STATUS, request);
+    const uint32_t request = fake_ask(&admin, ClusterStatusGet);
+    Cairn__ClusterStatus *status = (Cairn__ClusterStatus *)fake_hear(&admin, ClusterStatus,
+                                                                     request);
     ck_assert_msg(word != NULL ? strstr(status->storage, word) != NULL : status->storage[0] == '\0',
                   "%s", status->storage);
-    message_free(&status->base);
 }
 
 static void drop_job(void)
@@ -100,29 +98,26 @@ static uint32_t ask_resume(void)
 static void expect_restored(void)
 {
     const uint32_t request = ask_resume();
-    Cairn__Attached *attached = (Cairn__Attached *)fake_expect(&fake, &w, CAIRN_MSG_ATTACHED,
-                                                               request);
+    Cairn__Attached *attached = (Cairn__Attached *)fake_hear(&w, Attached, request);
     ck_assert_uint_eq(attached->step, 1);
-    message_free(&attached->base);
 }
 
 TEST(storage_that_is_not_mounted_is_written_to_by_nobody_and_no_job_begins_anew)
 {
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
     Cairn__SnapshotRemove removal = CAIRN__SNAPSHOT_REMOVE__INIT;
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     restart_without_storage();
     expect_status(OTHER);
-    fake_expect_error(&fake, &admin, ask_snapshot(&admin, true), CAIRN_ERR_IO, OTHER);
-    removal.job = restore.job = wire_text("toy");
-    removal.id = restore.id = wire_text("step-000000000001-g1");
-    fake_expect_error(&fake, &admin,
-                      fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base), CAIRN_ERR_IO,
-                      OTHER);
-    fake_expect_error(&fake, &admin, fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &removal.base),
+    fake_expect_error(&admin, ask_snapshot(&admin, true), CAIRN_ERR_IO, OTHER);
+    removal.job = restore.job = "toy";
+    removal.id = restore.id = "step-000000000001-g1";
+    fake_expect_error(&admin, fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base),
+                      CAIRN_ERR_IO, OTHER);
+    fake_expect_error(&admin, fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &removal.base),
                       CAIRN_ERR_IO, OTHER);
     drop_job();
-    fake_expect_error(&fake, &w, ask_resume(), CAIRN_ERR_IO, OTHER);
+    fake_expect_error(&w, ask_resume(), CAIRN_ERR_IO, OTHER);
     ck_assert_uint_eq(entries(), 0);
 
     ck_assert_int_eq(rmdir(fake.snapshots), 0);
@@ -134,10 +129,10 @@ TEST(storage_that_is_not_mounted_is_written_to_by_nobody_and_no_job_begins_anew)
 
 TEST(what_is_unmounted_while_it_runs_is_not_written_to_either)
 {
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     ck_assert_int_eq(rename(fake.snapshots, aside), 0);
     ck_assert_int_eq(mkdir(fake.snapshots, 0755), 0);
-    fake_expect_error(&fake, &admin, ask_snapshot(&admin, true), CAIRN_ERR_IO, OTHER);
+    fake_expect_error(&admin, ask_snapshot(&admin, true), CAIRN_ERR_IO, OTHER);
     ck_assert_uint_eq(entries(), 0);
     fake_until(&fake, fake.cluster->storage.watch.said.text[0] != '\0');
     expect_status(OTHER);
@@ -146,7 +141,7 @@ TEST(what_is_unmounted_while_it_runs_is_not_written_to_either)
 TEST(another_folder_is_taken_by_the_operators_word)
 {
     char path[160];
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     const uint64_t token = fake.cluster->storage.token;
     restart_without_storage();
     ck_assert_uint_eq(fake.cluster->storage.token, token);
@@ -158,7 +153,7 @@ TEST(another_folder_is_taken_by_the_operators_word)
     fprintf(file, "%016" PRIx64 "\n", token);
     fclose(file);
     fake_until(&fake, fake.cluster->storage.watch.said.text[0] == '\0');
-    message_free(&take_snapshot()->base);
+    take_snapshot();
 }
 
 TEST(a_folder_in_which_there_was_nothing_is_not_missed)
@@ -167,13 +162,13 @@ TEST(a_folder_in_which_there_was_nothing_is_not_missed)
     restart();
     ck_assert_int_eq(access(fake.snapshots, F_OK), 0);
     expect_status(NULL);
-    message_free(&take_snapshot()->base);
+    take_snapshot();
 }
 
 /* As a coordinator finds it that was upgraded. */
 TEST(a_folder_that_has_snapshots_is_remembered_at_the_start)
 {
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     const struct stored_meta none = { .storage = 0 };
     ck_assert_int_eq(store_write(fake.cluster->store, CAIRN_STORE_STORAGE, &none, 1, NULL),
                      CAIRN_OK);
@@ -194,7 +189,7 @@ static void another_cluster(bool takes)
     fake_coordinator_stop(&fake);
     ck_assert_int_eq(rename(fake.store, kept), 0);
     fake.options.snapshots_foreign = takes;
-    fake.options.snapshots_trust = wire_text("any"); // it has a key of its own
+    fake.options.snapshots_trust = "any"; // it has a key of its own
     fake_coordinator_start(&fake);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w");
@@ -202,23 +197,22 @@ static void another_cluster(bool takes)
 
 TEST(another_clusters_folder_is_not_written_to_before_it_is_taken)
 {
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     drop_job();
     another_cluster(false);
     fake_until(&fake, fake.cluster->storage.watch.said.text[0] != '\0');
     expect_status(FOREIGN);
     ck_assert(!fake.cluster->storage.remembered); // it may be given another one
     fake_shards_up(&fake, 2);
-    fake_expect_error(&fake, &w, ask_resume(), CAIRN_ERR_REFUSED, FOREIGN);
-    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
-    fake_expect_error(&fake, &admin, fake_request(&admin, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base),
-                      CAIRN_ERR_REFUSED, "snapshots.foreign=yes");
+    fake_expect_error(&w, ask_resume(), CAIRN_ERR_REFUSED, FOREIGN);
+    fake_expect_error(&admin, fake_ask(&admin, SnapshotListGet), CAIRN_ERR_REFUSED,
+                      "snapshots.foreign=yes");
 }
 
 TEST(who_takes_a_folder_has_it_and_who_had_it_is_told)
 {
     char other[sizeof fake.store + 8], kept[sizeof fake.store + 8];
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     drop_job();
     another_cluster(true);
     fake_shards_up(&fake, 2);

@@ -13,21 +13,15 @@ static char s0[] = "s0", s1[] = "s1", toy_name[] = "toy";
 
 static uint32_t ask(char *add, char *drain, uint32_t shards)
 {
-    Cairn__ReshardAsk message = CAIRN__RESHARD_ASK__INIT;
     char *adds[] = { add }, *drains[] = { drain };
-    message.job = toy_name;
-    message.op = CAIRN_RESHARD_APPLY;
-    message.add = adds;
-    message.n_add = add != NULL;
-    message.drain = drains;
-    message.n_drain = drain != NULL;
-    message.shards = shards;
-    return fake_request(&admin, CAIRN_MSG_RESHARD_ASK, &message.base);
+    return fake_ask(&admin, ReshardAsk, .job = toy_name, .op = CAIRN_RESHARD_APPLY, .add = adds,
+                    .n_add = add != NULL, .drain = drains, .n_drain = drain != NULL,
+                    .shards = shards);
 }
 
 static void expect_begun(uint32_t request)
 {
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_RESHARD_TOLD, request));
+    fake_hear(&admin, ReshardTold, request);
 }
 
 static void train_until_ended(void)
@@ -62,12 +56,10 @@ static void open_whole(void)
     fake_shards_up(&fake, 2);
     w = worker("w0");
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
-    Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED,
-                                            fake_job_open(&w, &spec, 10, 0));
+    Cairn__Attached *attached = fake_hear(&w, Attached, fake_job_open(&w, &spec, 10, 0));
     job = attached->job;
-    message_free(&attached->base);
     spec_release(&spec);
-    fake_init(&fake, &w, job);
+    fake_init(&w, job);
     tick_fast();
 }
 
@@ -93,8 +85,8 @@ TEST(a_job_of_stage_0_is_refused_more_than_one_shard)
     const char *const why = "stage 0: one shard has all of its state, and it cannot be spread over "
                             "2; it can move to another one";
     train();
-    fake_expect_error(&fake, &admin, ask(NULL, NULL, 2), CAIRN_ERR_INVALID, why);
-    fake_expect_error(&fake, &admin, ask(other, NULL, 0), CAIRN_ERR_INVALID, why);
+    fake_expect_error(&admin, ask(NULL, NULL, 2), CAIRN_ERR_INVALID, why);
+    fake_expect_error(&admin, ask(other, NULL, 0), CAIRN_ERR_INVALID, why);
     ck_assert(!toy()->reshard.running);
     train();
 }
@@ -102,11 +94,8 @@ TEST(a_job_of_stage_0_is_refused_more_than_one_shard)
 TEST(a_drain_of_the_shard_that_has_a_job_of_stage_0_moves_it_whole)
 {
     char *const from = strcmp(owner(), "s0") == 0 ? s0 : s1;
-    Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
     train();
-    drain.name = from;
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_DONE,
-                             fake_request(&admin, CAIRN_MSG_MEMBER_DRAIN, &drain.base)));
+    fake_hear(&admin, Done, fake_ask(&admin, MemberDrain, .name = from));
     train_until_ended();
     ck_assert_str_ne(owner(), from);
     train();
@@ -127,18 +116,14 @@ TEST(terms_that_are_amended_while_a_slice_is_prepared_or_moves_take_effect)
     fake.shards[1].move.holds_prepare = true;
     expect_begun(ask(NULL, NULL, 3));
     fake_until(&fake, fake.shards[1].move.next != NULL);
-    fake_expect_amended(&fake, &w, fake_amend_freeze(&w, job, 3), 1);
+    fake_expect_amended(&w, fake_amend_freeze(&w, job, 3), 1);
     fake.shards[2].move.holds_moved = true;
     fake.shards[1].move.holds_prepare = false;
     fake_move_prepared(&fake.shards[1]);
     fake_until(&fake, toy()->layout->version > 1);
     char *thaw[] = { (char[]) { "all" } };
-    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    amend.job = job;
-    amend.key = 4;
-    amend.unfreeze = thaw;
-    amend.n_unfreeze = 1;
-    fake_expect_amended(&fake, &w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &amend.base), 2);
+    fake_expect_amended(
+        &w, fake_ask(&w, JobAmend, .job = job, .key = 4, .unfreeze = thaw, .n_unfreeze = 1), 2);
     fake.shards[2].move.holds_moved = false;
     fake_move_release(&fake.shards[2]);
     train_until_ended();
@@ -152,7 +137,7 @@ TEST(a_digest_that_is_asked_for_while_a_run_begins_comes_and_the_run_goes_on)
 {
     const uint32_t asked = ask(NULL, NULL, 3), digest = ask_digest(&admin);
     expect_begun(asked);
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_DIGEST, digest));
+    fake_hear(&admin, JobDigest, digest);
     train_until_ended();
     ck_assert(layout_owns(toy()->layout, 2));
 }

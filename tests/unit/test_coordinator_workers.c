@@ -27,11 +27,9 @@ static void set_up(void)
     fake_shards_up(&fake, 2);
     w = worker("w0");
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
-    Cairn__Attached *attached = fake_expect(&fake, &w, CAIRN_MSG_ATTACHED,
-                                            open_as(&w, 10, 0, 2, 2));
+    Cairn__Attached *attached = fake_hear(&w, Attached, open_as(&w, 10, 0, 2, 2));
     job = attached->job;
-    message_free(&attached->base);
-    fake_init(&fake, &w, job);
+    fake_init(&w, job);
 }
 
 static uint32_t amend(const char *name, uint32_t min, uint32_t max)
@@ -48,33 +46,32 @@ static uint32_t amend(const char *name, uint32_t min, uint32_t max)
 TEST(an_admin_lets_who_waits_for_a_lost_worker_go_on)
 {
     const uint32_t request = fake_ask_begin(&w, job);
-    fake_expect_silence(&fake, &w, job);
-    fake_expect_amended(&fake, &admin, amend("toy", 1, 4), 1);
-    message_free(fake_expect(&fake, &w, CAIRN_MSG_ROUND_OPENED, request));
+    fake_expect_silence(&w, job);
+    fake_expect_amended(&admin, amend("toy", 1, 4), 1);
+    fake_hear(&w, RoundOpened, request);
 }
 
 TEST(what_an_amendment_of_an_admin_cannot_do_is_said)
 {
-    fake_expect_error(&fake, &admin, amend("tox", 1, 4), CAIRN_ERR_NOT_FOUND, "cairn job list");
-    fake_expect_error(&fake, &admin, amend("toy", 0, 0), CAIRN_ERR_INVALID, "changes nothing");
-    fake_expect_error(&fake, &admin, amend("toy", 3, 2), CAIRN_ERR_INVALID, "workers_max is 2");
-    fake_expect_error(&fake, &admin, amend("toy", 1, 70000), CAIRN_ERR_INVALID, "workers_max");
-    fake_expect_amended(&fake, &admin, amend("toy", 1, 4), 1);
+    fake_expect_error(&admin, amend("tox", 1, 4), CAIRN_ERR_NOT_FOUND, "cairn job list");
+    fake_expect_error(&admin, amend("toy", 0, 0), CAIRN_ERR_INVALID, "changes nothing");
+    fake_expect_error(&admin, amend("toy", 3, 2), CAIRN_ERR_INVALID, "workers_max is 2");
+    fake_expect_error(&admin, amend("toy", 1, 70000), CAIRN_ERR_INVALID, "workers_max");
+    fake_expect_amended(&admin, amend("toy", 1, 4), 1);
     struct fake_peer second = worker("w1");
-    message_free(fake_expect(&fake, &second, CAIRN_MSG_ATTACHED, open_as(&second, 11, 1, 1, 4)));
-    fake_expect_error(&fake, &admin, amend("toy", 1, 1), CAIRN_ERR_BUSY, "has 2 workers");
+    fake_hear(&second, Attached, open_as(&second, 11, 1, 1, 4));
+    fake_expect_error(&admin, amend("toy", 1, 1), CAIRN_ERR_BUSY, "has 2 workers");
     fake_peer_close(&second);
 }
 
 TEST(one_more_than_there_may_be_is_told_so)
 {
     struct fake_peer more = worker("w1");
-    message_free(fake_expect(&fake, &more, CAIRN_MSG_ATTACHED, open_as(&more, 11, 1, 2, 2)));
+    fake_hear(&more, Attached, open_as(&more, 11, 1, 2, 2));
     struct fake_peer third = worker("w2");
-    fake_expect_error(&fake, &third, open_as(&third, 12, 2, 2, 2), CAIRN_ERR_BUSY,
+    fake_expect_error(&third, open_as(&third, 12, 2, 2, 2), CAIRN_ERR_BUSY,
                       "`cairn job amend toy --workers MIN:MAX`");
-    message_free( // in the place of another
-        fake_expect(&fake, &third, CAIRN_MSG_ATTACHED, open_as(&third, 12, 1, 2, 2)));
+    fake_hear(&third, Attached, open_as(&third, 12, 1, 2, 2)); // in the place of another
     fake_peer_close(&more);
     fake_peer_close(&third);
 }
@@ -82,19 +79,18 @@ TEST(one_more_than_there_may_be_is_told_so)
 TEST(another_number_of_workers_joins_where_the_bounds_allow_it)
 {
     struct fake_peer other = worker("w1");
-    fake_expect_error(&fake, &other, open_as(&other, 11, 1, 3, 3), CAIRN_ERR_MISMATCH,
+    fake_expect_error(&other, open_as(&other, 11, 1, 3, 3), CAIRN_ERR_MISMATCH,
                       "workers_min 3 here, 2 on the servers");
-    fake_expect_amended(&fake, &admin, amend("toy", 1, 4), 1);
-    fake_expect_error(&fake, &other, open_as(&other, 11, 1, 5, 5), CAIRN_ERR_MISMATCH,
+    fake_expect_amended(&admin, amend("toy", 1, 4), 1);
+    fake_expect_error(&other, open_as(&other, 11, 1, 5, 5), CAIRN_ERR_MISMATCH,
                       "workers_max 5 here, 4 on the servers");
-    fake_expect_error(&fake, &other, open_as(&other, 11, 1, 1, 8), CAIRN_ERR_MISMATCH,
+    fake_expect_error(&other, open_as(&other, 11, 1, 1, 8), CAIRN_ERR_MISMATCH,
                       "workers_max 8 here, 4 on the servers");
     const uint32_t bounds[][2] = { { 3, 3 }, { 1, 4 }, { 2, 2 } }; // within, as it is, as it was
     for (uint64_t i = 0; i < 3; i++)
-        message_free(fake_expect(&fake, &other, CAIRN_MSG_ATTACHED,
-                                 open_as(&other, 11, 1, bounds[i][0], bounds[i][1])));
-    fake_expect_amended(&fake, &w, fake_amend_freeze(&w, job, 7), 2);
-    message_free(fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, open_as(&other, 11, 1, 3, 3)));
+        fake_hear(&other, Attached, open_as(&other, 11, 1, bounds[i][0], bounds[i][1]));
+    fake_expect_amended(&w, fake_amend_freeze(&w, job, 7), 2);
+    fake_hear(&other, Attached, open_as(&other, 11, 1, 3, 3));
     fake_peer_close(&other);
 }
 
@@ -104,8 +100,7 @@ static struct fake_peer relapsing;
 static void relapse(uint64_t session)
 {
     relapsing = worker("w1");
-    message_free(
-        fake_expect(&fake, &relapsing, CAIRN_MSG_ATTACHED, open_as(&relapsing, session, 1, 1, 4)));
+    fake_hear(&relapsing, Attached, open_as(&relapsing, session, 1, 1, 4));
     fake_peer_close(&relapsing);
     fake_until(&fake, toy()->members.count == 1);
 }
@@ -113,20 +108,19 @@ static void relapse(uint64_t session)
 TEST(a_worker_that_fails_after_each_attach_is_put_off_while_others_train)
 {
     tick_fast();
-    fake_expect_amended(&fake, &admin, amend("toy", 1, 4), 1);
+    fake_expect_amended(&admin, amend("toy", 1, 4), 1);
     for (uint64_t i = 0; i < 3; i++) relapse(20 + i); // nobody trains: it harms nobody
     train();
     relapsing = worker("w1");
     const uint32_t request = open_as(&relapsing, 30, 1, 1, 4);
-    Cairn__Awaited *awaited = fake_awaited(&fake, &relapsing, 0);
+    Cairn__Awaited *awaited = fake_awaited(&relapsing, 0);
     ck_assert_msg(strstr(awaited->text, "rank 1 of job toy was lost 3 times in a row") != NULL,
                   "%s", awaited->text);
-    message_free(&awaited->base);
     for (int i = 0; i < 3; i++) train();
     // Another rank is in at once; and so is that one, when its time has come.
     struct fake_peer other = worker("w2");
-    message_free(fake_expect(&fake, &other, CAIRN_MSG_ATTACHED, open_as(&other, 40, 2, 1, 4)));
-    message_free(fake_expect(&fake, &relapsing, CAIRN_MSG_ATTACHED, request));
+    fake_hear(&other, Attached, open_as(&other, 40, 2, 1, 4));
+    fake_hear(&relapsing, Attached, request);
     fake_peer_close(&other);
     fake_peer_close(&relapsing);
 }
@@ -135,8 +129,7 @@ TEST(a_worker_that_fails_after_each_attach_is_put_off_while_others_train)
 static void relapse_at(const char *host, uint32_t rank, uint64_t session)
 {
     relapsing = fake_connect_at(&fake, CAIRN_ROLE_WIRE_WORKER, "w", host);
-    message_free(fake_expect(&fake, &relapsing, CAIRN_MSG_ATTACHED,
-                             open_as(&relapsing, session, rank, 1, 8)));
+    fake_hear(&relapsing, Attached, open_as(&relapsing, session, rank, 1, 8));
     fake_peer_close(&relapsing);
     fake_until(&fake, toy()->members.count == 1);
 }
@@ -145,8 +138,7 @@ static void relapse_at(const char *host, uint32_t rank, uint64_t session)
 static struct fake_peer join_at(const char *host, uint32_t rank, uint64_t session)
 {
     struct fake_peer peer = fake_connect_at(&fake, CAIRN_ROLE_WIRE_WORKER, "w", host);
-    message_free(
-        fake_expect(&fake, &peer, CAIRN_MSG_ATTACHED, open_as(&peer, session, rank, 1, 8)));
+    fake_hear(&peer, Attached, open_as(&peer, session, rank, 1, 8));
     return peer;
 }
 
@@ -155,9 +147,8 @@ static struct fake_peer expect_put_off(const char *host, uint32_t rank, uint64_t
 {
     struct fake_peer peer = fake_connect_at(&fake, CAIRN_ROLE_WIRE_WORKER, "w", host);
     (void)open_as(&peer, session, rank, 1, 8);
-    Cairn__Awaited *awaited = fake_awaited(&fake, &peer, 0);
+    Cairn__Awaited *awaited = fake_awaited(&peer, 0);
     ck_assert_msg(strstr(awaited->text, text) != NULL, "%s", awaited->text);
-    message_free(&awaited->base);
     return peer;
 }
 
@@ -165,7 +156,7 @@ static struct fake_peer expect_put_off(const char *host, uint32_t rank, uint64_t
 TEST(one_that_comes_back_as_another_rank_is_put_off_and_who_gets_its_rank_is_not)
 {
     tick_fast();
-    fake_expect_amended(&fake, &admin, amend("toy", 1, 8), 1);
+    fake_expect_amended(&admin, amend("toy", 1, 8), 1);
     for (uint32_t i = 0; i < 3; i++) relapse_at("bad", 1 + i, 20 + i);
     train();
     struct fake_peer late = expect_put_off("bad", 4, 30,
@@ -180,7 +171,7 @@ TEST(a_rank_that_fails_on_several_hosts_is_put_off_on_any)
 {
     static const char *const hosts[] = { "a", "b", "c" };
     tick_fast();
-    fake_expect_amended(&fake, &admin, amend("toy", 1, 8), 1);
+    fake_expect_amended(&admin, amend("toy", 1, 8), 1);
     for (uint32_t i = 0; i < 3; i++) relapse_at(hosts[i], 1, 20 + i);
     train();
     struct fake_peer late = expect_put_off("d", 1, 30, "rank 1 of job toy was lost 3 times");
@@ -194,7 +185,7 @@ TEST(workers_of_a_host_that_are_lost_together_count_once)
 {
     struct fake_peer all[3];
     tick_fast();
-    fake_expect_amended(&fake, &admin, amend("toy", 1, 8), 1);
+    fake_expect_amended(&admin, amend("toy", 1, 8), 1);
     for (uint32_t i = 0; i < 3; i++) all[i] = join_at("node", 1 + i, 20 + i);
     for (uint32_t i = 0; i < 3; i++) fake_peer_close(&all[i]);
     fake_until(&fake, toy()->members.count == 1);
@@ -224,7 +215,7 @@ static char *log_of_rounds(uint32_t count)
 
 TEST(a_new_block_of_round_numbers_is_not_laid_on_who_joined_last)
 {
-    fake_expect_amended(&fake, &admin, amend("toy", 1, 2), 1);
+    fake_expect_amended(&admin, amend("toy", 1, 2), 1);
     free(log_of_rounds(1)); // the epoch of who joined
     char *text = log_of_rounds(CAIRN_ROUND_BLOCK);
     ck_assert_ptr_nonnull(strstr(text, ", because its round numbers are used up"));

@@ -193,16 +193,13 @@ static void say_any_to_coordinator(int who)
 
 TEST(the_coordinator_takes_any_message_from_anybody_and_training_goes_on)
 {
-    Cairn__ReshardAsk cancel = CAIRN__RESHARD_ASK__INIT;
     for (int who = 0; who < STRANGERS; who++) come(who);
     const size_t before = memory_in_use();
     for (int i = 0; i < MESSAGES; i++) {
         say_any_to_coordinator((int)random_below(STRANGERS));
         if (i % 100 == 0) train();
     }
-    cancel.job = "toy";
-    cancel.op = CAIRN_RESHARD_CANCEL;
-    fake_request(&admin, CAIRN_MSG_RESHARD_ASK, &cancel.base);
+    fake_ask(&admin, ReshardAsk, .job = "toy", .op = CAIRN_RESHARD_CANCEL);
     for (int i = 0; i < 50 && toy()->reshard.running; i++) train();
     fake_until(&fake, !toy()->reshard.running);
     train();

@@ -184,7 +184,7 @@ static void open_two(void)
     told.n_us = 4;
     open_ticking();
     second = worker("w1");
-    fake_attach(&fake, &second, 11, 1, 1);
+    fake_attach(&second, 11, 1, 1);
     for (int i = 0; i < 2; i++) fake.shards[i].holds_reduced = true; // the round stays open
     for (struct coord_member *m = toy()->members.list; m != NULL; m = m->next_of_job)
         for (int i = 0; i < 8; i++) step_ring_take(&m->times, &told);
@@ -211,7 +211,6 @@ static void expect_shown(const char *phase, const char *word)
     ck_assert_str_eq(status->straggler->phase, phase);
     ck_assert_msg(strstr(status->straggler->text, word) != NULL, "%s", status->straggler->text);
     ck_assert_uint_ge(status->straggler->waited_ms, 5000);
-    message_free(&status->base);
 }
 
 /* A shard says that it lacks something of that worker's. */
@@ -230,11 +229,11 @@ static void say_lacked(uint64_t member, uint32_t flags)
 
 TEST(who_does_not_begin_or_commit_a_round_holds_it_up)
 {
-    const uint64_t round = fake_begin(&fake, &w, job);
+    const uint64_t round = fake_begin(&w, job);
     fake_ask_commit(&w, job, round);
     let_pass(5000);
     expect_shown("fetch", "open round: it has not begun it yet (fetch");
-    ck_assert_uint_eq(fake_begin(&fake, &second, job), round);
+    ck_assert_uint_eq(fake_begin(&second, job), round);
     toy()->straggler.member = 0;
     let_pass(0);
     expect_shown("compute", "it has pushed nothing yet (compute; the others take 10.0 ms)");
@@ -246,27 +245,23 @@ TEST(who_does_not_begin_or_commit_a_round_holds_it_up)
     fake_until(&fake, toy()->straggler.member == 0);
     Cairn__JobStatus *status = show_job("toy");
     ck_assert_ptr_null(status->straggler);
-    message_free(&status->base);
 }
 
 static void say_in_flight(uint32_t what)
 {
     Cairn__InFlight one = CAIRN__IN_FLIGHT__INIT, *list[] = { &one };
-    Cairn__Heartbeat beat = CAIRN__HEARTBEAT__INIT;
     one.job = job;
     one.what = what;
-    beat.in_flight = list;
-    beat.n_in_flight = what != 0;
-    fake_send(&second, CAIRN_MSG_HEARTBEAT, 0, &beat.base);
+    fake_say(&second, 0, Heartbeat, .in_flight = list, .n_in_flight = what != 0);
     toy()->straggler.member = 0;
 }
 
 /* The same silence at the shards: only the worker knows that it is not at work. */
 TEST(who_waits_for_its_link_is_not_said_to_compute)
 {
-    const uint64_t round = fake_begin(&fake, &w, job);
+    const uint64_t round = fake_begin(&w, job);
     fake_ask_commit(&w, job, round);
-    ck_assert_uint_eq(fake_begin(&fake, &second, job), round);
+    ck_assert_uint_eq(fake_begin(&second, job), round);
     toy()->straggler.opened_ms -= 5000;
     say_in_flight(CAIRN_FLIES_FETCH);
     fake_until(&fake, toy()->straggler.flies);
@@ -291,8 +286,8 @@ static uint64_t member_named(const char *name)
 /* As one that is stopped between its commit and what it pushed. */
 TEST(who_has_committed_and_whose_gradients_are_not_there_holds_it_up)
 {
-    const uint64_t round = fake_begin(&fake, &w, job);
-    ck_assert_uint_eq(fake_begin(&fake, &second, job), round);
+    const uint64_t round = fake_begin(&w, job);
+    ck_assert_uint_eq(fake_begin(&second, job), round);
     fake_ask_commit(&w, job, round);
     fake_ask_commit(&second, job, round);
     toy()->straggler.opened_ms -= 5000;
@@ -306,7 +301,6 @@ static uint64_t still_ms(void)
 {
     Cairn__JobStatus *status = show_job("toy");
     const uint64_t ms = status->still_ms;
-    message_free(&status->base);
     return ms;
 }
 
@@ -330,8 +324,8 @@ TEST(a_job_stands_still_since_somebody_is_there_who_could_step)
 
 TEST(while_both_are_at_work_nobody_does)
 {
-    const uint64_t round = fake_begin(&fake, &w, job);
-    ck_assert_uint_eq(fake_begin(&fake, &second, job), round);
+    const uint64_t round = fake_begin(&w, job);
+    ck_assert_uint_eq(fake_begin(&second, job), round);
     toy()->straggler.opened_ms -= 60000;
     const uint64_t ticks = fake.cluster->clock.last_tick_ms;
     fake_until(&fake, fake.cluster->clock.last_tick_ms > ticks + 30);
@@ -342,8 +336,8 @@ TEST(who_was_dealt_more_micro_batches_is_judged_by_each_of_them)
 {
     struct coord_member *m;
     toy()->spec.global_batch = 3;
-    const uint64_t round = fake_begin(&fake, &w, job);
-    ck_assert_uint_eq(fake_begin(&fake, &second, job), round);
+    const uint64_t round = fake_begin(&w, job);
+    ck_assert_uint_eq(fake_begin(&second, job), round);
     for (m = toy()->members.list; m != NULL; m = m->next_of_job) {
         uint32_t us[] = { m->rank == 0 ? 20000 : 30000, 0, 0, 0 }; // for two, for one
         Cairn__StepTimes told = CAIRN__STEP_TIMES__INIT;
@@ -358,7 +352,6 @@ TEST(who_was_dealt_more_micro_batches_is_judged_by_each_of_them)
     ck_assert_str_eq(status->straggler->text,
                      "worker w1 (rank 1), by its compute: 30.0 ms a micro-batch, and the others "
                      "take 10.0 ms (medians of the last 8 steps)");
-    message_free(&status->base);
 }
 
 SUITE(60, open_two, close_two);

@@ -199,8 +199,8 @@ TEST(a_dropped_job_is_printed)
     if (!outputs_open("job-drop")) return;
     outputs_one("job drop toy --yes --force -q");
     come_again("w0");
-    job = fake_attach(&fake, &w, 11, 0, 1);
-    fake_init(&fake, &w, job);
+    job = fake_attach(&w, 11, 0, 1);
+    fake_init(&w, job);
     outputs_one("job list");
     outputs_one("job drop toy --yes --force -o json");
     outputs_close();

@@ -108,7 +108,7 @@ static void ask_tag(struct question *q, bool is_second)
     Cairn__SnapshotTag tag = CAIRN__SNAPSHOT_TAG__INIT;
     tag.job = TOY;
     tag.id = wire_text(first_id);
-    tag.name = wire_text("best");
+    tag.name = "best";
     put(q, operator(is_second), CAIRN_MSG_SNAPSHOT_TAG, &tag.base);
 }
 
@@ -116,7 +116,7 @@ static void ask_tag(struct question *q, bool is_second)
 static void ask_scrub(struct question *q, bool is_second)
 {
     (void)is_second;
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     q->peer = &admin;
     q->is_answered = true;
 }

@@ -93,29 +93,22 @@ bool pairs_read(void)
 static void save(void)
 {
     const uint64_t before = pairs_works_begun();
-    message_free(&take_snapshot()->base);
+    take_snapshot();
     fake_until(&fake, pairs_works_begun() >= before + 3);
     pairs_settle(NULL);
 }
 
 static void come_as_reader(void)
 {
-    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
     reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r0");
-    open.name = wire_text("toy");
-    open.role = CAIRN_ROLE_WIRE_READER;
-    open.session = 70;
-    const uint32_t request = fake_request(&reader, CAIRN_MSG_JOB_OPEN, &open.base);
-    message_free(fake_expect(&fake, &reader, CAIRN_MSG_ATTACHED, request));
+    const uint32_t request = fake_ask(&reader, JobOpen, .name = "toy",
+                                      .role = CAIRN_ROLE_WIRE_READER, .session = 70);
+    fake_hear(&reader, Attached, request);
 }
 
 static void park(void)
 {
-    Cairn__JobPark message = CAIRN__JOB_PARK__INIT;
-    message.name = wire_text("toy");
-    message.parked = true;
-    message_free(fake_expect(&fake, &admin, CAIRN_MSG_JOB_PARKED,
-                             fake_request(&admin, CAIRN_MSG_JOB_PARK, &message.base)));
+    fake_hear(&admin, JobParked, fake_ask(&admin, JobPark, .name = "toy", .parked = true));
 }
 
 /* As if nobody had made a step for long: what goes by the time that steps take would be answered otherwise
@@ -139,9 +132,9 @@ void pairs_open(const struct pair_operation *running, const struct pair_operatio
     w = worker("w0");
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
     second = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "other");
-    if (running->scene != PAIRS_BARE) job = fake_attach(&fake, &w, 10, 0, 1);
+    if (running->scene != PAIRS_BARE) job = fake_attach(&w, 10, 0, 1);
     if (running->scene == PAIRS_TRAINED) {
-        fake_init(&fake, &w, job);
+        fake_init(&w, job);
         ck_assert_uint_eq(train(), 1);
     }
     uv_timer_set_repeat(&fake.cluster->clock.tick, 1);
@@ -187,10 +180,9 @@ static void note_awaited(char out[PAIRS_TEXT_BYTES])
     out[0] = '\0';
     if (toy_job == NULL) return;
     struct fake_peer asker = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "asker");
-    Cairn__Awaited *awaited = fake_awaited(&fake, &asker, toy_job->id);
+    Cairn__Awaited *awaited = fake_awaited(&asker, toy_job->id);
     snprintf(out, PAIRS_TEXT_BYTES, "%s", awaited->text);
     pairs_mend(out);
-    message_free(&awaited->base);
     fake_peer_close(&asker);
 }
 
@@ -260,17 +252,14 @@ static void show(FILE *out)
         return;
     }
     struct fake_peer asker = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "asker");
-    Cairn__JobShow message = CAIRN__JOB_SHOW__INIT;
-    message.name = wire_text("toy");
-    Cairn__JobStatus *status = fake_expect(&fake, &asker, CAIRN_MSG_JOB_STATUS,
-                                           fake_request(&asker, CAIRN_MSG_JOB_SHOW, &message.base));
+    Cairn__JobStatus *status = fake_hear(&asker, JobStatus,
+                                         fake_ask(&asker, JobShow, .name = "toy"));
     fprintf(out, "(shown): %s", status->state);
     print_shown(out, "waits for", status->awaited);
     print_shown(out, "saving", status->saving);
     print_shown(out, "moving", status->moving);
     print_shown(out, "lost", status->loss);
     fprintf(out, "\n");
-    message_free(&status->base);
     fake_peer_close(&asker);
 }
 
