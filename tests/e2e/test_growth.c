@@ -114,8 +114,7 @@ static void *worker_thread(void *arg)
 
 static cairn_job *open_worker(cairn *session, uint32_t rank, uint32_t count)
 {
-    const struct cairn_job_spec spec = toy_spec(rank, count);
-    cairn_job *job = toy_open(session, "toy", &spec);
+    cairn_job *job = toy_open(session, "toy", TOY_SPEC(.rank = rank, .workers_min = count));
     if (rank == 0) toy_put(job);
     return job;
 }
@@ -132,7 +131,7 @@ static struct figures measure_rooms(uint32_t count)
         sessions[i] = toy_session(&rooms, "worker");
         jobs[i] = open_worker(sessions[i], i, count);
     }
-    for (uint32_t i = 0; i < count; i++) toy_good(cairn_init_done(jobs[i], NULL, TOY_WAIT_MS));
+    for (uint32_t i = 0; i < count; i++) good(cairn_init_done(jobs[i], NULL, TOY_WAIT_MS));
     for (uint32_t i = 0; i < count; i++) {
         us[i] = i;
         ck_assert_int_eq(pthread_create(&threads[i], NULL, worker_thread, &us[i]), 0);
@@ -191,9 +190,9 @@ static void run_worker(const char *fabric, uint32_t rank, uint32_t count, int sa
                                      .fabric = fabric };
     cairn *session;
     char byte;
-    toy_good(cairn_open(&opts, &session));
+    good(cairn_open(&opts, &session));
     cairn_job *job = open_worker(session, rank, count);
-    toy_good(cairn_init_done(job, NULL, TOY_WAIT_MS));
+    good(cairn_init_done(job, NULL, TOY_WAIT_MS));
     const double us = train(job);
     struct figures own = figures_of(getpid());
     own.step_us = us;

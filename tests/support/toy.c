@@ -37,17 +37,10 @@ uint64_t toy_elems(int tensor)
     return elems;
 }
 
-struct cairn_job_spec toy_spec(uint32_t rank, uint32_t workers_min)
-{
-    static struct cairn_group group = CAIRN_GROUP_INIT;
-    return (struct cairn_job_spec) { .struct_size = sizeof(struct cairn_job_spec),
-                                     .tensors = toy_tensors,
-                                     .tensor_count = TOY_TENSORS,
-                                     .groups = &group,
-                                     .group_count = 1,
-                                     .rank = rank,
-                                     .workers_min = workers_min };
-}
+const struct cairn_group toy_group = CAIRN_GROUP_INIT;
+
+static cairn *given[TOY_SESSIONS_MAX];
+static int given_count;
 
 cairn *toy_session(const struct rooms *rooms, const char *name)
 {
@@ -55,15 +48,22 @@ cairn *toy_session(const struct rooms *rooms, const char *name)
                                      .endpoint = rooms->address,
                                      .name = name };
     cairn *session = NULL;
-    toy_good(client_open(&opts, rooms->hub, &session));
+    good(client_open(&opts, rooms->hub, &session));
+    ck_assert_int_lt(given_count, TOY_SESSIONS_MAX);
+    given[given_count++] = session;
     return session;
+}
+
+void toy_sessions_close(void)
+{
+    while (given_count > 0) cairn_close(given[--given_count]);
 }
 
 cairn_job *toy_open(cairn *session, const char *name, const struct cairn_job_spec *spec)
 {
     cairn_job *job = NULL;
-    toy_good(cairn_job_open(session, name, spec, spec != NULL ? CAIRN_WORKER : CAIRN_READER,
-                            TOY_WAIT_MS, &job));
+    good(cairn_job_open(session, name, spec, spec != NULL ? CAIRN_WORKER : CAIRN_READER,
+                        TOY_WAIT_MS, &job));
     return job;
 }
 
@@ -85,8 +85,8 @@ void toy_put(cairn_job *job)
         cairn_op *op = NULL;
         for (uint64_t i = 0; i < toy_elems(t); i++) values[i] = toy_initial(t, i);
         const struct cairn_mem mem = toy_mem(values, CAIRN_F32);
-        toy_good(cairn_put(job, toy_tensors[t].name, "param", NULL, &mem, &op));
-        toy_good(cairn_wait(op, TOY_WAIT_MS));
+        good(cairn_put(job, toy_tensors[t].name, "param", NULL, &mem, &op));
+        good(cairn_wait(op, TOY_WAIT_MS));
     }
 }
 
@@ -94,14 +94,14 @@ cairn_job *toy_ready(cairn *session, const char *name, const struct cairn_job_sp
 {
     cairn_job *job = toy_open(session, name, spec);
     if (spec->rank == 0) toy_put(job);
-    toy_good(cairn_init_done(job, NULL, TOY_WAIT_MS));
+    good(cairn_init_done(job, NULL, TOY_WAIT_MS));
     return job;
 }
 
 struct cairn_round toy_begin(cairn_job *job)
 {
     struct cairn_round round = { .struct_size = sizeof round };
-    toy_good(cairn_round_begin(job, TOY_WAIT_MS, &round));
+    good(cairn_round_begin(job, TOY_WAIT_MS, &round));
     return round;
 }
 
@@ -114,15 +114,15 @@ void toy_push(cairn_job *job, const struct cairn_round *round, uint32_t micro, u
         for (uint64_t i = 0; i < toy_elems(t); i++)
             values[i] = (float)((i * 2654435761u + seed * 40503u + (uint32_t)t) % 2047) / 1021 - 1;
         const struct cairn_mem mem = toy_mem(values, CAIRN_F32);
-        toy_good(cairn_push(job, round, micro, toy_tensors[t].name, NULL, &mem, &op));
-        toy_good(cairn_wait(op, TOY_WAIT_MS));
+        good(cairn_push(job, round, micro, toy_tensors[t].name, NULL, &mem, &op));
+        good(cairn_wait(op, TOY_WAIT_MS));
     }
 }
 
 struct cairn_result toy_commit(cairn_job *job, const struct cairn_round *round)
 {
     struct cairn_result result = { .struct_size = sizeof result };
-    toy_good(cairn_commit(job, round, 0, NULL, 0, TOY_WAIT_MS, &result));
+    good(cairn_commit(job, round, 0, NULL, 0, TOY_WAIT_MS, &result));
     return result;
 }
 
@@ -133,6 +133,13 @@ struct cairn_result toy_step(cairn_job *job, uint32_t seed)
     return toy_commit(job, &round);
 }
 
+struct cairn_stats toy_stats(cairn_job *job)
+{
+    struct cairn_stats stats = { .struct_size = sizeof stats };
+    good(cairn_job_stats(job, &stats));
+    return stats;
+}
+
 void toy_fetch(cairn_job *job, struct cairn_version version, int tensor, const char *plane,
                cairn_dtype dtype, void *out)
 {
@@ -140,6 +147,6 @@ void toy_fetch(cairn_job *job, struct cairn_version version, int tensor, const c
     const struct cairn_mem mem = toy_mem(out, dtype);
     struct cairn_box whole = { .rank = toy_tensors[tensor].rank }; // of a worker with tiles, too
     memcpy(whole.extent, toy_tensors[tensor].shape, sizeof whole.extent);
-    toy_good(cairn_fetch(job, version, toy_tensors[tensor].name, plane, &whole, &mem, &op));
-    toy_good(cairn_wait(op, TOY_WAIT_MS));
+    good(cairn_fetch(job, version, toy_tensors[tensor].name, plane, &whole, &mem, &op));
+    good(cairn_wait(op, TOY_WAIT_MS));
 }

@@ -3,9 +3,15 @@
 struct rooms rooms;
 cairn *session;
 
+void toy_open_trainer(void)
+{
+    toy_start(2, .seed = 5, .delay_max_ticks = 2);
+    session = toy_session(&rooms, "trainer");
+}
+
 void toy_stop(void)
 {
-    if (session != NULL) cairn_close(session);
+    toy_sessions_close();
     session = NULL;
     rooms_close(&rooms);
 }

@@ -223,9 +223,8 @@ static bool tell_coordinator(uint16_t number, const ProtobufCMessage *message)
 /* A step of a job, whose number it gives. */
 static uint64_t train(const char *name)
 {
-    const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn *session = toy_session(&rooms, "trainer");
-    cairn_job *handle = toy_ready(session, name, &spec);
+    cairn_job *handle = toy_ready(session, name, TOY_SPEC());
     const struct job *job = handle_get(CAIRN_HANDLE_JOB, handle);
     const uint64_t number = job->attachment.job;
     handle_put(handle);

@@ -35,13 +35,8 @@ static void open_rooms(void)
 
 static struct cairn_job_spec batch_spec(uint32_t rank)
 {
-    struct cairn_job_spec spec = toy_spec(rank, 1);
-    spec.global_batch = BATCH;
-    spec.seed = SEED;
-    spec.clip_norm = 0.5;
-    spec.loss_scale = 4096;
-    spec.client_state_max = 8;
-    return spec;
+    return *TOY_SPEC(.rank = rank, .global_batch = BATCH, .seed = SEED, .clip_norm = 0.5,
+                     .loss_scale = 4096, .client_state_max = 8);
 }
 
 /* ---- what a trainer computes: of the step, the number and the seed alone ---- */
@@ -69,13 +64,13 @@ static uint64_t push_own(struct worker *w)
             float *values = w->gradients[k][t];
             if (t == 3 && k % 2 == 1) continue; // absent from some
             for (uint64_t i = 0; i < toy_elems(t); i++) values[i] = gradient(&w->round, k, t, i);
-            const struct cairn_mem mem = toy_mem(values, CAIRN_F32);
-            toy_good(cairn_push(w->job, &w->round, k, toy_tensors[t].name, NULL, &mem, NULL));
+            good(
+                cairn_push(w->job, &w->round, k, toy_tensors[t].name, NULL, TOY_F32(values), NULL));
         }
         weight += tokens(k);
-        if (k % 3 != 1) toy_good(cairn_micro_end(w->job, &w->round, k));
+        if (k % 3 != 1) good(cairn_micro_end(w->job, &w->round, k));
         if (k % 3 == 1 && k + w->round.world < BATCH)
-            toy_good(cairn_micro_end(w->job, &w->round, k)); // the last one the commit may end
+            good(cairn_micro_end(w->job, &w->round, k)); // the last one the commit may end
     }
     return weight;
 }
@@ -185,30 +180,29 @@ TEST(what_is_not_this_workers_is_refused_and_its_own_goes_by_numbers)
     ck_assert_uint_eq(crew[0].round.micro_batches, 3);
     ck_assert_uint_eq(round.global_batch, BATCH);
     ck_assert_uint_eq(round.seed, SEED);
-    toy_fails(cairn_push(job, &round, 0, "scale", NULL, &mem, NULL), CAIRN_ERR_INVALID,
-              "micro-batch 0 of 5 is not this worker's in this round: rank 1 of 2 has 1, 3");
-    toy_fails(cairn_push(job, &round, 5, "scale", NULL, &mem, NULL), CAIRN_ERR_INVALID, "of 5");
-    toy_fails(cairn_push(job, &round, 3, "scale", NULL, &mem, NULL), CAIRN_ERR_INVALID,
-              "this is micro-batch 3, but micro-batch 1 is being filled");
-    toy_good(cairn_push(job, &round, 1, "scale", NULL, &mem, NULL));
-    toy_fails(cairn_push(job, &round, 1, "scale", NULL, &mem, NULL), CAIRN_ERR_EXISTS,
-              "in micro-batch 1 already");
-    toy_fails(cairn_micro_end(job, &round, 2), CAIRN_ERR_INVALID, "not this worker's");
-    toy_fails(cairn_commit(job, &round, 0, NULL, 0, 0, &result), CAIRN_ERR_INVALID,
-              "micro-batch 1 of 5 is not ended");
-    toy_good(cairn_micro_end(job, &round, 1));
-    toy_fails(cairn_commit(job, &round, 0, NULL, 0, 0, &result), CAIRN_ERR_TIMEOUT, "");
+    fails(cairn_push(job, &round, 0, "scale", NULL, &mem, NULL), CAIRN_ERR_INVALID,
+          "micro-batch 0 of 5 is not this worker's in this round: rank 1 of 2 has 1, 3");
+    fails(cairn_push(job, &round, 5, "scale", NULL, &mem, NULL), CAIRN_ERR_INVALID, "of 5");
+    fails(cairn_push(job, &round, 3, "scale", NULL, &mem, NULL), CAIRN_ERR_INVALID,
+          "this is micro-batch 3, but micro-batch 1 is being filled");
+    good(cairn_push(job, &round, 1, "scale", NULL, &mem, NULL));
+    fails(cairn_push(job, &round, 1, "scale", NULL, &mem, NULL), CAIRN_ERR_EXISTS,
+          "in micro-batch 1 already");
+    fails(cairn_micro_end(job, &round, 2), CAIRN_ERR_INVALID, "not this worker's");
+    fails(cairn_commit(job, &round, 0, NULL, 0, 0, &result), CAIRN_ERR_INVALID,
+          "micro-batch 1 of 5 is not ended");
+    good(cairn_micro_end(job, &round, 1));
+    fails(cairn_commit(job, &round, 0, NULL, 0, 0, &result), CAIRN_ERR_TIMEOUT, "");
     (void)push_own(&crew[0]);
-    toy_good(cairn_commit(crew[0].job, &crew[0].round, 0, NULL, 0, TOY_WAIT_MS, &result));
+    good(cairn_commit(crew[0].job, &crew[0].round, 0, NULL, 0, TOY_WAIT_MS, &result));
     ck_assert(result.applied);
-    toy_fails(cairn_push(job, &round, 3, "scale", NULL, &mem, NULL), CAIRN_ERR_STALE, "committed");
+    fails(cairn_push(job, &round, 3, "scale", NULL, &mem, NULL), CAIRN_ERR_STALE, "committed");
     set_crew("misuse", 0);
 }
 
 TEST(the_surplus_is_told_so_and_waits_for_the_end)
 {
     float one[1] = { 1 };
-    const struct cairn_mem mem = toy_mem(one, CAIRN_F32);
     struct cairn_result result = { .struct_size = sizeof result };
     set_crew("surplus", BATCH + 1);
     struct worker *last = &crew[BATCH];
@@ -216,18 +210,18 @@ TEST(the_surplus_is_told_so_and_waits_for_the_end)
     ck_assert_uint_eq(last->round.micro_batches, 0);
     ck_assert_uint_eq(last->round.rank, BATCH);
     ck_assert_uint_eq(last->round.world, BATCH);
-    toy_fails(cairn_push(last->job, &last->round, 0, "scale", NULL, &mem, NULL), CAIRN_ERR_INVALID,
-              "this worker is surplus: job surplus has global_batch = 5");
-    toy_fails(cairn_write_begin(last->job, 0), CAIRN_ERR_REFUSED, "commit it");
-    toy_good(cairn_round_abandon(last->job, &last->round, TOY_WAIT_MS));
+    fails(cairn_push(last->job, &last->round, 0, "scale", NULL, TOY_F32(one), NULL),
+          CAIRN_ERR_INVALID, "this worker is surplus: job surplus has global_batch = 5");
+    fails(cairn_write_begin(last->job, 0), CAIRN_ERR_REFUSED, "commit it");
+    good(cairn_round_abandon(last->job, &last->round, TOY_WAIT_MS));
     ck_assert_uint_eq(toy_begin(last->job).round, last->round.round);
-    toy_fails(cairn_commit(last->job, &last->round, 0, NULL, 0, 0, &result), CAIRN_ERR_TIMEOUT,
-              "rank 0");
+    fails(cairn_commit(last->job, &last->round, 0, NULL, 0, 0, &result), CAIRN_ERR_TIMEOUT,
+          "rank 0");
     crew_count--; // the others, for whom it waits
     while (!try_step(&result)) {}
     crew_count++;
     ck_assert(result.applied);
-    toy_good(cairn_commit(last->job, &last->round, 0, NULL, 0, TOY_WAIT_MS, &result));
+    good(cairn_commit(last->job, &last->round, 0, NULL, 0, TOY_WAIT_MS, &result));
     ck_assert_uint_eq(result.step, 1);
     set_crew("surplus", 0);
 }
@@ -236,7 +230,6 @@ TEST(a_buffer_is_written_by_the_worker_of_the_last_micro_batch)
 {
     struct cairn_tensor tensors[TOY_TENSORS];
     float values[TOY_ELEMS] = { 7 };
-    const struct cairn_mem mem = toy_mem(values, CAIRN_F32);
     struct cairn_result result = { .struct_size = sizeof result };
     struct cairn_version version;
     memcpy(tensors, toy_tensors, sizeof tensors);
@@ -247,13 +240,13 @@ TEST(a_buffer_is_written_by_the_worker_of_the_last_micro_batch)
     for (uint32_t i = 0; i < 2; i++) {
         cairn_job *job = crew[i].job;
         const bool had_last = crew[i].round.rank == (BATCH - 1) % 2;
-        toy_good(cairn_write_begin(job, TOY_WAIT_MS));
+        good(cairn_write_begin(job, TOY_WAIT_MS));
         if (had_last)
-            toy_good(cairn_put(job, "table", "param", NULL, &mem, NULL));
+            good(cairn_put(job, "table", "param", NULL, TOY_F32(values), NULL));
         else
-            toy_fails(cairn_put(job, "table", "param", NULL, &mem, NULL), CAIRN_ERR_REFUSED,
-                      "the worker of micro-batch 4 of the last round writes it");
-        toy_good(cairn_write_end(job, TOY_WAIT_MS, &version));
+            fails(cairn_put(job, "table", "param", NULL, TOY_F32(values), NULL), CAIRN_ERR_REFUSED,
+                  "the worker of micro-batch 4 of the last round writes it");
+        good(cairn_write_end(job, TOY_WAIT_MS, &version));
     }
     while (!try_step(&result)) {} // a write is no round of the batch: all of it is there again
     set_crew("buffered", 0);
@@ -266,15 +259,14 @@ TEST(tiles_and_a_batch_of_each_worker_do_not_go_with_it)
     cairn *trainer = toy_session(&rooms, "tiles");
     cairn_job *job = toy_open(trainer, "tiles", &spec);
     struct cairn_job_info info = { .struct_size = sizeof info };
-    toy_good(cairn_job_describe(job, &info));
+    good(cairn_job_describe(job, &info));
     ck_assert_uint_eq(info.global_batch, BATCH);
     ck_assert_uint_eq(info.seed, SEED);
-    toy_fails(cairn_tiles(job, NULL, 0, 1, TOY_WAIT_MS), CAIRN_ERR_REFUSED, "global_batch = 5");
-    toy_good(cairn_tiles(job, NULL, 0, 0, TOY_WAIT_MS));
+    fails(cairn_tiles(job, NULL, 0, 1, TOY_WAIT_MS), CAIRN_ERR_REFUSED, "global_batch = 5");
+    good(cairn_tiles(job, NULL, 0, 0, TOY_WAIT_MS));
     spec.micro_batches = 2;
-    toy_fails(cairn_job_open(trainer, "both", &spec, CAIRN_WORKER, TOY_WAIT_MS, &job),
-              CAIRN_ERR_INVALID, "global_batch is 5 and micro_batches 2");
-    cairn_close(trainer);
+    fails(cairn_job_open(trainer, "both", &spec, CAIRN_WORKER, TOY_WAIT_MS, &job),
+          CAIRN_ERR_INVALID, "global_batch is 5 and micro_batches 2");
 }
 
 TEST(seeds_are_of_the_number_whoever_has_it)

@@ -33,12 +33,12 @@ static cairn_status train_step(struct trainer *trainer)
     cairn_job *job = trainer->job;
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
-    const struct cairn_mem mem = toy_mem(trainer->values, CAIRN_F32);
     cairn_status status = cairn_round_begin(job, TOY_WAIT_MS, &round);
     for (uint32_t i = 0; status == CAIRN_OK && i < TOY_ELEMS; i++)
         trainer->values[i] = (float)(i % 17 + (uint32_t)round.step) / 16;
     for (int t = 0; status == CAIRN_OK && t < 4; t++)
-        status = cairn_push(job, &round, 0, toy_tensors[t].name, NULL, &mem, NULL);
+        status = cairn_push(job, &round, 0, toy_tensors[t].name, NULL, TOY_F32(trainer->values),
+                            NULL);
     return status != CAIRN_OK ? status
                               : cairn_commit(job, &round, 0, NULL, 0, TOY_WAIT_MS, &result);
 }
@@ -61,8 +61,7 @@ static void *train(void *arg)
 
 static void start(struct trainer *t, const char *name, uint32_t steps)
 {
-    const struct cairn_job_spec spec = toy_spec(0, 1);
-    *t = (struct trainer) { .job = toy_ready(session, name, &spec), .steps = steps };
+    *t = (struct trainer) { .job = toy_ready(session, name, TOY_SPEC()), .steps = steps };
     ck_assert_int_eq(pthread_create(&t->thread, NULL, train, t), 0);
 }
 
@@ -98,8 +97,8 @@ TEST(two_jobs_of_a_session_train_at_once_and_as_they_would_alone)
     end_well(&trainers[2]);
     for (int i = 0; i < 3; i++) {
         struct cairn_version version;
-        toy_good(cairn_version_wait(trainers[i].job, (struct cairn_version) { 0, 0 }, TOY_WAIT_MS,
-                                    &version));
+        good(cairn_version_wait(trainers[i].job, (struct cairn_version) { 0, 0 }, TOY_WAIT_MS,
+                                &version));
         ck_assert_uint_eq(version.step, STEPS);
         read_all(trainers[i].job, version, values[i]);
         ck_assert_int_eq(memcmp(values[i], values[0], sizeof values[0]), 0);
@@ -110,19 +109,18 @@ enum { JOBS_MAX = 64 };
 
 TEST(more_jobs_than_a_session_may_have_are_refused_at_once)
 {
-    const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn_job *jobs[JOBS_MAX + 1];
     char name[16];
     for (int i = 0; i < JOBS_MAX; i++) {
         snprintf(name, sizeof name, "job%d", i);
-        jobs[i] = toy_open(session, name, &spec);
+        jobs[i] = toy_open(session, name, TOY_SPEC());
     }
     const uint64_t before_ns = uv_hrtime();
-    toy_fails(cairn_job_open(session, "more", &spec, CAIRN_WORKER, TOY_WAIT_MS, &jobs[JOBS_MAX]),
-              CAIRN_ERR_REFUSED, "64 jobs are open");
+    fails(cairn_job_open(session, "more", TOY_SPEC(), CAIRN_WORKER, TOY_WAIT_MS, &jobs[JOBS_MAX]),
+          CAIRN_ERR_REFUSED, "64 jobs are open");
     ck_assert_uint_lt(uv_hrtime() - before_ns, (uint64_t)TOY_WAIT_MS * 1000000 / 2);
     cairn_job_close(jobs[0]);
-    toy_open(session, "job0", &spec);
+    toy_open(session, "job0", TOY_SPEC());
 }
 
 /* Members come and go, so it asks again; what it was told is what it says in the end. */
@@ -130,15 +128,14 @@ TEST(who_is_put_off_until_its_deadline_says_why)
 {
     static struct rooms few;
     const struct cairn_fabric_mem_options fabric = { .seed = 11 };
-    const struct cairn_job_spec spec = toy_spec(0, 1);
     cairn *sessions[3];
     cairn_job *job;
     rooms_open_for(&few, 1, 1, &fabric);
     for (int i = 0; i < 3; i++) sessions[i] = toy_session(&few, "member");
-    toy_open(sessions[0], "toy", &spec);
+    toy_open(sessions[0], "toy", TOY_SPEC());
     toy_open(sessions[1], "toy", NULL);
-    toy_fails(cairn_job_open(sessions[2], "toy", NULL, CAIRN_READER, 250, &job), CAIRN_ERR_TIMEOUT,
-              "job toy has 2 members; raise round.workers_max");
+    fails(cairn_job_open(sessions[2], "toy", NULL, CAIRN_READER, 250, &job), CAIRN_ERR_TIMEOUT,
+          "job toy has 2 members; raise round.workers_max");
     for (int i = 0; i < 3; i++) cairn_close(sessions[i]);
     rooms_close(&few);
 }
@@ -160,28 +157,25 @@ TEST(a_job_that_is_closed_leaves_the_other_one_undisturbed)
 TEST(a_job_that_is_fenced_leaves_the_other_one_undisturbed)
 {
     static struct trainer actor, critic;
-    struct cairn_job_spec spec = toy_spec(0, 1);
-    spec.open_flags = CAIRN_OPEN_TAKEOVER;
     start(&actor, "actor", UINT32_MAX);
     start(&critic, "critic", 4 * STEPS);
     await_steps(&actor, 2);
     await_steps(&critic, 2);
     cairn *other = toy_session(&rooms, "usurper");
-    cairn_job *taken = toy_open(other, "actor", &spec);
+    cairn_job *taken = toy_open(other, "actor", TOY_SPEC(.open_flags = CAIRN_OPEN_TAKEOVER));
     pthread_join(actor.thread, NULL);
     ck_assert_msg(actor.status == CAIRN_ERR_FENCED, "%d: %s", (int)actor.status, actor.error);
     ck_assert_msg(strstr(actor.error, "usurper attached as rank 0 of job actor") != NULL, "%s",
                   actor.error);
     end_well(&critic);
-    toy_good(cairn_init_done(taken, NULL, TOY_WAIT_MS));
+    good(cairn_init_done(taken, NULL, TOY_WAIT_MS));
     toy_step(taken, 1);
     cairn_job_close(actor.job); // and it may be opened again, which takes the place back
-    cairn_job *again = toy_open(session, "actor", &spec);
-    toy_good(cairn_init_done(again, NULL, TOY_WAIT_MS));
+    cairn_job *again = toy_open(session, "actor", TOY_SPEC(.open_flags = CAIRN_OPEN_TAKEOVER));
+    good(cairn_init_done(again, NULL, TOY_WAIT_MS));
     toy_step(again, 2);
     struct cairn_round round = { .struct_size = sizeof round };
-    toy_fails(cairn_round_begin(taken, TOY_WAIT_MS, &round), CAIRN_ERR_FENCED, "of job actor");
-    cairn_close(other);
+    fails(cairn_round_begin(taken, TOY_WAIT_MS, &round), CAIRN_ERR_FENCED, "of job actor");
 }
 
 /* ---- an evaluator ---- */
@@ -194,7 +188,7 @@ static cairn_status read_version(cairn_job *job, struct cairn_version version,
     cairn_status status = CAIRN_OK;
     for (int t = 0; t < TOY_TENSORS; t++) {
         const struct cairn_mem mem = toy_mem(values, t == 2 ? CAIRN_BF16 : CAIRN_F32);
-        toy_good(cairn_fetch(job, version, toy_tensors[t].name, NULL, NULL, &mem, &ops[t]));
+        good(cairn_fetch(job, version, toy_tensors[t].name, NULL, NULL, &mem, &ops[t]));
         values += toy_elems(t);
     }
     for (int t = 0; t < TOY_TENSORS; t++) {
@@ -213,7 +207,7 @@ TEST(an_evaluator_reads_whole_versions_while_training_goes_on)
     start(&trainer, "toy", 40);
     cairn_job *job = toy_open(reader, "toy", NULL);
     for (int whole = 0; whole < 5;) {
-        toy_good(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, TOY_WAIT_MS, &version));
+        good(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, TOY_WAIT_MS, &version));
         cairn_status status = read_version(job, version, first);
         if (status == CAIRN_OK) {
             whole++;
@@ -224,26 +218,23 @@ TEST(an_evaluator_reads_whole_versions_while_training_goes_on)
                       cairn_error());
     }
     end_well(&trainer);
-    cairn_close(reader);
 }
 
 TEST(a_slow_evaluator_is_told_to_begin_anew_and_can)
 {
     static float values[TOY_VALUES];
-    const struct cairn_job_spec spec = toy_spec(0, 1);
-    cairn_job *trained = toy_ready(session, "toy", &spec);
+    cairn_job *trained = toy_ready(session, "toy", TOY_SPEC());
     cairn *reader = toy_session(&rooms, "evaluator");
     cairn_job *job = toy_open(reader, "toy", NULL);
     struct cairn_version version;
-    toy_good(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, TOY_WAIT_MS, &version));
+    good(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, TOY_WAIT_MS, &version));
     toy_step(trained, 1);
-    toy_good(read_version(job, version, values)); // the one before the newest is kept
+    good(read_version(job, version, values)); // the one before the newest is kept
     toy_step(trained, 2);
-    toy_fails(read_version(job, version, values), CAIRN_ERR_VERSION_GONE, "read all of it anew");
-    toy_good(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, TOY_WAIT_MS, &version));
+    fails(read_version(job, version, values), CAIRN_ERR_VERSION_GONE, "read all of it anew");
+    good(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, TOY_WAIT_MS, &version));
     ck_assert_uint_eq(version.step, 2);
-    toy_good(read_version(job, version, values));
-    cairn_close(reader);
+    good(read_version(job, version, values));
 }
 
 enum { MANY = 2000, OPENINGS = 8, LONG_NAME_BYTES = 80 };
@@ -253,7 +244,7 @@ static struct cairn_job_spec many_tensors(void)
 {
     static struct cairn_tensor tensors[MANY];
     static char names[MANY][LONG_NAME_BYTES];
-    struct cairn_job_spec spec = toy_spec(0, 1);
+    struct cairn_job_spec spec = *TOY_SPEC();
     for (int i = 0; i < MANY; i++) {
         snprintf(names[i], sizeof names[i], "one.of.many.%060d", i);
         tensors[i] = (struct cairn_tensor) { .struct_size = sizeof *tensors,
@@ -290,10 +281,9 @@ TEST(a_large_job_that_is_given_up_while_it_is_read_disturbs_no_other_one)
         }
     }
     job = toy_open(beside, "large", &spec);
-    toy_good(cairn_init_done(job, NULL, TOY_WAIT_MS));
+    good(cairn_init_done(job, NULL, TOY_WAIT_MS));
     toy_open(session, "large", NULL);
     end_well(&actor);
-    cairn_close(beside);
 }
 
 SUITE(60, open_rooms, toy_stop);

@@ -14,10 +14,9 @@ static uint8_t fetched[TRAINED][TOY_ELEMS * 4];
 
 static void open_rooms(void)
 {
-    const struct cairn_job_spec spec = toy_spec(0, 1);
     toy_start(2, .seed = 9, .delay_max_ticks = 2);
     session = toy_session(&rooms, "trainer");
-    job = toy_ready(session, "toy", &spec);
+    job = toy_ready(session, "toy", TOY_SPEC());
     for (int t = 0; t < TRAINED; t++)
         for (int i = 0; i < TOY_ELEMS; i++) grads[t][i] = (float)(t * 31 + i % 17 - 8) * 0.125f;
 }
@@ -39,7 +38,7 @@ static cairn_list *push_list(void)
     struct cairn_part parts[TRAINED];
     cairn_list *list = NULL;
     gradient_parts(parts);
-    toy_good(cairn_push_list(job, parts, TRAINED, &list));
+    good(cairn_push_list(job, parts, TRAINED, &list));
     return list;
 }
 
@@ -48,7 +47,7 @@ static cairn_list *fetch_list(const char *plane)
     struct cairn_part parts[TRAINED];
     cairn_list *list = NULL;
     for (int t = 0; t < TRAINED; t++) parts[t] = part_of(t, fetched[t], CAIRN_F32);
-    toy_good(cairn_fetch_list(job, plane, parts, TRAINED, &list));
+    good(cairn_fetch_list(job, plane, parts, TRAINED, &list));
     return list;
 }
 
@@ -66,25 +65,23 @@ static struct cairn_version step_by_single_calls(cairn_job *other)
 {
     const struct cairn_round round = toy_begin(other);
     for (int t = 0; t < TRAINED; t++) {
-        const struct cairn_mem mem = toy_mem(grads[t], CAIRN_F32);
-        toy_good(cairn_push(other, &round, 0, toy_tensors[t].name, NULL, &mem, NULL));
+        good(cairn_push(other, &round, 0, toy_tensors[t].name, NULL, TOY_F32(grads[t]), NULL));
     }
     return toy_commit(other, &round).version;
 }
 
 TEST(a_list_has_the_bits_of_single_calls_as_often_as_it_is_posted)
 {
-    const struct cairn_job_spec spec = toy_spec(0, 1);
-    cairn_job *other = toy_ready(session, "other", &spec);
+    cairn_job *other = toy_ready(session, "other", TOY_SPEC());
     cairn_list *pushes = push_list(), *fetches = fetch_list("param");
     for (int step = 0; step < 3; step++) {
         cairn_op *op = NULL;
         const struct cairn_round round = toy_begin(job);
-        toy_good(cairn_push_many(pushes, &round, 0, step == 1 ? NULL : &op));
-        if (op != NULL) toy_good(cairn_wait(op, TOY_WAIT_MS));
+        good(cairn_push_many(pushes, &round, 0, step == 1 ? NULL : &op));
+        if (op != NULL) good(cairn_wait(op, TOY_WAIT_MS));
         const struct cairn_version version = toy_commit(job, &round).version;
-        toy_good(cairn_fetch_many(fetches, version, &op));
-        toy_good(cairn_wait(op, TOY_WAIT_MS));
+        good(cairn_fetch_many(fetches, version, &op));
+        good(cairn_wait(op, TOY_WAIT_MS));
         check_params(version);
         float expected[TOY_ELEMS];
         const struct cairn_version single = step_by_single_calls(other);
@@ -105,8 +102,8 @@ static cairn_list *list_in(void *memory, bool is_push)
     cairn_list *list = NULL;
     for (int t = 0; t < TRAINED; t++)
         parts[t] = part_of(t, (uint8_t *)memory + t * TOY_ELEMS * 4, CAIRN_F32);
-    toy_good(is_push ? cairn_push_list(job, parts, TRAINED, &list)
-                     : cairn_fetch_list(job, "param", parts, TRAINED, &list));
+    good(is_push ? cairn_push_list(job, parts, TRAINED, &list)
+                 : cairn_fetch_list(job, "param", parts, TRAINED, &list));
     return list;
 }
 
@@ -114,21 +111,21 @@ TEST(a_list_that_is_closed_while_it_is_under_way_comes_to_its_end)
 {
     void *pushed, *read;
     cairn_op *op = NULL;
-    toy_good(cairn_alloc(session, sizeof grads, 0, &pushed));
-    toy_good(cairn_alloc(session, sizeof grads, 0, &read));
+    good(cairn_alloc(session, sizeof grads, 0, &pushed));
+    good(cairn_alloc(session, sizeof grads, 0, &read));
     memcpy(pushed, grads, sizeof grads);
     cairn_list *pushes = list_in(pushed, true), *fetches = list_in(read, false);
     const struct cairn_round round = toy_begin(job);
-    toy_good(cairn_push_many(pushes, &round, 0, NULL));
+    good(cairn_push_many(pushes, &round, 0, NULL));
     cairn_list_close(pushes);
     const struct cairn_version version = toy_commit(job, &round).version;
-    toy_good(cairn_fetch_many(fetches, version, &op));
+    good(cairn_fetch_many(fetches, version, &op));
     cairn_list_close(fetches);
-    toy_good(cairn_wait(op, TOY_WAIT_MS));
+    good(cairn_wait(op, TOY_WAIT_MS));
     memcpy(fetched, read, sizeof fetched);
     check_params(version);
-    toy_good(cairn_free(session, pushed)); // all of it is given back
-    toy_good(cairn_free(session, read));
+    good(cairn_free(session, pushed)); // all of it is given back
+    good(cairn_free(session, read));
 }
 
 /* ---- what is wrong ---- */
@@ -159,7 +156,7 @@ TEST_EACH(a_wrong_entry_is_named_and_there_is_no_list, 0, WRONGS)
     if (_i == OLD_STRUCT) parts[2].struct_size = 8;
     if (_i == WRONG_DTYPE) parts[2].mem.dtype = CAIRN_F64;
     if (_i == TOO_SHORT) parts[2].mem.bytes = 4;
-    toy_fails(cairn_push_list(job, parts, TRAINED, &list), refusals[_i].status, refusals[_i].word);
+    fails(cairn_push_list(job, parts, TRAINED, &list), refusals[_i].status, refusals[_i].word);
     ck_assert_ptr_null(list);
 }
 
@@ -168,15 +165,15 @@ TEST(a_list_of_which_an_entry_reaches_beyond_its_memory_lends_nothing)
     void *memory;
     cairn_op *op = NULL;
     const size_t bytes = 4 * 4096;
-    toy_good(cairn_alloc(session, bytes, 0, &memory));
+    good(cairn_alloc(session, bytes, 0, &memory));
     struct cairn_part parts[TRAINED];
     cairn_list *list = NULL;
     for (int t = 0; t < TRAINED; t++) parts[t] = part_of(t, memory, CAIRN_F32);
     parts[2].mem.ptr = (uint8_t *)memory + bytes - 4;
-    toy_good(cairn_fetch_list(job, "param", parts, TRAINED, &list));
-    toy_fails(cairn_fetch_many(list, toy_step(job, 1).version, &op), CAIRN_ERR_INVALID,
-              "entry 2 of the list (");
-    toy_good(cairn_free(session, memory));
+    good(cairn_fetch_list(job, "param", parts, TRAINED, &list));
+    fails(cairn_fetch_many(list, toy_step(job, 1).version, &op), CAIRN_ERR_INVALID,
+          "entry 2 of the list (");
+    good(cairn_free(session, memory));
     cairn_list_close(list);
 }
 
@@ -184,15 +181,14 @@ TEST(a_list_of_which_one_was_pushed_already_pushes_nothing)
 {
     cairn_list *pushes = push_list();
     const struct cairn_round round = toy_begin(job);
-    const struct cairn_mem mem = toy_mem(grads[2], CAIRN_F32);
-    toy_good(cairn_push(job, &round, 0, toy_tensors[2].name, NULL, &mem, NULL));
-    toy_fails(cairn_push_many(pushes, &round, 0, NULL), CAIRN_ERR_EXISTS, "entry 2 of the list");
+    good(cairn_push(job, &round, 0, toy_tensors[2].name, NULL, TOY_F32(grads[2]), NULL));
+    fails(cairn_push_many(pushes, &round, 0, NULL), CAIRN_ERR_EXISTS, "entry 2 of the list");
     for (int t = 0; t < TRAINED; t++) { // all others can be pushed still
-        const struct cairn_mem own = toy_mem(grads[t], CAIRN_F32);
-        if (t != 2) toy_good(cairn_push(job, &round, 0, toy_tensors[t].name, NULL, &own, NULL));
+        if (t != 2)
+            good(cairn_push(job, &round, 0, toy_tensors[t].name, NULL, TOY_F32(grads[t]), NULL));
     }
     toy_commit(job, &round);
-    toy_fails(cairn_push_many(pushes, &round, 0, NULL), CAIRN_ERR_STALE, "");
+    fails(cairn_push_many(pushes, &round, 0, NULL), CAIRN_ERR_STALE, "");
     cairn_list_close(pushes);
 }
 
@@ -201,31 +197,29 @@ TEST(a_list_is_of_one_kind_and_of_one_job)
     cairn_op *op = NULL;
     cairn_list *pushes = push_list(), *fetches = fetch_list("param");
     const struct cairn_round round = toy_begin(job);
-    toy_fails(cairn_push_many(fetches, &round, 0, NULL), CAIRN_ERR_HANDLE, "cairn_fetch_list");
-    toy_fails(cairn_fetch_many(pushes, round.version, &op), CAIRN_ERR_HANDLE, "cairn_push_list");
-    toy_fails(cairn_fetch_many(fetches, round.version, NULL), CAIRN_ERR_INVALID, "op_out");
+    fails(cairn_push_many(fetches, &round, 0, NULL), CAIRN_ERR_HANDLE, "cairn_fetch_list");
+    fails(cairn_fetch_many(pushes, round.version, &op), CAIRN_ERR_HANDLE, "cairn_push_list");
+    fails(cairn_fetch_many(fetches, round.version, NULL), CAIRN_ERR_INVALID, "op_out");
     cairn_job_close(job);
-    toy_fails(cairn_push_many(pushes, &round, 0, NULL), CAIRN_ERR_HANDLE, "closed");
+    fails(cairn_push_many(pushes, &round, 0, NULL), CAIRN_ERR_HANDLE, "closed");
     cairn_list_close(pushes);
-    toy_fails(cairn_push_many(pushes, &round, 0, NULL), CAIRN_ERR_HANDLE, "");
+    fails(cairn_push_many(pushes, &round, 0, NULL), CAIRN_ERR_HANDLE, "");
     cairn_list_close(fetches);
 }
 
 TEST(micro_batches_that_are_added_up_may_be_lists)
 {
-    struct cairn_job_spec spec = toy_spec(0, 1);
-    spec.stage = CAIRN_STAGE(1);
-    spec.micro_batches = 2;
-    cairn_job *added = toy_ready(session, "added", &spec);
+    cairn_job *added = toy_ready(session, "added",
+                                 TOY_SPEC(.stage = CAIRN_STAGE(1), .micro_batches = 2));
     struct cairn_part parts[TRAINED];
     cairn_list *list = NULL;
     gradient_parts(parts);
-    toy_good(cairn_push_list(added, parts, TRAINED, &list));
+    good(cairn_push_list(added, parts, TRAINED, &list));
     const struct cairn_round round = toy_begin(added);
     for (uint32_t micro = 0; micro < 2; micro++) {
-        toy_good(cairn_push_many(list, &round, micro, NULL));
-        toy_fails(cairn_push_many(list, &round, micro, NULL), CAIRN_ERR_EXISTS, "entry 0");
-        toy_good(cairn_micro_end(added, &round, micro));
+        good(cairn_push_many(list, &round, micro, NULL));
+        fails(cairn_push_many(list, &round, micro, NULL), CAIRN_ERR_EXISTS, "entry 0");
+        good(cairn_micro_end(added, &round, micro));
     }
     ck_assert(toy_commit(added, &round).applied);
     cairn_list_close(list);
@@ -242,21 +236,21 @@ TEST(the_operation_that_is_over_is_told_with_the_pointer_it_has)
     void *user = NULL;
     size_t index = 7;
     for (int i = 0; i < 3; i++) {
-        toy_good(cairn_fetch_many(fetches, version, &ops[i]));
-        toy_good(cairn_op_set_user(ops[i], &users[i]));
+        good(cairn_fetch_many(fetches, version, &ops[i]));
+        good(cairn_op_set_user(ops[i], &users[i]));
     }
     for (int i = 0; i < 3; i++) {
-        toy_good(cairn_wait_any(ops, 3, TOY_WAIT_MS, &index, &user));
+        good(cairn_wait_any(ops, 3, TOY_WAIT_MS, &index, &user));
         ck_assert_uint_lt(index, 3);
         ck_assert_ptr_eq(user, &users[index]);
-        toy_fails(cairn_wait(ops[index], 0), CAIRN_ERR_HANDLE, ""); // it is freed
+        fails(cairn_wait(ops[index], 0), CAIRN_ERR_HANDLE, ""); // it is freed
         ops[index] = NULL;
     }
-    toy_fails(cairn_wait_any(ops, 3, 0, &index, NULL), CAIRN_ERR_INVALID, "no operation");
+    fails(cairn_wait_any(ops, 3, 0, &index, NULL), CAIRN_ERR_INVALID, "no operation");
     ck_assert_uint_eq(index, 3);
-    toy_fails(cairn_wait_any(NULL, 2, 0, &index, NULL), CAIRN_ERR_INVALID, "no operation");
+    fails(cairn_wait_any(NULL, 2, 0, &index, NULL), CAIRN_ERR_INVALID, "no operation");
     ck_assert_uint_eq(index, 2);
-    toy_fails(cairn_wait_any(ops, 3, -1, &index, NULL), CAIRN_ERR_INVALID, "timeout_ms is -1");
+    fails(cairn_wait_any(ops, 3, -1, &index, NULL), CAIRN_ERR_INVALID, "timeout_ms is -1");
     ck_assert_uint_eq(index, 3);
     cairn_list_close(fetches);
 }
@@ -267,19 +261,16 @@ TEST(one_that_fails_is_over_too_and_time_runs_out_over_none)
     size_t index;
     cairn_list *fetches = fetch_list("param");
     const struct cairn_version none = { 1, 1000 };
-    toy_good(cairn_fetch_many(fetches, none, &op));
-    ck_assert_int_eq(cairn_wait_any(&op, 1, TOY_WAIT_MS, &index, NULL), CAIRN_ERR_NOT_READY);
+    good(cairn_fetch_many(fetches, none, &op));
+    fails(cairn_wait_any(&op, 1, TOY_WAIT_MS, &index, NULL), CAIRN_ERR_NOT_READY, "");
     ck_assert_uint_eq(index, 0);
     cairn_list_close(fetches);
     // A push waits for the other worker's.
-    struct cairn_job_spec spec = toy_spec(0, 2);
     cairn *second = toy_session(&rooms, "second");
-    cairn_job *jobs[2] = { toy_open(session, "two", &spec), NULL };
-    spec.rank = 1;
-    jobs[1] = toy_open(second, "two", &spec);
+    cairn_job *jobs[2] = { toy_open(session, "two", TOY_SPEC(.workers_min = 2)),
+                           toy_open(second, "two", TOY_SPEC(.rank = 1, .workers_min = 2)) };
     toy_put(jobs[0]);
-    for (int i = 0; i < 2; i++) toy_good(cairn_init_done(jobs[i], NULL, TOY_WAIT_MS));
-    cairn_close(second);
+    for (int i = 0; i < 2; i++) good(cairn_init_done(jobs[i], NULL, TOY_WAIT_MS));
 }
 
 /* ---- what nobody wants ---- */
@@ -290,20 +281,20 @@ TEST(a_canceled_fetch_ends_and_its_memory_is_back)
     const struct cairn_version version = toy_step(job, 1).version;
     for (int i = 0; i < 20; i++) {
         cairn_op *op = NULL;
-        toy_good(cairn_fetch_many(fetches, version, &op));
-        toy_good(cairn_cancel(op));
+        good(cairn_fetch_many(fetches, version, &op));
+        good(cairn_cancel(op));
         const cairn_status status = cairn_wait(op, TOY_WAIT_MS);
         ck_assert_msg(status == CAIRN_OK || status == CAIRN_ERR_CANCELED, "%d", (int)status);
         memset(fetched, 0x5a, sizeof fetched); // what is late writes no more to it
-        toy_fails(cairn_cancel(op), CAIRN_ERR_HANDLE, "");
+        fails(cairn_cancel(op), CAIRN_ERR_HANDLE, "");
     }
     uint8_t before[sizeof fetched];
     memcpy(before, fetched, sizeof fetched);
     toy_step(job, 2);
     ck_assert_int_eq(memcmp(before, fetched, sizeof fetched), 0);
     cairn_op *op = NULL;
-    toy_good(cairn_fetch_many(fetches, toy_step(job, 3).version, &op));
-    toy_good(cairn_wait(op, TOY_WAIT_MS));
+    good(cairn_fetch_many(fetches, toy_step(job, 3).version, &op));
+    good(cairn_wait(op, TOY_WAIT_MS));
     cairn_list_close(fetches);
 }
 
@@ -312,9 +303,9 @@ TEST(a_push_cannot_be_canceled)
     cairn_op *op = NULL;
     cairn_list *pushes = push_list();
     const struct cairn_round round = toy_begin(job);
-    toy_good(cairn_push_many(pushes, &round, 0, &op));
-    toy_fails(cairn_cancel(op), CAIRN_ERR_UNSUPPORTED, "cairn_round_abandon");
-    toy_good(cairn_wait(op, TOY_WAIT_MS));
+    good(cairn_push_many(pushes, &round, 0, &op));
+    fails(cairn_cancel(op), CAIRN_ERR_UNSUPPORTED, "cairn_round_abandon");
+    good(cairn_wait(op, TOY_WAIT_MS));
     toy_commit(job, &round);
     cairn_list_close(pushes);
 }

@@ -8,12 +8,6 @@
 
 enum { ROWS = 50, COLUMNS = 30, ELEMS = ROWS * COLUMNS, GATE_ROWS = 20, TENSORS = 5 };
 
-static void open_rooms(void)
-{
-    toy_start(2, .seed = 3, .delay_max_ticks = 2);
-    session = toy_session(&rooms, "parts");
-}
-
 /* "fused", its rows "gate" and "up", and "middle" of both; another tensor. */
 static const struct cairn_box gate = { 2, { 0, 0 }, { GATE_ROWS, COLUMNS } };
 static const struct cairn_box up = { 2, { GATE_ROWS, 0 }, { ROWS - GATE_ROWS, COLUMNS } };
@@ -33,7 +27,8 @@ static struct cairn_job_spec spec_of(uint32_t rank, uint32_t workers, uint32_t s
                                      uint32_t micros)
 {
     static struct cairn_tensor tensors[TENSORS];
-    struct cairn_job_spec spec = toy_spec(rank, workers);
+    struct cairn_job_spec spec = *TOY_SPEC(.rank = rank, .workers_min = workers,
+                                           .stage = CAIRN_STAGE(stage), .micro_batches = micros);
     tensors[0] = tensor("fused", NULL);
     tensors[1] = tensor("gate", &gate);
     tensors[2] = tensor("up", &up);
@@ -42,8 +37,6 @@ static struct cairn_job_spec spec_of(uint32_t rank, uint32_t workers, uint32_t s
     tensors[4].init = (struct cairn_init) { CAIRN_INIT_ZEROS, 0, 0, 0 };
     spec.tensors = tensors;
     spec.tensor_count = TENSORS;
-    spec.stage = CAIRN_STAGE(stage);
-    spec.micro_batches = micros;
     return spec;
 }
 
@@ -72,7 +65,7 @@ static cairn_status push_rows(cairn_job *job, const struct cairn_round *round, u
     const struct cairn_mem mem = memory_of(values, seed, row, rows, name[0] == 'u');
     const cairn_status status = cairn_push(job, round, micro, name, NULL, &mem, &op);
     if (status != CAIRN_OK) return status;
-    toy_good(cairn_wait(op, TOY_WAIT_MS));
+    good(cairn_wait(op, TOY_WAIT_MS));
     memset(values, 0xff, sizeof values); // it is ours again
     return CAIRN_OK;
 }
@@ -81,19 +74,18 @@ static void push(cairn_job *job, const struct cairn_round *round, uint32_t micro
                  bool by_parts)
 {
     if (by_parts) {
-        toy_good(push_rows(job, round, micro, "up", seed, GATE_ROWS, ROWS - GATE_ROWS));
-        toy_good(push_rows(job, round, micro, "gate", seed, 0, GATE_ROWS));
+        good(push_rows(job, round, micro, "up", seed, GATE_ROWS, ROWS - GATE_ROWS));
+        good(push_rows(job, round, micro, "gate", seed, 0, GATE_ROWS));
     } else {
-        toy_good(push_rows(job, round, micro, "fused", seed, 0, ROWS));
+        good(push_rows(job, round, micro, "fused", seed, 0, ROWS));
     }
 }
 
 static void fetch(cairn_job *job, struct cairn_version version, float *out)
 {
     cairn_op *op = NULL;
-    const struct cairn_mem mem = toy_mem(out, CAIRN_F32);
-    toy_good(cairn_fetch(job, version, "fused", "param", NULL, &mem, &op));
-    toy_good(cairn_wait(op, TOY_WAIT_MS));
+    good(cairn_fetch(job, version, "fused", "param", NULL, TOY_F32(out), &op));
+    good(cairn_wait(op, TOY_WAIT_MS));
 }
 
 static cairn_job *ready(cairn *of, const char *name, const struct cairn_job_spec *spec, bool parts)
@@ -102,15 +94,15 @@ static cairn_job *ready(cairn *of, const char *name, const struct cairn_job_spec
     cairn_job *job = toy_open(of, name, spec);
     if (parts) {
         struct cairn_mem mem = memory_of(values, 77, GATE_ROWS, ROWS - GATE_ROWS, true);
-        toy_good(cairn_put(job, "up", "param", NULL, &mem, NULL));
-        toy_fails(cairn_init_done(job, NULL, 0), CAIRN_ERR_NOT_READY, "only parts were put");
+        good(cairn_put(job, "up", "param", NULL, &mem, NULL));
+        fails(cairn_init_done(job, NULL, 0), CAIRN_ERR_NOT_READY, "only parts were put");
         mem = memory_of(values, 77, 0, GATE_ROWS, false);
-        toy_good(cairn_put(job, "gate", "param", NULL, &mem, NULL));
+        good(cairn_put(job, "gate", "param", NULL, &mem, NULL));
     } else {
         const struct cairn_mem mem = memory_of(values, 77, 0, ROWS, false);
-        toy_good(cairn_put(job, "fused", "param", NULL, &mem, NULL));
+        good(cairn_put(job, "fused", "param", NULL, &mem, NULL));
     }
-    toy_good(cairn_init_done(job, NULL, TOY_WAIT_MS));
+    good(cairn_init_done(job, NULL, TOY_WAIT_MS));
     return job;
 }
 
@@ -121,13 +113,11 @@ TEST(a_tensor_put_by_its_parts_is_the_tensor_and_has_its_digest)
     cairn_job *job = ready(session, "toy", &first, true);
     ready(other, "toy", &second, false); // only hashed, and found the same
     float got[ELEMS];
-    struct cairn_stats stats = { .struct_size = sizeof stats };
     fetch(job, toy_begin(job).version, got);
     for (uint64_t i = 0; i < ELEMS; i++) ck_assert_float_eq(got[i], value(77, i));
-    toy_good(cairn_job_stats(job, &stats));
+    const struct cairn_stats stats = toy_stats(job);
     ck_assert_uint_eq(stats.assembled_bytes, 0);
     ck_assert_uint_eq(stats.assembled_bytes_peak, ELEMS * sizeof(float));
-    cairn_close(other);
 }
 
 /* Two steps of micro-batches; what came of it. */
@@ -140,7 +130,7 @@ static void train(const char *name, uint32_t stage, bool by_parts, float out[ELE
         const struct cairn_round round = toy_begin(job);
         for (uint32_t m = 0; m < 3; m++) {
             push(job, &round, m, step * 10 + m, by_parts);
-            toy_good(cairn_micro_end(job, &round, m));
+            good(cairn_micro_end(job, &round, m));
         }
         result = toy_commit(job, &round);
     }
@@ -168,18 +158,18 @@ static void step_of_two(const char *name, bool by_parts, float out[ELEMS])
     cairn_job *beside = toy_open(other, name, &second);
     static float values[ELEMS];
     const struct cairn_mem mem = memory_of(values, 77, 0, ROWS, false);
-    toy_good(cairn_put(job, "fused", "param", NULL, &mem, NULL));
-    toy_good(cairn_init_done(job, NULL, TOY_WAIT_MS));
-    toy_good(cairn_init_done(beside, NULL, TOY_WAIT_MS));
+    good(cairn_put(job, "fused", "param", NULL, &mem, NULL));
+    good(cairn_init_done(job, NULL, TOY_WAIT_MS));
+    good(cairn_init_done(beside, NULL, TOY_WAIT_MS));
     const struct cairn_round round = toy_begin(job), there = toy_begin(beside);
     static float theirs[ELEMS];
     const struct cairn_mem whole = memory_of(theirs, 6, 0, ROWS, false);
-    toy_good(cairn_push(beside, &there, 0, "fused", NULL, &whole, NULL));
+    good(cairn_push(beside, &there, 0, "fused", NULL, &whole, NULL));
     push(job, &round, 0, 5, by_parts);
     struct cairn_result result = { .struct_size = sizeof result };
-    toy_fails(cairn_commit(beside, &there, 0, NULL, 0, 0, &result), CAIRN_ERR_TIMEOUT, "");
+    fails(cairn_commit(beside, &there, 0, NULL, 0, 0, &result), CAIRN_ERR_TIMEOUT, "");
     toy_commit(job, &round);
-    toy_good(cairn_commit(beside, &there, 0, NULL, 0, TOY_WAIT_MS, &result));
+    good(cairn_commit(beside, &there, 0, NULL, 0, TOY_WAIT_MS, &result));
     fetch(job, result.version, out);
     cairn_close(other);
     cairn_job_close(job);
@@ -201,13 +191,12 @@ TEST(a_part_that_is_missing_counts_as_zeros)
     cairn_job *job = ready(session, "whole", &spec, false);
     struct cairn_round round = toy_begin(job);
     for (uint64_t i = 0; i < ELEMS; i++) zeros[i] = i < GATE_ROWS * COLUMNS ? value(5, i) : 0;
-    const struct cairn_mem mem = toy_mem(zeros, CAIRN_F32);
-    toy_good(cairn_push(job, &round, 0, "fused", NULL, &mem, NULL));
+    good(cairn_push(job, &round, 0, "fused", NULL, TOY_F32(zeros), NULL));
     fetch(job, toy_commit(job, &round).version, wanted);
     cairn_job_close(job);
     job = ready(session, "part", &spec, false);
     round = toy_begin(job);
-    toy_good(push_rows(job, &round, 0, "gate", 5, 0, GATE_ROWS));
+    good(push_rows(job, &round, 0, "gate", 5, 0, GATE_ROWS));
     fetch(job, toy_commit(job, &round).version, got);
     ck_assert_int_eq(memcmp(wanted, got, sizeof got), 0);
 }
@@ -218,22 +207,20 @@ TEST(what_was_pushed_in_a_void_round_is_forgotten)
     cairn *other = toy_session(&rooms, "second");
     cairn_job *job = ready(session, "toy", &first, false);
     cairn_job *leaves = toy_open(other, "toy", &second);
-    toy_good(cairn_init_done(leaves, NULL, TOY_WAIT_MS));
+    good(cairn_init_done(leaves, NULL, TOY_WAIT_MS));
     struct cairn_round round = toy_begin(job);
     while (round.world == 1) { // it joins with a round to come
         toy_commit(job, &round);
         round = toy_begin(job);
     }
-    toy_good(push_rows(job, &round, 0, "gate", 5, 0, GATE_ROWS));
+    good(push_rows(job, &round, 0, "gate", 5, 0, GATE_ROWS));
     cairn_close(other);
     struct cairn_result result = { .struct_size = sizeof result };
-    toy_fails(cairn_commit(job, &round, 0, NULL, 0, TOY_WAIT_MS, &result), CAIRN_ERR_EPOCH_CHANGED,
-              "");
+    fails(cairn_commit(job, &round, 0, NULL, 0, TOY_WAIT_MS, &result), CAIRN_ERR_EPOCH_CHANGED, "");
     round = toy_begin(job);
     push(job, &round, 0, 6, true);
     toy_commit(job, &round);
-    struct cairn_stats stats = { .struct_size = sizeof stats };
-    toy_good(cairn_job_stats(job, &stats));
+    const struct cairn_stats stats = toy_stats(job);
     ck_assert_uint_eq(stats.assembled_bytes, 0);
 }
 
@@ -243,23 +230,23 @@ TEST(no_element_goes_twice)
     static float values[ELEMS];
     cairn_job *job = ready(session, "toy", &spec, false);
     const struct cairn_mem mem = toy_mem(values, CAIRN_F32);
-    const struct cairn_mem narrow = toy_mem(values, CAIRN_BF16);
     const struct cairn_box some = { 2, { 0, 0 }, { 1, 1 } };
     struct cairn_round round = toy_begin(job);
-    toy_good(push_rows(job, &round, 0, "gate", 5, 0, GATE_ROWS));
-    toy_fails(push_rows(job, &round, 0, "gate", 5, 0, GATE_ROWS), CAIRN_ERR_EXISTS, "[0:20, 0:30]");
-    toy_fails(cairn_push(job, &round, 0, "middle", NULL, &mem, NULL), CAIRN_ERR_EXISTS, "middle");
-    toy_fails(cairn_push(job, &round, 0, "fused", NULL, &mem, NULL), CAIRN_ERR_EXISTS, "fused");
-    toy_fails(cairn_push(job, &round, 0, "up", &some, &mem, NULL), CAIRN_ERR_INVALID, "whole");
-    toy_fails(cairn_push(job, &round, 0, "up", NULL, &narrow, NULL), CAIRN_ERR_INVALID, "bf16");
-    toy_good(push_rows(job, &round, 0, "up", 5, GATE_ROWS, ROWS - GATE_ROWS));
-    toy_fails(push_rows(job, &round, 0, "gate", 5, 0, GATE_ROWS), CAIRN_ERR_EXISTS, "all of which");
+    good(push_rows(job, &round, 0, "gate", 5, 0, GATE_ROWS));
+    fails(push_rows(job, &round, 0, "gate", 5, 0, GATE_ROWS), CAIRN_ERR_EXISTS, "[0:20, 0:30]");
+    fails(cairn_push(job, &round, 0, "middle", NULL, &mem, NULL), CAIRN_ERR_EXISTS, "middle");
+    fails(cairn_push(job, &round, 0, "fused", NULL, &mem, NULL), CAIRN_ERR_EXISTS, "fused");
+    fails(cairn_push(job, &round, 0, "up", &some, &mem, NULL), CAIRN_ERR_INVALID, "whole");
+    fails(cairn_push(job, &round, 0, "up", NULL, TOY_BF16(values), NULL), CAIRN_ERR_INVALID,
+          "bf16");
+    good(push_rows(job, &round, 0, "up", 5, GATE_ROWS, ROWS - GATE_ROWS));
+    fails(push_rows(job, &round, 0, "gate", 5, 0, GATE_ROWS), CAIRN_ERR_EXISTS, "all of which");
     toy_commit(job, &round);
     cairn_job_close(job);
     job = toy_open(session, "put", &spec);
-    toy_good(cairn_put(job, "gate", "param", NULL, &mem, NULL));
-    toy_fails(cairn_put(job, "middle", "param", NULL, &mem, NULL), CAIRN_ERR_EXISTS, "middle");
-    toy_fails(cairn_put(job, "fused", "param", NULL, &mem, NULL), CAIRN_ERR_EXISTS, "fused");
+    good(cairn_put(job, "gate", "param", NULL, &mem, NULL));
+    fails(cairn_put(job, "middle", "param", NULL, &mem, NULL), CAIRN_ERR_EXISTS, "middle");
+    fails(cairn_put(job, "fused", "param", NULL, &mem, NULL), CAIRN_ERR_EXISTS, "fused");
 }
 
 TEST(a_worker_with_a_tile_of_the_tensor_gives_that)
@@ -267,13 +254,12 @@ TEST(a_worker_with_a_tile_of_the_tensor_gives_that)
     const struct cairn_job_spec spec = spec_of(0, 1, 2, 1);
     static float values[ELEMS];
     cairn_job *job = toy_open(session, "toy", &spec);
-    const struct cairn_mem mem = toy_mem(values, CAIRN_F32);
     const struct cairn_tile none = { sizeof none, "fused", { 2, { 0, 0 }, { 0, COLUMNS } } };
-    toy_fails(cairn_tiles(job, &none, 1, 1, TOY_WAIT_MS), CAIRN_ERR_MISMATCH, "fused");
-    toy_good(cairn_tiles(job, NULL, 0, 1, TOY_WAIT_MS)); // holds it whole
-    toy_good(cairn_put(job, "gate", "param", NULL, &mem, NULL));
-    toy_good(cairn_put(job, "up", "param", NULL, &mem, NULL));
-    toy_good(cairn_init_done(job, NULL, TOY_WAIT_MS));
+    fails(cairn_tiles(job, &none, 1, 1, TOY_WAIT_MS), CAIRN_ERR_MISMATCH, "fused");
+    good(cairn_tiles(job, NULL, 0, 1, TOY_WAIT_MS)); // holds it whole
+    good(cairn_put(job, "gate", "param", NULL, TOY_F32(values), NULL));
+    good(cairn_put(job, "up", "param", NULL, TOY_F32(values), NULL));
+    good(cairn_init_done(job, NULL, TOY_WAIT_MS));
     const struct cairn_round round = toy_begin(job);
     push(job, &round, 0, 6, true);
     toy_commit(job, &round);
@@ -287,12 +273,11 @@ TEST(a_write_of_a_part_is_of_its_box)
     float values[ELEMS], got[ELEMS];
     cairn_op *op = NULL;
     for (int i = 0; i < ELEMS; i++) values[i] = 9;
-    const struct cairn_mem mem = toy_mem(values, CAIRN_F32);
-    toy_good(cairn_write_begin(job, TOY_WAIT_MS));
-    toy_good(cairn_put(job, "middle", "param", NULL, &mem, &op));
-    toy_good(cairn_wait(op, TOY_WAIT_MS));
-    toy_fails(cairn_put(job, "gate", "param", NULL, &mem, &op), CAIRN_ERR_EXISTS, "fused");
-    toy_good(cairn_write_end(job, TOY_WAIT_MS, &version));
+    good(cairn_write_begin(job, TOY_WAIT_MS));
+    good(cairn_put(job, "middle", "param", NULL, TOY_F32(values), &op));
+    good(cairn_wait(op, TOY_WAIT_MS));
+    fails(cairn_put(job, "gate", "param", NULL, TOY_F32(values), &op), CAIRN_ERR_EXISTS, "fused");
+    good(cairn_write_end(job, TOY_WAIT_MS, &version));
     fetch(job, version, got);
     for (uint64_t i = 0; i < ELEMS; i++) {
         const uint64_t r = i / COLUMNS, c = i % COLUMNS;
@@ -301,4 +286,4 @@ TEST(a_write_of_a_part_is_of_its_box)
     }
 }
 
-SUITE(30, open_rooms, toy_stop);
+SUITE(30, toy_open_trainer, toy_stop);

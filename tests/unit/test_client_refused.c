@@ -36,8 +36,8 @@ static cairn_job *open_job(const char *name)
                                          .groups = &group,
                                          .group_count = 1 };
     cairn_job *job;
-    toy_good(cairn_job_open(session, name, &spec, CAIRN_WORKER, WAIT_MS, &job));
-    toy_good(cairn_init_done(job, NULL, WAIT_MS));
+    good(cairn_job_open(session, name, &spec, CAIRN_WORKER, WAIT_MS, &job));
+    good(cairn_init_done(job, NULL, WAIT_MS));
     return job;
 }
 
@@ -50,71 +50,62 @@ static void set_up(void)
     for (int i = 0; i < ELEMS; i++) values[i] = (float)i;
 }
 
-static void check_refused(cairn_status status, cairn_status wanted, const char *word)
-{
-    ck_assert_msg(status == wanted, "%d, not %d: %s", (int)status, (int)wanted, cairn_error());
-    ck_assert_msg(strstr(cairn_error(), word) != NULL, "\"%s\" does not say %s", cairn_error(),
-                  word);
-}
-
 TEST(a_round_of_another_job_is_refused)
 {
     struct cairn_round ours = { .struct_size = sizeof ours }, theirs = ours;
     struct cairn_result result = { .struct_size = sizeof result };
-    const struct cairn_mem from = { .struct_size = sizeof from, .ptr = values, .dtype = CAIRN_F32 };
-    ck_assert_int_eq(cairn_round_begin(actor, WAIT_MS, &ours), CAIRN_OK);
-    ck_assert_int_eq(cairn_round_begin(critic, WAIT_MS, &theirs), CAIRN_OK);
+    good(cairn_round_begin(actor, WAIT_MS, &ours));
+    good(cairn_round_begin(critic, WAIT_MS, &theirs));
     ck_assert_uint_eq(ours.round, theirs.round); // nothing else tells them apart
-    check_refused(cairn_push(actor, &theirs, 0, "w", NULL, &from, NULL), CAIRN_ERR_STALE, "actor");
-    check_refused(cairn_micro_end(actor, &theirs, 0), CAIRN_ERR_STALE, "actor");
-    check_refused(cairn_commit(critic, &ours, 1, NULL, 0, WAIT_MS, &result), CAIRN_ERR_STALE,
-                  "critic");
-    ck_assert_int_eq(cairn_push(actor, &ours, 0, "w", NULL, &from, NULL), CAIRN_OK);
-    ck_assert_int_eq(cairn_commit(actor, &ours, 1, NULL, 0, WAIT_MS, &result), CAIRN_OK);
-    ck_assert_int_eq(cairn_commit(critic, &theirs, 1, NULL, 0, WAIT_MS, &result), CAIRN_OK);
+    fails(cairn_push(actor, &theirs, 0, "w", NULL, TOY_F32(values), NULL), CAIRN_ERR_STALE,
+          "actor");
+    fails(cairn_micro_end(actor, &theirs, 0), CAIRN_ERR_STALE, "actor");
+    fails(cairn_commit(critic, &ours, 1, NULL, 0, WAIT_MS, &result), CAIRN_ERR_STALE, "critic");
+    good(cairn_push(actor, &ours, 0, "w", NULL, TOY_F32(values), NULL));
+    good(cairn_commit(actor, &ours, 1, NULL, 0, WAIT_MS, &result));
+    good(cairn_commit(critic, &theirs, 1, NULL, 0, WAIT_MS, &result));
 }
 
 TEST(an_argument_that_is_wrong_is_named_with_its_value)
 {
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = copy, .dtype = CAIRN_F32 };
     struct cairn_version version = { 0, 0 };
     char id[64];
     cairn_job *job;
     cairn_op *op;
     void *memory;
-    check_refused(cairn_version_wait(actor, version, -7, &version), CAIRN_ERR_INVALID,
-                  "timeout_ms is -7; give 0 or more");
-    check_refused(cairn_lease(actor, version, 1000, 0, NULL), CAIRN_ERR_INVALID, "out is NULL");
-    check_refused(cairn_lease(actor, version, -2, 0, &version), CAIRN_ERR_INVALID, "ttl_ms is -2");
-    check_refused(cairn_snapshot(actor, 6, 0, id), CAIRN_ERR_INVALID, "flags is 6");
-    check_refused(cairn_job_open(session, "a b", NULL, CAIRN_READER, 0, &job), CAIRN_ERR_INVALID,
-                  "name is \"a b\"; allowed: 1 to 255 bytes of [A-Za-z0-9._-]");
-    check_refused(cairn_job_open(session, "a", NULL, CAIRN_READER, -1, &job), CAIRN_ERR_INVALID,
-                  "timeout_ms is -1");
+    fails(cairn_version_wait(actor, version, -7, &version), CAIRN_ERR_INVALID,
+          "timeout_ms is -7; give 0 or more");
+    fails(cairn_lease(actor, version, 1000, 0, NULL), CAIRN_ERR_INVALID, "out is NULL");
+    fails(cairn_lease(actor, version, -2, 0, &version), CAIRN_ERR_INVALID, "ttl_ms is -2");
+    fails(cairn_snapshot(actor, 6, 0, id), CAIRN_ERR_INVALID, "flags is 6");
+    fails(cairn_job_open(session, "a b", NULL, CAIRN_READER, 0, &job), CAIRN_ERR_INVALID,
+          "name is \"a b\"; allowed: 1 to 255 bytes of [A-Za-z0-9._-]");
+    fails(cairn_job_open(session, "a", NULL, CAIRN_READER, -1, &job), CAIRN_ERR_INVALID,
+          "timeout_ms is -1");
     ck_assert_int_eq(setenv("CAIRN_CUDA_DRIVER", "/nonexistent/libcuda.so.1", 1), 0);
-    check_refused(cairn_alloc(session, 8, CAIRN_GPU(0), &memory), CAIRN_ERR_UNSUPPORTED,
-                  "no GPU can be used: no CUDA driver: /nonexistent");
-    check_refused(cairn_fetch(actor, version, "wieght", NULL, NULL, &mem, &op), CAIRN_ERR_NOT_FOUND,
-                  "job actor has no tensor wieght; cairn_job_tensor lists its 2");
-    check_refused(cairn_fetch(actor, version, "w", "momentum", NULL, &mem, &op),
-                  CAIRN_ERR_NOT_FOUND, "no plane \"momentum\"; planes are \"wire\", \"param\"");
+    fails(cairn_alloc(session, 8, CAIRN_GPU(0), &memory), CAIRN_ERR_UNSUPPORTED,
+          "no GPU can be used: no CUDA driver: /nonexistent");
+    fails(cairn_fetch(actor, version, "wieght", NULL, NULL, TOY_F32(copy), &op),
+          CAIRN_ERR_NOT_FOUND, "job actor has no tensor wieght; cairn_job_tensor lists its 2");
+    fails(cairn_fetch(actor, version, "w", "momentum", NULL, TOY_F32(copy), &op),
+          CAIRN_ERR_NOT_FOUND, "no plane \"momentum\"; planes are \"wire\", \"param\"");
 }
 
 TEST(a_plane_that_a_tensor_has_not_is_refused_at_the_call)
 {
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = copy, .dtype = CAIRN_F32 };
+    const struct cairn_mem mem = toy_mem(copy, CAIRN_F32);
     struct cairn_version version = { 0, 0 };
     cairn_op *op;
-    ck_assert_int_eq(cairn_version_wait(actor, version, WAIT_MS, &version), CAIRN_OK);
-    check_refused(cairn_fetch(actor, version, "mean", "exp_avg", NULL, &mem, &op),
-                  CAIRN_ERR_NOT_FOUND, "mean is a buffer");
-    check_refused(cairn_fetch(actor, version, "w", "exp_avg", NULL, &mem, &op), CAIRN_ERR_NOT_FOUND,
-                  "optimizer sgd of its group default");
-    ck_assert_int_eq(cairn_write_begin(actor, WAIT_MS), CAIRN_OK);
-    check_refused(cairn_put(actor, "mean", "exp_avg_sq", NULL, &mem, &op), CAIRN_ERR_NOT_FOUND,
-                  "exp_avg_sq");
-    ck_assert_int_eq(cairn_put(actor, "mean", "param", NULL, &mem, NULL), CAIRN_OK);
-    ck_assert_msg(cairn_write_end(actor, WAIT_MS, &version) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_version_wait(actor, version, WAIT_MS, &version));
+    fails(cairn_fetch(actor, version, "mean", "exp_avg", NULL, &mem, &op), CAIRN_ERR_NOT_FOUND,
+          "mean is a buffer");
+    fails(cairn_fetch(actor, version, "w", "exp_avg", NULL, &mem, &op), CAIRN_ERR_NOT_FOUND,
+          "optimizer sgd of its group default");
+    good(cairn_write_begin(actor, WAIT_MS));
+    fails(cairn_put(actor, "mean", "exp_avg_sq", NULL, &mem, &op), CAIRN_ERR_NOT_FOUND,
+          "exp_avg_sq");
+    good(cairn_put(actor, "mean", "param", NULL, &mem, NULL));
+    good(cairn_write_end(actor, WAIT_MS, &version));
 }
 
 /* As if a shard had refused a put of the write. */
@@ -130,19 +121,18 @@ static void fail_a_put(cairn_job *handle)
 
 TEST(a_write_may_follow_one_that_failed_at_once)
 {
-    const struct cairn_mem from = { .struct_size = sizeof from, .ptr = values, .dtype = CAIRN_F32 };
     struct cairn_version version;
     for (int i = 0; i < 5; i++) {
-        ck_assert_msg(cairn_write_begin(actor, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
-        ck_assert_int_eq(cairn_put(actor, "w", "param", NULL, &from, NULL), CAIRN_OK);
+        good(cairn_write_begin(actor, WAIT_MS));
+        good(cairn_put(actor, "w", "param", NULL, TOY_F32(values), NULL));
         fail_a_put(actor);
-        check_refused(cairn_write_end(actor, WAIT_MS, &version), CAIRN_ERR_NO_MEMORY,
-                      "nothing was written");
+        fails(cairn_write_end(actor, WAIT_MS, &version), CAIRN_ERR_NO_MEMORY,
+              "nothing was written");
     }
-    ck_assert_msg(cairn_write_begin(actor, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
-    ck_assert_msg(cairn_write_end(actor, WAIT_MS, &version) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_write_begin(actor, WAIT_MS));
+    good(cairn_write_end(actor, WAIT_MS, &version));
     struct cairn_round round = { .struct_size = sizeof round };
-    ck_assert_msg(cairn_round_begin(actor, WAIT_MS, &round) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_round_begin(actor, WAIT_MS, &round));
 }
 
 TEST(a_job_is_described_with_the_clip_norm_that_it_has)
@@ -153,15 +143,15 @@ TEST(a_job_is_described_with_the_clip_norm_that_it_has)
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_job_info info = { .struct_size = sizeof info };
     struct job *job = handle_get(CAIRN_HANDLE_JOB, actor);
-    ck_assert_int_eq(cairn_job_amend(actor, &amend, WAIT_MS), CAIRN_OK);
-    ck_assert_int_eq(cairn_job_describe(actor, &info), CAIRN_OK);
+    good(cairn_job_amend(actor, &amend, WAIT_MS));
+    good(cairn_job_describe(actor, &info));
     ck_assert(info.clip_norm == 0.5);
     pthread_mutex_lock(&job->session->lock);
     job->known.clip_norm = 0; // as if another worker had amended it
     pthread_mutex_unlock(&job->session->lock);
     handle_put(actor);
-    ck_assert_int_eq(cairn_round_begin(actor, WAIT_MS, &round), CAIRN_OK);
-    ck_assert_int_eq(cairn_job_describe(actor, &info), CAIRN_OK);
+    good(cairn_round_begin(actor, WAIT_MS, &round));
+    good(cairn_job_describe(actor, &info));
     ck_assert(info.clip_norm == 0.5);
 }
 
@@ -171,7 +161,7 @@ TEST(a_name_with_control_characters_is_refused_at_once)
                                      .endpoint = rooms.address,
                                      .name = "two\nlines" };
     cairn *another;
-    check_refused(cairn_open(&opts, &another), CAIRN_ERR_INVALID, "opts.name");
+    fails(cairn_open(&opts, &another), CAIRN_ERR_INVALID, "opts.name");
 }
 
 SUITE(60, set_up, toy_stop);

@@ -15,17 +15,9 @@ struct state {
     struct cairn_stats stats;
 };
 
-static void open_rooms(void)
-{
-    toy_start(2, .seed = 8, .delay_max_ticks = 3);
-}
-
 static struct cairn_job_spec spec_of(uint32_t stage, uint32_t micros)
 {
-    struct cairn_job_spec spec = toy_spec(0, 1);
-    spec.stage = CAIRN_STAGE(stage);
-    spec.micro_batches = micros;
-    return spec;
+    return *TOY_SPEC(.stage = CAIRN_STAGE(stage), .micro_batches = micros);
 }
 
 /* A number that is not exact in sums of three. */
@@ -48,9 +40,8 @@ static void push(cairn_job *job, const struct cairn_round *round, uint32_t micro
     float given[TOY_ELEMS]; // ours again as soon as the operation is over
     cairn_op *op = NULL;
     memcpy(given, values, toy_elems(tensor) * sizeof *given);
-    const struct cairn_mem mem = toy_mem(given, CAIRN_F32);
-    toy_good(cairn_push(job, round, micro, toy_tensors[tensor].name, NULL, &mem, &op));
-    toy_good(cairn_wait(op, TOY_WAIT_MS));
+    good(cairn_push(job, round, micro, toy_tensors[tensor].name, NULL, TOY_F32(given), &op));
+    good(cairn_wait(op, TOY_WAIT_MS));
     memset(given, 0xff, sizeof given);
 }
 
@@ -88,26 +79,24 @@ static void read_state(cairn_job *job, struct cairn_version version, struct stat
         to += toy_elems(t);
     }
     out->stats = (struct cairn_stats) { .struct_size = sizeof out->stats };
-    toy_good(cairn_job_stats(job, &out->stats));
+    good(cairn_job_stats(job, &out->stats));
 }
 
 /* A job of its own, for some steps. */
 static void train(const char *name, const struct cairn_job_spec *spec, struct state *out)
 {
-    cairn *trainer = toy_session(&rooms, name);
-    cairn_job *job = toy_ready(trainer, name, spec);
+    cairn_job *job = toy_ready(session, name, spec);
     const uint32_t micros = spec->micro_batches;
     struct cairn_result result = { .struct_size = sizeof result };
     for (int step = 0; step < STEPS; step++) {
         const struct cairn_round round = toy_begin(job);
         for (uint32_t m = 0; m < micros; m++) {
             push_micro(job, &round, m, micros);
-            if (m + 1 < micros || step == 1) toy_good(cairn_micro_end(job, &round, m));
+            if (m + 1 < micros || step == 1) good(cairn_micro_end(job, &round, m));
         }
         result = toy_commit(job, &round);
     }
     read_state(job, result.version, out);
-    cairn_close(trainer);
 }
 
 static void check_same(const struct state *a, const struct state *b)
@@ -152,75 +141,64 @@ TEST(what_is_added_up_is_pushed_once_and_is_the_sum_in_order)
     ck_assert_uint_eq(added.stats.pushed_bytes, bytes * STEPS);
 
     spec.micro_batches = 1;
-    cairn *trainer = toy_session(&rooms, "summed");
-    cairn_job *job = toy_ready(trainer, "summed", &spec);
+    cairn_job *job = toy_ready(session, "summed", &spec);
     struct cairn_result result = { .struct_size = sizeof result };
     for (int step = 0; step < STEPS; step++) {
         const struct cairn_round round = toy_begin(job);
         push_sum(job, &round, MICROS);
-        toy_good(cairn_commit(job, &round, MICROS, NULL, 0, TOY_WAIT_MS, &result));
+        good(cairn_commit(job, &round, MICROS, NULL, 0, TOY_WAIT_MS, &result));
     }
     read_state(job, result.version, &summed);
-    cairn_close(trainer);
     check_same(&added, &summed);
 }
 
 TEST(gradients_of_bf16_are_added_up_in_f32)
 {
     const struct cairn_job_spec spec = spec_of(1, 2);
-    cairn *trainer = toy_session(&rooms, "narrow");
-    cairn_job *job = toy_ready(trainer, "narrow", &spec);
+    cairn_job *job = toy_ready(session, "narrow", &spec);
     uint16_t one = 0x3f80, tiny = 0x3b80; // 1 and 2^-8: their sum is no bf16
-    const struct cairn_mem first = toy_mem(&one, CAIRN_BF16), second = toy_mem(&tiny, CAIRN_BF16);
     struct cairn_result result = { .struct_size = sizeof result };
     const struct cairn_round round = toy_begin(job);
-    toy_good(cairn_push(job, &round, 0, "scale", NULL, &first, NULL));
-    toy_good(cairn_micro_end(job, &round, 0));
-    toy_good(cairn_push(job, &round, 1, "scale", NULL, &second, NULL));
-    toy_good(cairn_commit(job, &round, 1, NULL, 0, TOY_WAIT_MS, &result));
+    good(cairn_push(job, &round, 0, "scale", NULL, TOY_BF16(&one), NULL));
+    good(cairn_micro_end(job, &round, 0));
+    good(cairn_push(job, &round, 1, "scale", NULL, TOY_BF16(&tiny), NULL));
+    good(cairn_commit(job, &round, 1, NULL, 0, TOY_WAIT_MS, &result));
     ck_assert_double_eq(result.grad_norm, 1.00390625);
-    cairn_close(trainer);
 }
 
 TEST(fewer_micro_batches_than_declared_are_pushed_at_the_commit)
 {
     const struct cairn_job_spec spec = spec_of(0, MICROS);
-    cairn *trainer = toy_session(&rooms, "fewer");
-    cairn_job *job = toy_ready(trainer, "fewer", &spec);
+    cairn_job *job = toy_ready(session, "fewer", &spec);
     float three[1] = { 3 };
-    const struct cairn_mem mem = toy_mem(three, CAIRN_F32);
     for (uint32_t micros = 0; micros < MICROS; micros++) {
         struct cairn_result result = { .struct_size = sizeof result };
         const struct cairn_round round = toy_begin(job);
         for (uint32_t m = 0; m < micros; m++) {
-            toy_good(cairn_push(job, &round, m, "scale", NULL, &mem, NULL));
-            toy_good(cairn_micro_end(job, &round, m));
+            good(cairn_push(job, &round, m, "scale", NULL, TOY_F32(three), NULL));
+            good(cairn_micro_end(job, &round, m));
         }
-        toy_good(cairn_commit(job, &round, 0, NULL, 0, TOY_WAIT_MS, &result));
+        good(cairn_commit(job, &round, 0, NULL, 0, TOY_WAIT_MS, &result));
         ck_assert_double_eq(result.grad_norm, micros > 0 ? 3 : 0); // one of weight a micro-batch
     }
-    cairn_close(trainer);
 }
 
 TEST(a_micro_batch_beyond_those_declared_is_refused)
 {
     const struct cairn_job_spec spec = spec_of(1, 2);
-    cairn *trainer = toy_session(&rooms, "more");
-    cairn_job *job = toy_ready(trainer, "more", &spec);
+    cairn_job *job = toy_ready(session, "more", &spec);
     float one[1] = { 1 };
     const struct cairn_mem mem = toy_mem(one, CAIRN_F32);
     const struct cairn_round round = toy_begin(job);
     for (uint32_t m = 0; m < 2; m++) {
-        toy_good(cairn_push(job, &round, m, "scale", NULL, &mem, NULL));
-        toy_fails(cairn_push(job, &round, m, "scale", NULL, &mem, NULL), CAIRN_ERR_EXISTS,
-                  "already");
-        toy_good(cairn_micro_end(job, &round, m));
+        good(cairn_push(job, &round, m, "scale", NULL, &mem, NULL));
+        fails(cairn_push(job, &round, m, "scale", NULL, &mem, NULL), CAIRN_ERR_EXISTS, "already");
+        good(cairn_micro_end(job, &round, m));
     }
-    toy_fails(cairn_push(job, &round, 2, "scale", NULL, &mem, NULL), CAIRN_ERR_INVALID,
-              "micro_batches = 2");
-    toy_fails(cairn_micro_end(job, &round, 2), CAIRN_ERR_INVALID, "micro_batches");
+    fails(cairn_push(job, &round, 2, "scale", NULL, &mem, NULL), CAIRN_ERR_INVALID,
+          "micro_batches = 2");
+    fails(cairn_micro_end(job, &round, 2), CAIRN_ERR_INVALID, "micro_batches");
     ck_assert(toy_commit(job, &round).applied);
-    cairn_close(trainer);
 }
 
 TEST(what_was_added_up_in_a_void_round_is_forgotten)
@@ -231,8 +209,8 @@ TEST(what_was_added_up_in_a_void_round_is_forgotten)
     other_spec.rank = 1;
     train("quiet", &spec, &quiet);
 
-    cairn *trainer = toy_session(&rooms, "disturbed"), *leaver = toy_session(&rooms, "leaver");
-    cairn_job *job = toy_ready(trainer, "disturbed", &spec);
+    cairn *leaver = toy_session(&rooms, "leaver");
+    cairn_job *job = toy_ready(session, "disturbed", &spec);
     cairn_job *other = toy_ready(leaver, "disturbed", &other_spec);
     struct cairn_result result = { .struct_size = sizeof result };
     struct cairn_round round = toy_begin(job);
@@ -245,22 +223,20 @@ TEST(what_was_added_up_in_a_void_round_is_forgotten)
     (void)other;
     for (uint32_t m = 0; m < MICROS; m++) {
         push_micro(job, &round, m, MICROS);
-        toy_good(cairn_micro_end(job, &round, m));
+        good(cairn_micro_end(job, &round, m));
     }
     cairn_close(leaver);
-    toy_fails(cairn_commit(job, &round, 0, NULL, 0, TOY_WAIT_MS, &result), CAIRN_ERR_EPOCH_CHANGED,
-              "");
+    fails(cairn_commit(job, &round, 0, NULL, 0, TOY_WAIT_MS, &result), CAIRN_ERR_EPOCH_CHANGED, "");
     for (int step = 0; step < STEPS; step++) {
         round = toy_begin(job);
         for (uint32_t m = 0; m < MICROS; m++) {
             push_micro(job, &round, m, MICROS);
-            toy_good(cairn_micro_end(job, &round, m));
+            good(cairn_micro_end(job, &round, m));
         }
         result = toy_commit(job, &round);
     }
     read_state(job, result.version, &disturbed);
-    cairn_close(trainer);
     check_same(&quiet, &disturbed);
 }
 
-SUITE(60, open_rooms, toy_stop);
+SUITE(60, toy_open_trainer, toy_stop);

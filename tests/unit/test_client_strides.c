@@ -9,12 +9,6 @@
 
 enum { WEIGHT = 0, ROWS = 60, COLUMNS = 20, SPREAD = 3, FAR = ROWS * COLUMNS * SPREAD };
 
-static void open_rooms(void)
-{
-    toy_start(2, .seed = 5, .delay_max_ticks = 2);
-    session = toy_session(&rooms, "strides");
-}
-
 /* a.weight as its transpose lies, with unused elements between. */
 static struct cairn_mem transposed(float *ptr)
 {
@@ -38,29 +32,27 @@ static void put_transposed(cairn_job *job)
         for (uint64_t i = 0; i < toy_elems(t); i++) dense[i] = toy_initial(t, i);
         for (uint64_t i = 0; t == WEIGHT && i < toy_elems(t); i++) *place(far, i) = dense[i];
         const struct cairn_mem mem = t == WEIGHT ? transposed(far) : toy_mem(dense, CAIRN_F32);
-        toy_good(cairn_put(job, toy_tensors[t].name, "param", NULL, &mem, &op));
-        toy_good(cairn_wait(op, TOY_WAIT_MS));
+        good(cairn_put(job, toy_tensors[t].name, "param", NULL, &mem, &op));
+        good(cairn_wait(op, TOY_WAIT_MS));
     }
-    toy_good(cairn_init_done(job, NULL, TOY_WAIT_MS));
+    good(cairn_init_done(job, NULL, TOY_WAIT_MS));
 }
 
 /* Pushes a.weight's gradient in every micro-batch, dense or not, and gives what came of it. */
 static void train(const char *name, uint32_t stage, bool dense, float out[TOY_ELEMS])
 {
     static float far[FAR], near[TOY_ELEMS];
-    struct cairn_job_spec spec = toy_spec(0, 1);
-    spec.stage = CAIRN_STAGE(stage);
-    spec.micro_batches = 2;
-    cairn_job *job = toy_ready(session, name, &spec);
+    cairn_job *job = toy_ready(session, name,
+                               TOY_SPEC(.stage = CAIRN_STAGE(stage), .micro_batches = 2));
     const struct cairn_round round = toy_begin(job);
     for (uint32_t m = 0; m < 2; m++) {
         cairn_op *op = NULL;
         for (uint64_t i = 0; i < TOY_ELEMS; i++)
             near[i] = *place(far, i) = (float)((i * 7919 + m) % 1000) / 300 - 1;
         const struct cairn_mem mem = dense ? toy_mem(near, CAIRN_F32) : transposed(far);
-        toy_good(cairn_push(job, &round, m, "a.weight", NULL, &mem, &op));
-        toy_good(cairn_wait(op, TOY_WAIT_MS));
-        toy_good(cairn_micro_end(job, &round, m));
+        good(cairn_push(job, &round, m, "a.weight", NULL, &mem, &op));
+        good(cairn_wait(op, TOY_WAIT_MS));
+        good(cairn_micro_end(job, &round, m));
     }
     toy_fetch(job, toy_commit(job, &round).version, WEIGHT, "param", CAIRN_F32, out);
     cairn_job_close(job);
@@ -68,8 +60,7 @@ static void train(const char *name, uint32_t stage, bool dense, float out[TOY_EL
 
 TEST(what_is_put_from_a_transpose_is_the_tensor)
 {
-    const struct cairn_job_spec spec = toy_spec(0, 1);
-    cairn_job *job = toy_open(session, "toy", &spec);
+    cairn_job *job = toy_open(session, "toy", TOY_SPEC());
     float got[TOY_ELEMS];
     put_transposed(job);
     const struct cairn_round round = toy_begin(job);
@@ -79,13 +70,9 @@ TEST(what_is_put_from_a_transpose_is_the_tensor)
 
 TEST(its_digest_is_that_of_the_dense_tensor)
 {
-    const struct cairn_job_spec first = toy_spec(0, 1), second = toy_spec(1, 1);
     cairn *other = toy_session(&rooms, "second");
-    cairn_job *job = toy_ready(session, "toy", &first);
-    cairn_job *compared = toy_open(other, "toy", &second);
-    put_transposed(compared); // only hashed: rank 0 has put
-    (void)job;
-    cairn_close(other);
+    toy_ready(session, "toy", TOY_SPEC());
+    put_transposed(toy_open(other, "toy", TOY_SPEC(.rank = 1))); // only hashed: rank 0 has put
 }
 
 TEST(a_gradient_with_strides_has_the_bits_of_a_dense_one)
@@ -101,16 +88,15 @@ TEST(a_gradient_with_strides_has_the_bits_of_a_dense_one)
 
 TEST(a_fetch_writes_what_the_strides_name_and_nothing_else)
 {
-    const struct cairn_job_spec spec = toy_spec(0, 1);
-    cairn_job *job = toy_ready(session, "toy", &spec);
+    cairn_job *job = toy_ready(session, "toy", TOY_SPEC());
     static float far[FAR];
     cairn_op *op = NULL;
     for (int i = 0; i < FAR; i++) far[i] = -77;
     const struct cairn_round round = toy_begin(job);
     const struct cairn_mem mem = transposed(far);
     const struct cairn_box box = { .rank = 2, .start = { 7, 3 }, .extent = { 50, 9 } };
-    toy_good(cairn_fetch(job, round.version, "a.weight", NULL, &box, &mem, &op));
-    toy_good(cairn_wait(op, TOY_WAIT_MS));
+    good(cairn_fetch(job, round.version, "a.weight", NULL, &box, &mem, &op));
+    good(cairn_wait(op, TOY_WAIT_MS));
     int written = 0;
     for (int i = 0; i < FAR; i++) written += far[i] != -77;
     ck_assert_int_eq(written, 50 * 9);
@@ -122,11 +108,9 @@ TEST(a_fetch_writes_what_the_strides_name_and_nothing_else)
 
 TEST(copies_are_counted_and_given_back)
 {
-    const struct cairn_job_spec spec = toy_spec(0, 1);
-    cairn_job *job = toy_open(session, "toy", &spec);
-    struct cairn_stats stats = { .struct_size = sizeof stats };
+    cairn_job *job = toy_open(session, "toy", TOY_SPEC());
     put_transposed(job);
-    toy_good(cairn_job_stats(job, &stats));
+    const struct cairn_stats stats = toy_stats(job);
     ck_assert_uint_eq(stats.packed_bytes, 0);
     ck_assert_uint_gt(stats.packed_bytes_peak, 0);
     ck_assert_uint_le(stats.packed_bytes_peak, TOY_ELEMS * sizeof(float));
@@ -134,46 +118,44 @@ TEST(copies_are_counted_and_given_back)
 
 TEST(memory_that_cannot_be_is_refused)
 {
-    const struct cairn_job_spec spec = toy_spec(0, 1);
-    cairn_job *job = toy_ready(session, "toy", &spec);
+    cairn_job *job = toy_ready(session, "toy", TOY_SPEC());
     static float far[FAR];
     cairn_op *op = NULL;
     struct cairn_round round = toy_begin(job);
     struct cairn_mem mem = transposed(far);
     mem.stride[0] = 0; // every row the same: may be pushed
-    toy_good(cairn_push(job, &round, 0, "a.weight", NULL, &mem, NULL));
-    toy_fails(cairn_fetch(job, round.version, "a.weight", NULL, NULL, &mem, &op), CAIRN_ERR_INVALID,
-              "share memory");
+    good(cairn_push(job, &round, 0, "a.weight", NULL, &mem, NULL));
+    fails(cairn_fetch(job, round.version, "a.weight", NULL, NULL, &mem, &op), CAIRN_ERR_INVALID,
+          "share memory");
     mem.stride[0] = -1;
-    toy_fails(cairn_push(job, &round, 0, "a.weight", NULL, &mem, NULL), CAIRN_ERR_INVALID,
-              "stride[0] is -1");
+    fails(cairn_push(job, &round, 0, "a.weight", NULL, &mem, NULL), CAIRN_ERR_INVALID,
+          "stride[0] is -1");
     mem = toy_mem(far, CAIRN_F32);
     mem.device = CAIRN_GPU(0);
     ck_assert_int_eq(setenv("CAIRN_CUDA_DRIVER", "/nonexistent/libcuda.so.1", 1), 0);
-    toy_fails(cairn_push(job, &round, 0, "a.bias", NULL, &mem, NULL), CAIRN_ERR_UNSUPPORTED,
-              "no GPU can be used: no CUDA driver");
+    fails(cairn_push(job, &round, 0, "a.bias", NULL, &mem, NULL), CAIRN_ERR_UNSUPPORTED,
+          "no GPU can be used: no CUDA driver");
     mem.device = -2;
-    toy_fails(cairn_push(job, &round, 0, "a.bias", NULL, &mem, NULL), CAIRN_ERR_INVALID, "device");
+    fails(cairn_push(job, &round, 0, "a.bias", NULL, &mem, NULL), CAIRN_ERR_INVALID, "device");
     mem.device = 0;
     mem.stream = &round;
-    toy_fails(cairn_push(job, &round, 0, "a.bias", NULL, &mem, NULL), CAIRN_ERR_INVALID,
-              "mem.stream is");
+    fails(cairn_push(job, &round, 0, "a.bias", NULL, &mem, NULL), CAIRN_ERR_INVALID,
+          "mem.stream is");
     mem.stream = NULL;
-    toy_good(cairn_push(job, &round, 0, "a.bias", NULL, &mem, NULL));
+    good(cairn_push(job, &round, 0, "a.bias", NULL, &mem, NULL));
     toy_commit(job, &round);
 }
 
 TEST(memory_of_cairn_alloc_must_hold_all_that_the_strides_reach)
 {
-    const struct cairn_job_spec spec = toy_spec(0, 1);
-    cairn_job *job = toy_ready(session, "toy", &spec);
+    cairn_job *job = toy_ready(session, "toy", TOY_SPEC());
     const struct cairn_round round = toy_begin(job);
     void *ptr = NULL;
     cairn_op *op = NULL;
-    toy_good(cairn_alloc(session, 12288, 0, &ptr)); // dense it fits
+    good(cairn_alloc(session, 12288, 0, &ptr)); // dense it fits
     const struct cairn_mem mem = transposed(ptr);
-    toy_fails(cairn_fetch(job, round.version, "a.weight", NULL, NULL, &mem, &op), CAIRN_ERR_INVALID,
-              "12288 bytes to the end");
+    fails(cairn_fetch(job, round.version, "a.weight", NULL, NULL, &mem, &op), CAIRN_ERR_INVALID,
+          "12288 bytes to the end");
 }
 
 /* Memory of so many bytes, as each call sees it: a.weight is 60 x 20 of fp32, 4800 bytes. */
@@ -198,8 +180,7 @@ static const struct sized {
 TEST(memory_whose_size_is_said_is_judged_by_every_call)
 {
     static float far[FAR];
-    const struct cairn_job_spec spec = toy_spec(0, 1);
-    cairn_job *job = toy_ready(session, "toy", &spec);
+    cairn_job *job = toy_ready(session, "toy", TOY_SPEC());
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         const struct cairn_round round = toy_begin(job);
         struct cairn_mem mem = sizes[i].is_far ? transposed(far) : toy_mem(far, CAIRN_F32);
@@ -208,34 +189,33 @@ TEST(memory_whose_size_is_said_is_judged_by_every_call)
         const cairn_status wanted = sizes[i].is_right ? CAIRN_OK : CAIRN_ERR_INVALID;
         cairn_status status = cairn_fetch(job, round.version, "a.weight", NULL, NULL, &mem, &op);
         ck_assert_msg(status == wanted, "%s: %s", sizes[i].what, cairn_error());
-        if (status == CAIRN_OK) toy_good(cairn_wait(op, TOY_WAIT_MS));
+        if (status == CAIRN_OK) good(cairn_wait(op, TOY_WAIT_MS));
         status = cairn_push(job, &round, 0, "a.weight", NULL, &mem, NULL);
         ck_assert_msg(status == wanted, "%s: %s", sizes[i].what, cairn_error());
         toy_commit(job, &round);
-        toy_good(cairn_write_begin(job, TOY_WAIT_MS));
+        good(cairn_write_begin(job, TOY_WAIT_MS));
         status = cairn_put(job, "a.weight", "param", NULL, &mem, NULL);
         ck_assert_msg(status == wanted, "%s: %s", sizes[i].what, cairn_error());
         if (wanted != CAIRN_OK)
             ck_assert_msg(strstr(cairn_error(), "mem.bytes") != NULL, "%s", cairn_error());
         struct cairn_version version;
-        toy_good(cairn_write_end(job, TOY_WAIT_MS, &version));
+        good(cairn_write_end(job, TOY_WAIT_MS, &version));
     }
     cairn_job_close(job);
 }
 
 TEST(the_struct_of_the_first_release_is_dense_memory_of_the_host)
 {
-    const struct cairn_job_spec spec = toy_spec(0, 1);
-    cairn_job *job = toy_ready(session, "toy", &spec);
+    cairn_job *job = toy_ready(session, "toy", TOY_SPEC());
     const struct cairn_round round = toy_begin(job);
     float got[COLUMNS];
     struct cairn_mem mem = toy_mem(got, CAIRN_F32);
     cairn_op *op = NULL;
     memset(&mem.stride, 0xff, sizeof mem - offsetof(struct cairn_mem, stride)); // not its own
     mem.struct_size = offsetof(struct cairn_mem, stride);
-    toy_good(cairn_fetch(job, round.version, "a.bias", NULL, NULL, &mem, &op));
-    toy_good(cairn_wait(op, TOY_WAIT_MS));
+    good(cairn_fetch(job, round.version, "a.bias", NULL, NULL, &mem, &op));
+    good(cairn_wait(op, TOY_WAIT_MS));
     for (uint64_t i = 0; i < COLUMNS; i++) ck_assert_float_eq(got[i], toy_initial(1, i));
 }
 
-SUITE(30, open_rooms, toy_stop);
+SUITE(30, toy_open_trainer, toy_stop);

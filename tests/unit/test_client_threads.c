@@ -33,10 +33,8 @@ static void open_rooms(void)
 
 static void open_job(uint32_t stage, uint32_t micros)
 {
-    struct cairn_job_spec spec = toy_spec(0, 1);
-    spec.stage = CAIRN_STAGE(stage);
-    spec.micro_batches = micros;
-    job = toy_ready(session, "threads", &spec);
+    job = toy_ready(session, "threads",
+                    TOY_SPEC(.stage = CAIRN_STAGE(stage), .micro_batches = micros));
 }
 
 static void set_round(const struct cairn_round *round, bool is_over)
@@ -72,11 +70,11 @@ static void *push_always(void *arg)
     struct cairn_round round;
     (void)arg;
     while (take_round(&round)) {
-        const struct cairn_mem mem = toy_mem(gradients[round.round % 2], CAIRN_F32);
         for (uint32_t i = 0; i < MICROS * TRAINED; i++) {
             const uint32_t tensor = i % TRAINED;
             const cairn_status status = cairn_push(job, &round, i / TRAINED,
-                                                   toy_tensors[tensor].name, NULL, &mem, NULL);
+                                                   toy_tensors[tensor].name, NULL,
+                                                   TOY_F32(gradients[round.round % 2]), NULL);
             if (status == CAIRN_OK) note_accepted(&round, 1u << tensor);
             ck_assert_msg(status == CAIRN_OK || status == CAIRN_ERR_EXISTS ||
                               status == CAIRN_ERR_INVALID || status == CAIRN_ERR_STALE ||
@@ -121,12 +119,12 @@ TEST(what_is_pushed_beside_a_commit_is_whole_and_of_its_round)
     for (int i = 0; i < ROUNDS; i++) {
         const struct cairn_round round = next_round();
         struct cairn_result result = { .struct_size = sizeof result };
-        if (i % 3 == 1) toy_good(cairn_micro_end(job, &round, 0));
+        if (i % 3 == 1) good(cairn_micro_end(job, &round, 0));
         if (i % 4 == 3) {
-            toy_good(cairn_round_abandon(job, &round, TOY_WAIT_MS));
+            good(cairn_round_abandon(job, &round, TOY_WAIT_MS));
             continue;
         }
-        toy_good(cairn_commit(job, &round, 1, NULL, 0, TOY_WAIT_MS, &result));
+        good(cairn_commit(job, &round, 1, NULL, 0, TOY_WAIT_MS, &result));
         ck_assert_msg(is_whole(result.grad_norm, gradients[round.round % 2][0]),
                       "round %" PRIu64 ": a norm of %.9g", round.round, result.grad_norm);
     }
@@ -140,7 +138,7 @@ static void *give_up(void *arg)
 {
     const struct cairn_round *round = arg;
     while (!atomic_load(&all_pushed)) sched_yield();
-    toy_good(cairn_round_abandon(job, round, TOY_WAIT_MS));
+    good(cairn_round_abandon(job, round, TOY_WAIT_MS));
     return NULL;
 }
 
@@ -168,13 +166,13 @@ TEST(operations_are_looked_at_while_they_fail)
     // On a busy machine all may be through before the other thread runs: until one was not.
     for (int i = 0; i < ROUNDS || (failed == 0 && i < 100 * ROUNDS); i++) {
         struct cairn_round round = toy_begin(job);
-        const struct cairn_mem mem = toy_mem(gradients[0], CAIRN_F32);
         cairn_op *ops[TRAINED] = { NULL };
         pthread_t thread;
         atomic_store(&all_pushed, false);
         ck_assert_int_eq(pthread_create(&thread, NULL, give_up, &round), 0);
         for (int t = 0; t < TRAINED; t++)
-            toy_good(cairn_push(job, &round, 0, toy_tensors[t].name, NULL, &mem, &ops[t]));
+            good(cairn_push(job, &round, 0, toy_tensors[t].name, NULL, TOY_F32(gradients[0]),
+                            &ops[t]));
         atomic_store(&all_pushed, true);
         failed += poll_all(ops);
         pthread_join(thread, NULL);

@@ -16,17 +16,15 @@ static struct cairn_version newest;
 
 static void open_rooms(void)
 {
-    const struct cairn_job_spec spec = toy_spec(0, 1);
     toy_start(2, .seed = 9, .delay_max_ticks = 2);
     session = toy_session(&rooms, "trainer");
-    job = toy_ready(session, "toy", &spec);
+    job = toy_ready(session, "toy", TOY_SPEC());
     newest = toy_step(job, 1).version;
 }
 
 static struct cairn_stats stats(void)
 {
-    struct cairn_stats out = { .struct_size = sizeof out };
-    toy_good(cairn_job_stats(job, &out));
+    const struct cairn_stats out = toy_stats(job);
     return out;
 }
 
@@ -36,25 +34,25 @@ static cairn_op *begin_map(const char *unit, struct cairn_version version,
     size_t count = 2;
     cairn_op *op = NULL;
     views[0].struct_size = sizeof *views;
-    toy_good(cairn_map(job, version, unit, views, &count, &op));
+    good(cairn_map(job, version, unit, views, &count, &op));
     return op;
 }
 
 static struct cairn_view map(const char *unit)
 {
     struct cairn_view views[2];
-    toy_good(cairn_wait(begin_map(unit, newest, views), TOY_WAIT_MS));
+    good(cairn_wait(begin_map(unit, newest, views), TOY_WAIT_MS));
     return views[0];
 }
 
 static void unmap(struct cairn_view view)
 {
-    toy_good(cairn_unmap(job, &view, NULL));
+    good(cairn_unmap(job, &view, NULL));
 }
 
 static void prefetch(size_t first, size_t count)
 {
-    toy_good(cairn_prefetch(job, newest, units + first, count));
+    good(cairn_prefetch(job, newest, units + first, count));
 }
 
 /* Until what is under way has come, and gone. */
@@ -90,7 +88,7 @@ static void check_bits(const struct cairn_view *view, int tensor)
 TEST(a_mapped_unit_has_the_bits_of_a_fetch)
 {
     struct cairn_view views[2];
-    toy_good(cairn_wait(begin_map("a", newest, views), TOY_WAIT_MS));
+    good(cairn_wait(begin_map("a", newest, views), TOY_WAIT_MS));
     check_bits(&views[0], 1); // a.bias comes before a.weight
     check_bits(&views[1], 0);
     ck_assert_uint_eq(stats().mapped_bytes, room(0) + room(1));
@@ -187,16 +185,16 @@ TEST(a_version_that_is_not_there_lends_nothing)
     struct cairn_view views[2];
     struct cairn_version future = newest;
     future.step += 5;
-    toy_fails(cairn_wait(begin_map("b", future, views), TOY_WAIT_MS), CAIRN_ERR_NOT_READY,
-              "not published yet");
-    toy_fails(cairn_unmap(job, views, NULL), CAIRN_ERR_INVALID, "not on loan");
+    fails(cairn_wait(begin_map("b", future, views), TOY_WAIT_MS), CAIRN_ERR_NOT_READY,
+          "not published yet");
+    fails(cairn_unmap(job, views, NULL), CAIRN_ERR_INVALID, "not on loan");
     const struct cairn_version old = newest;
     newest = toy_step(job, 2).version;
     newest = toy_step(job, 3).version;
-    toy_fails(cairn_wait(begin_map("a", old, views), TOY_WAIT_MS), CAIRN_ERR_VERSION_GONE,
-              "no longer kept");
+    fails(cairn_wait(begin_map("a", old, views), TOY_WAIT_MS), CAIRN_ERR_VERSION_GONE,
+          "no longer kept");
     ck_assert_uint_eq(stats().mapped_bytes, 0);
-    toy_good(cairn_prefetch(job, old, units, 1));
+    good(cairn_prefetch(job, old, units, 1));
     await_mapped(0);
     unmap(map("a")); // the newest is
 }
@@ -222,17 +220,17 @@ TEST(wrong_views_and_names_are_refused)
     int stream = 0;
     cairn_op *op = NULL;
     const char *const unknown[] = { "a", "nobody" };
-    toy_fails(cairn_map(job, newest, "a", views, &count, &op), CAIRN_ERR_INVALID, "2 tensors");
+    fails(cairn_map(job, newest, "a", views, &count, &op), CAIRN_ERR_INVALID, "2 tensors");
     ck_assert_uint_eq(count, 2);
-    toy_fails(cairn_map(job, newest, "a", NULL, &count, &op), CAIRN_ERR_INVALID, "0 views");
-    toy_fails(cairn_map(job, newest, "nobody", views, &count, &op), CAIRN_ERR_NOT_FOUND, "nobody");
-    toy_fails(cairn_prefetch(job, newest, unknown, 2), CAIRN_ERR_NOT_FOUND, "nobody");
-    toy_fails(cairn_unmap(job, &view, &stream), CAIRN_ERR_INVALID, "must be NULL");
+    fails(cairn_map(job, newest, "a", NULL, &count, &op), CAIRN_ERR_INVALID, "0 views");
+    fails(cairn_map(job, newest, "nobody", views, &count, &op), CAIRN_ERR_NOT_FOUND, "nobody");
+    fails(cairn_prefetch(job, newest, unknown, 2), CAIRN_ERR_NOT_FOUND, "nobody");
+    fails(cairn_unmap(job, &view, &stream), CAIRN_ERR_INVALID, "must be NULL");
     view.loan += 100;
-    toy_fails(cairn_unmap(job, &view, NULL), CAIRN_ERR_INVALID, "not on loan");
+    fails(cairn_unmap(job, &view, NULL), CAIRN_ERR_INVALID, "not on loan");
     view.loan -= 100;
     unmap(view);
-    toy_fails(cairn_unmap(job, &view, NULL), CAIRN_ERR_INVALID, "not on loan");
+    fails(cairn_unmap(job, &view, NULL), CAIRN_ERR_INVALID, "not on loan");
     ck_assert_ptr_null(op);
 }
 
@@ -240,7 +238,7 @@ TEST(an_alias_is_mapped_as_what_it_stands_for)
 {
     const struct cairn_box rows = { .rank = 2, .start = { 10, 0 }, .extent = { 5, 20 } };
     struct cairn_tensor tensors[TOY_TENSORS + 2];
-    struct cairn_job_spec spec = toy_spec(0, 1);
+    struct cairn_job_spec spec = *TOY_SPEC();
     memcpy(tensors, toy_tensors, sizeof toy_tensors);
     tensors[TOY_TENSORS] = (struct cairn_tensor) { .struct_size = sizeof *tensors,
                                                    .name = "head.all",
@@ -261,7 +259,7 @@ TEST(an_alias_is_mapped_as_what_it_stands_for)
     newest = toy_step(job, 1).version;
     struct cairn_view views[2];
     float whole[TOY_ELEMS];
-    toy_good(cairn_wait(begin_map("head", newest, views), TOY_WAIT_MS));
+    good(cairn_wait(begin_map("head", newest, views), TOY_WAIT_MS));
     toy_fetch(job, newest, 0, NULL, CAIRN_F32, whole);
     ck_assert_str_eq(views[1].tensor, "head.rows");
     ck_assert_uint_eq(views[1].shape[0], 5);
@@ -287,9 +285,9 @@ static void *declare(void *arg)
 
 TEST(a_worker_with_tiles_maps_what_it_holds)
 {
-    const struct cairn_job_spec spec = toy_spec(1, 1);
     cairn *second = toy_session(&rooms, "second");
-    struct holder holders[2] = { { .job = job }, { .job = toy_open(second, "toy", &spec) } };
+    struct holder holders[2] = { { .job = job },
+                                 { .job = toy_open(second, "toy", TOY_SPEC(.rank = 1)) } };
     uint16_t whole[TOY_ELEMS];
     const struct cairn_view before = map("b");
     for (uint64_t rank = 0; rank < 2; rank++) {
@@ -315,7 +313,6 @@ TEST(a_worker_with_tiles_maps_what_it_holds)
     check_bits(&before, 2); // what was mapped before stays as it was
     unmap(before);
     ck_assert_uint_eq(stats().mapped_bytes, 0);
-    cairn_close(second);
 }
 
 TEST(a_job_may_be_closed_with_everything_on_loan)

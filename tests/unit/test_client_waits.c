@@ -35,14 +35,13 @@ TEST(a_call_that_waits_long_says_once_for_whom)
                                      .name = "waiter",
                                      .on_wait = hear,
                                      .on_wait_context = &heard };
-    const struct cairn_job_spec spec = toy_spec(0, 2);
     struct cairn_round round = { .struct_size = sizeof round };
     cairn *trainer;
-    toy_good(client_open(&opts, rooms.hub, &trainer));
-    cairn_job *job = toy_ready(trainer, "lonely", &spec);
-    toy_fails(cairn_round_begin(job, 1000, &round), CAIRN_ERR_TIMEOUT, "1 of 2 attached");
+    good(client_open(&opts, rooms.hub, &trainer));
+    cairn_job *job = toy_ready(trainer, "lonely", TOY_SPEC(.workers_min = 2));
+    fails(cairn_round_begin(job, 1000, &round), CAIRN_ERR_TIMEOUT, "1 of 2 attached");
     ck_assert_int_eq(heard.calls, 0); // its error is soon enough
-    toy_fails(cairn_round_begin(job, 6000, &round), CAIRN_ERR_TIMEOUT, "1 of 2 attached");
+    fails(cairn_round_begin(job, 6000, &round), CAIRN_ERR_TIMEOUT, "1 of 2 attached");
     ck_assert_int_eq(heard.calls, 1);
     ck_assert_int_eq(heard.paused_ms, 0);
     ck_assert_ptr_nonnull(strstr(heard.text, "1 of 2 attached"));

@@ -29,8 +29,7 @@ static cairn_job *open_job_of(cairn *by, uint32_t rank, const char *name, struct
                                          .rank = rank,
                                          .first_step = first_step };
     cairn_job *opened;
-    ck_assert_msg(cairn_job_open(by, name, &spec, CAIRN_WORKER, WAIT_MS, &opened) == CAIRN_OK, "%s",
-                  cairn_error());
+    good(cairn_job_open(by, name, &spec, CAIRN_WORKER, WAIT_MS, &opened));
     return opened;
 }
 
@@ -52,9 +51,8 @@ static void set_up(void)
 
 static cairn_status put_plane(cairn_job *by, const char *tensor, const char *plane, float *values)
 {
-    const struct cairn_mem from = { .struct_size = sizeof from, .ptr = values, .dtype = CAIRN_F32 };
     cairn_op *op;
-    const cairn_status status = cairn_put(by, tensor, plane, NULL, &from, &op);
+    const cairn_status status = cairn_put(by, tensor, plane, NULL, TOY_F32(values), &op);
     return status == CAIRN_OK ? cairn_wait(op, WAIT_MS) : status;
 }
 
@@ -65,14 +63,12 @@ static cairn_status put(const char *tensor, float *values)
 
 static void check_plane(const char *tensor, const char *plane, const float *values)
 {
-    const struct cairn_mem to = { .struct_size = sizeof to, .ptr = copy, .dtype = CAIRN_F32 };
     struct cairn_version version;
     cairn_op *op;
-    ck_assert_int_eq(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, WAIT_MS, &version),
-                     CAIRN_OK);
+    good(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, WAIT_MS, &version));
     ck_assert_uint_eq(version.step, FIRST_STEP);
-    ck_assert_int_eq(cairn_fetch(job, version, tensor, plane, NULL, &to, &op), CAIRN_OK);
-    ck_assert_int_eq(cairn_wait(op, WAIT_MS), CAIRN_OK);
+    good(cairn_fetch(job, version, tensor, plane, NULL, TOY_F32(copy), &op));
+    good(cairn_wait(op, WAIT_MS));
     ck_assert_mem_eq(copy, values, sizeof copy);
 }
 
@@ -84,16 +80,15 @@ static void check_values(const char *tensor, const float *values)
 /* a's shard has its whole part and is sealed, b's has nothing. */
 static void put_half(void)
 {
-    ck_assert_int_eq(put("a", first), CAIRN_OK);
-    ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_NOT_READY);
-    ck_assert_msg(strstr(cairn_error(), "b") != NULL, "%s", cairn_error());
+    good(put("a", first));
+    fails(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_NOT_READY, "b");
 }
 
 TEST(what_was_missing_is_put_and_the_rest_stays)
 {
     put_half();
-    ck_assert_int_eq(put("b", other), CAIRN_OK);
-    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(put("b", other));
+    good(cairn_init_done(job, NULL, WAIT_MS));
     check_values("a", first);
     check_values("b", other);
 }
@@ -104,33 +99,30 @@ TEST(momentum_that_the_first_update_would_throw_away_is_refused)
     group.optimizer = "sgd";
     group.momentum = 0.9;
     cairn_job *at_0 = open_job_of(session, 0, "at-0", group, 0);
-    ck_assert_int_eq(put_plane(at_0, "a", "exp_avg", first), CAIRN_ERR_INVALID);
-    ck_assert_msg(strstr(cairn_error(), "set first_step") != NULL, "%s", cairn_error());
+    fails(put_plane(at_0, "a", "exp_avg", first), CAIRN_ERR_INVALID, "set first_step");
     cairn_job *at_1 = open_job_of(session, 0, "at-1", group, 1);
-    ck_assert_msg(put_plane(at_1, "a", "exp_avg", first) == CAIRN_OK, "%s", cairn_error());
+    good(put_plane(at_1, "a", "exp_avg", first));
 }
 
 TEST(the_same_values_may_be_put_again)
 {
     put_half();
-    ck_assert_msg(put("a", first) == CAIRN_OK, "%s", cairn_error());
-    ck_assert_int_eq(put("b", first), CAIRN_OK);
-    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(put("a", first));
+    good(put("b", first));
+    good(cairn_init_done(job, NULL, WAIT_MS));
     check_values("a", first);
 }
 
 TEST(nothing_is_sealed_with_other_values_than_were_put_last)
 {
     put_half();
-    ck_assert_int_eq(put("a", other), CAIRN_ERR_EXISTS);
-    ck_assert_int_eq(put("b", other), CAIRN_OK);
+    fails(put("a", other), CAIRN_ERR_EXISTS, "");
+    good(put("b", other));
     for (int i = 0; i < 2; i++)
-        ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_EXISTS);
-    ck_assert_msg(strstr(cairn_error(), "with other values before; give those, or drop the job") !=
-                      NULL,
-                  "%s", cairn_error());
-    ck_assert_int_eq(put("a", first), CAIRN_OK);
-    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+        fails(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_EXISTS,
+              "with other values before; give those, or drop the job");
+    good(put("a", first));
+    good(cairn_init_done(job, NULL, WAIT_MS));
     check_values("a", first);
 }
 
@@ -140,34 +132,34 @@ static const float zeros[ELEMS];
 
 TEST(moments_are_put_with_the_parameters_and_the_rest_of_them_is_0)
 {
-    ck_assert_int_eq(put("a", first), CAIRN_OK);
-    ck_assert_msg(put_plane(job, "a", "exp_avg_sq", other) == CAIRN_OK, "%s", cairn_error());
-    ck_assert_int_eq(put_plane(job, "a", "exp_avg_sq", other), CAIRN_ERR_EXISTS);
-    ck_assert_int_eq(put_plane(job, "b", "exp_avg", first), CAIRN_OK);
-    ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_NOT_READY);
-    ck_assert_int_eq(put("b", other), CAIRN_OK); // what was put before stays, and may be put again
-    ck_assert_msg(put_plane(job, "a", "exp_avg_sq", other) == CAIRN_OK, "%s", cairn_error());
-    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(put("a", first));
+    good(put_plane(job, "a", "exp_avg_sq", other));
+    fails(put_plane(job, "a", "exp_avg_sq", other), CAIRN_ERR_EXISTS, "");
+    good(put_plane(job, "b", "exp_avg", first));
+    fails(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_NOT_READY, "");
+    good(put("b", other)); // what was put before stays, and may be put again
+    good(put_plane(job, "a", "exp_avg_sq", other));
+    good(cairn_init_done(job, NULL, WAIT_MS));
     check_values("a", first);
     check_plane("a", "exp_avg", zeros);
     check_plane("a", "exp_avg_sq", other);
     check_plane("b", "exp_avg", first);
     check_plane("b", "exp_avg_sq", zeros);
-    ck_assert_int_eq(put_plane(job, "b", "exp_avg", first), CAIRN_ERR_EXISTS);
+    fails(put_plane(job, "b", "exp_avg", first), CAIRN_ERR_EXISTS, "");
 }
 
 TEST(moments_of_a_worker_that_went_before_the_end_are_0)
 {
-    ck_assert_int_eq(put("a", other), CAIRN_OK);
-    ck_assert_int_eq(put_plane(job, "a", "exp_avg", other), CAIRN_OK);
-    ck_assert_int_eq(put_plane(job, "a", "exp_avg_sq", other), CAIRN_OK);
-    ck_assert_int_eq(put_plane(job, "b", "exp_avg", other), CAIRN_OK);
+    good(put("a", other));
+    good(put_plane(job, "a", "exp_avg", other));
+    good(put_plane(job, "a", "exp_avg_sq", other));
+    good(put_plane(job, "b", "exp_avg", other));
     cairn_job_close(job);
     job = open_job(session, 0);
-    ck_assert_int_eq(put("a", first), CAIRN_OK);
-    ck_assert_int_eq(put("b", first), CAIRN_OK);
-    ck_assert_int_eq(put_plane(job, "a", "exp_avg", first), CAIRN_OK);
-    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(put("a", first));
+    good(put("b", first));
+    good(put_plane(job, "a", "exp_avg", first));
+    good(cairn_init_done(job, NULL, WAIT_MS));
     check_values("a", first);
     check_plane("a", "exp_avg", first);
     check_plane("a", "exp_avg_sq", zeros);
@@ -177,23 +169,23 @@ TEST(moments_of_a_worker_that_went_before_the_end_are_0)
 /* a's shard is sealed with a's exp_avg; another worker of that rank has put both parameters. */
 static void put_again_after_half_with_moments(void)
 {
-    ck_assert_int_eq(put_plane(job, "a", "exp_avg", other), CAIRN_OK);
+    good(put_plane(job, "a", "exp_avg", other));
     put_half();
     cairn_job_close(job);
     job = open_job(session, 0);
-    ck_assert_int_eq(put("a", first), CAIRN_OK);
-    ck_assert_int_eq(put("b", first), CAIRN_OK);
+    good(put("a", first));
+    good(put("b", first));
 }
 
 TEST(a_state_that_is_sealed_in_part_with_moments_is_not_ended_without_them)
 {
     put_again_after_half_with_moments();
-    ck_assert_int_eq(put_plane(job, "a", "exp_avg", first), CAIRN_ERR_EXISTS);
-    ck_assert_int_eq(put_plane(job, "b", "exp_avg", first), CAIRN_OK);
-    ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_EXISTS); // that put has failed
-    ck_assert_int_eq(put_plane(job, "a", "exp_avg_sq", (float *)zeros), CAIRN_OK);
-    ck_assert_int_eq(put_plane(job, "a", "exp_avg", other), CAIRN_OK);
-    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    fails(put_plane(job, "a", "exp_avg", first), CAIRN_ERR_EXISTS, "");
+    good(put_plane(job, "b", "exp_avg", first));
+    fails(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_EXISTS, ""); // that put has failed
+    good(put_plane(job, "a", "exp_avg_sq", (float *)zeros));
+    good(put_plane(job, "a", "exp_avg", other));
+    good(cairn_init_done(job, NULL, WAIT_MS));
     check_plane("a", "exp_avg", other);
     check_plane("b", "exp_avg", first);
 }
@@ -201,14 +193,12 @@ TEST(a_state_that_is_sealed_in_part_with_moments_is_not_ended_without_them)
 TEST(other_moments_than_those_that_are_sealed_in_part_do_not_end_it)
 {
     put_again_after_half_with_moments();
-    ck_assert_int_eq(put_plane(job, "b", "exp_avg", first), CAIRN_OK);
+    good(put_plane(job, "b", "exp_avg", first));
     for (int i = 0; i < 2; i++)
-        ck_assert_int_eq(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_EXISTS);
-    ck_assert_msg(strstr(cairn_error(), "already, with moments of a: put them, too, or drop") !=
-                      NULL,
-                  "%s", cairn_error());
-    ck_assert_int_eq(put_plane(job, "a", "exp_avg", other), CAIRN_OK);
-    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+        fails(cairn_init_done(job, NULL, WAIT_MS), CAIRN_ERR_EXISTS,
+              "already, with moments of a: put them, too, or drop");
+    good(put_plane(job, "a", "exp_avg", other));
+    good(cairn_init_done(job, NULL, WAIT_MS));
     check_plane("a", "exp_avg", other);
     check_plane("b", "exp_avg", first);
 }
@@ -217,12 +207,10 @@ TEST(only_rank_0_puts_moments_and_only_planes_that_there_are)
 {
     cairn *beside = toy_session(&rooms, "worker");
     cairn_job *second = open_job(beside, 1);
-    ck_assert_int_eq(put_plane(second, "a", "exp_avg", first), CAIRN_ERR_REFUSED);
-    ck_assert_msg(strstr(cairn_error(), "rank 0 puts moments, this is rank 1") != NULL, "%s",
-                  cairn_error());
-    ck_assert_int_eq(put_plane(job, "a", "wire", first), CAIRN_ERR_UNSUPPORTED);
-    ck_assert_int_eq(put_plane(job, "a", "none", first), CAIRN_ERR_UNSUPPORTED);
-    cairn_close(beside);
+    fails(put_plane(second, "a", "exp_avg", first), CAIRN_ERR_REFUSED,
+          "rank 0 puts moments, this is rank 1");
+    fails(put_plane(job, "a", "wire", first), CAIRN_ERR_UNSUPPORTED, "");
+    fails(put_plane(job, "a", "none", first), CAIRN_ERR_UNSUPPORTED, "");
 }
 
 /* ---- tiles ---- */
@@ -234,7 +222,7 @@ static void declare(cairn_job *by, uint32_t rank)
         .tensor = "a",
         .box = { .rank = 1, .start = { rank * ELEMS / 2 }, .extent = { ELEMS / 2 } },
     };
-    ck_assert_msg(cairn_tiles(by, &half, 1, 2, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_tiles(by, &half, 1, 2, WAIT_MS));
 }
 
 static void *declare_second(void *second)
@@ -245,7 +233,7 @@ static void *declare_second(void *second)
 
 static void *end_second(void *second)
 {
-    ck_assert_msg(cairn_init_done(second, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_init_done(second, NULL, WAIT_MS));
     return NULL;
 }
 
@@ -258,19 +246,16 @@ TEST(with_tiles_rank_0_puts_moments_whole)
     declare(job, 0);
     pthread_join(thread, NULL);
     const struct cairn_box whole = { .rank = 1, .extent = { ELEMS } };
-    ck_assert_int_eq(put("a", first), CAIRN_OK); // its half
-    ck_assert_int_eq(put_plane(second, "a", "param", first + ELEMS / 2), CAIRN_OK);
-    ck_assert_int_eq(put("b", first), CAIRN_OK);
-    ck_assert_int_eq(put_plane(job, "a", "exp_avg", other), CAIRN_ERR_UNSUPPORTED);
-    const struct cairn_mem from = { .struct_size = sizeof from, .ptr = other, .dtype = CAIRN_F32 };
+    good(put("a", first)); // its half
+    good(put_plane(second, "a", "param", first + ELEMS / 2));
+    good(put("b", first));
+    fails(put_plane(job, "a", "exp_avg", other), CAIRN_ERR_UNSUPPORTED, "");
     cairn_op *op;
-    ck_assert_msg(cairn_put(job, "a", "exp_avg", &whole, &from, &op) == CAIRN_OK, "%s",
-                  cairn_error());
-    ck_assert_int_eq(cairn_wait(op, WAIT_MS), CAIRN_OK);
+    good(cairn_put(job, "a", "exp_avg", &whole, TOY_F32(other), &op));
+    good(cairn_wait(op, WAIT_MS));
     ck_assert_int_eq(pthread_create(&thread, NULL, end_second, second), 0);
-    ck_assert_msg(cairn_init_done(job, NULL, WAIT_MS) == CAIRN_OK, "%s", cairn_error());
+    good(cairn_init_done(job, NULL, WAIT_MS));
     pthread_join(thread, NULL);
-    cairn_close(beside);
 }
 
 SUITE(60, set_up, toy_stop);
