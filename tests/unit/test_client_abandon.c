@@ -1,7 +1,6 @@
 /* A round that a worker gives up, staying in the job: void for all, and the step is done again. */
 #include <check.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/toy_scene.h"

@@ -1,7 +1,6 @@
 /* What the library says when it is used in the wrong order: the sentence names the call that is missing. And
  * the initial state of several ranks, which is compared. */
 #include <check.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "tests/support/suite.h"

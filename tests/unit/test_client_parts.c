@@ -1,6 +1,5 @@
 /* Aliases of boxes of a tensor: what is put and pushed by them is what the tensor itself would be. */
 #include <check.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "tests/support/suite.h"

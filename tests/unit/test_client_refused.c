@@ -1,7 +1,6 @@
 /* What a caller mixes up is told at the call, and changes nothing. A whole cluster in this process. */
 #include <cairn.h>
 #include <check.h>
-#include <string.h>
 
 #include "client/base.h"
 #include "client/job.h"

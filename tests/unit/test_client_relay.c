@@ -2,7 +2,6 @@
  * own script, and a worker on a thread of its own. */
 #include <cairn.h>
 #include <check.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

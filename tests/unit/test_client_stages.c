@@ -1,7 +1,6 @@
 /* Stages as the client sees them: what is added up here and what is pushed, and which of them give the same
  * bits. */
 #include <check.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "tests/support/suite.h"

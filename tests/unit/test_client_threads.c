@@ -6,7 +6,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <string.h>
 
 #include "tests/support/suite.h"
 #include "tests/support/toy_scene.h"

@@ -1,7 +1,6 @@
 /* Units in the library's memory: prefetched, mapped, given back, and never more of them than the window. */
 #include <check.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 

@@ -7,49 +7,23 @@
 #include <string.h>
 
 #include "proto/loop/loop.h"
-#include "tests/support/fabric_node.h"
+#include "tests/support/fabric_pair.h"
 #include "tests/support/mem.h"
 #include "tests/support/suite.h"
 
-enum { MEM, UCX, MAPPED, AUTO, KINDS };
-static const char *const kinds[KINDS] = { "mem", "ucx", "mapped", "auto" };
-
-/* Two nodes that know each other. */
-static struct node a, b;
-static struct fabric_peer *to_a, *to_b;
-static struct fabric_hub *hub;
+static struct fabric_peer *to_a; // of b
 static uint8_t bytes[2 << 20];
 
-static void open_pair(int kind, struct fabric_options options)
+static void meet(int kind)
 {
-    hub = NULL;
-    if (kind == MEM) {
-        const struct cairn_fabric_mem_options storm = { .seed = 7,
-                                                        .delay_max_ticks = 20,
-                                                        .eager_bytes = 8192 };
-        ck_assert_int_eq(cairn_fabric_mem_hub_open(&storm, &hub), CAIRN_OK);
-    }
-    options.hub = hub;
-    node_open(&a, kinds[kind], &options);
-    node_open(&b, kinds[kind], &options);
-    to_b = node_connect_to(&a, &b);
+    pair_open(kinds[kind], NULL);
     to_a = node_connect_to(&b, &a);
-}
-
-static void close_pair(void)
-{
-    node_close(&a);
-    node_close(&b);
-    if (hub != NULL) cairn_fabric_mem_hub_close(hub);
 }
 
 static void assert_quiet(const struct node *node)
 {
-    struct fabric_stats stats;
-    fabric_stats(node->fabric, &stats);
-    ck_assert_uint_eq(stats.sends_now, 0);
-    ck_assert_uint_eq(stats.receives_now, 0);
-    ck_assert_uint_eq(stats.held_now, 0);
+    const struct fabric_stats stats = node_stats(node);
+    ck_assert_uint_eq(stats.sends_now + stats.receives_now + stats.held_now, 0);
 }
 
 /* -- promises of all fabrics -------------------------------------------------------------------- */
@@ -58,44 +32,34 @@ TEST_EACH(payloads_of_every_size_arrive_whole_in_both_directions, 0, KINDS)
 {
     static const size_t sizes[] = { 8, 64, 1000, 8192, 32767, 32768, 65536, 300001, 1 << 20 };
     enum { COUNT = sizeof sizes / sizeof sizes[0] };
-    open_pair(_i, (struct fabric_options) { 0 });
+    meet(_i);
     a.manner = b.manner = NODE_RECEIVES;
     for (unsigned i = 0; i < COUNT; i++) {
-        fill(bytes, sizes[i], i);
-        node_send(&a, to_b, i, bytes, sizes[i]);
-        pump(&a, &b, &b.received, i + 1);
-        pump(&a, &b, &a.sent, i + 1);
-        ck_assert(is_filled(b.arrivals[i].buffer, sizes[i], i));
-        node_send(&b, to_a, i, b.arrivals[i].buffer, sizes[i]);
-        pump(&a, &b, &a.received, i + 1);
-        pump(&a, &b, &b.sent, i + 1);
-        ck_assert(is_filled(a.arrivals[i].buffer, sizes[i], i));
+        node_carry(&a, &b, to_b, i, bytes, sizes[i]);
+        node_carry(&b, &a, to_a, i, b.arrivals[i].buffer, sizes[i]);
     }
-    struct fabric_stats stats;
-    fabric_stats(b.fabric, &stats);
+    const struct fabric_stats stats = node_stats(&b);
     ck_assert_uint_eq(stats.messages_received, COUNT);
     ck_assert_uint_eq(stats.messages_sent, COUNT);
     ck_assert_uint_eq(stats.bytes_received, stats.bytes_sent);
     assert_quiet(&a);
     assert_quiet(&b);
-    close_pair();
 }
 
 TEST_EACH(a_message_without_payload_is_only_its_header, 0, KINDS)
 {
-    open_pair(_i, (struct fabric_options) { 0 });
+    meet(_i);
     node_send(&a, to_b, 42, NULL, 0);
     pump(&a, &b, &b.arrived, 1);
     pump(&a, &b, &a.sent, 1);
     ck_assert_uint_eq(b.arrivals[0].note.id, 42);
     assert_quiet(&b);
-    close_pair();
 }
 
 TEST_EACH(sixty_four_held_messages_can_be_received_in_reverse_order, 0, KINDS)
 {
     enum { HELD = 64, BYTES = 100000 }; // rendezvous
-    open_pair(_i, (struct fabric_options) { 0 });
+    meet(_i);
     uint8_t *payloads = malloc((size_t)HELD * BYTES);
     for (unsigned i = 0; i < HELD; i++) {
         fill(payloads + (size_t)i * BYTES, BYTES, i);
@@ -110,13 +74,12 @@ TEST_EACH(sixty_four_held_messages_can_be_received_in_reverse_order, 0, KINDS)
         ck_assert(is_filled(b.arrivals[i].buffer, BYTES, b.arrivals[i].note.id));
     ck_assert_uint_eq(a.send_errors + b.receive_errors, 0);
     free(payloads);
-    close_pair();
 }
 
 TEST_EACH(small_payloads_can_be_held_too, 0, KINDS)
 {
     enum { HELD = 64, BYTES = 3000 };
-    open_pair(_i, (struct fabric_options) { 0 });
+    meet(_i);
     for (unsigned i = 0; i < HELD; i++) {
         fill(bytes, BYTES, i);
         node_send(&a, to_b, i, bytes, BYTES);
@@ -127,7 +90,6 @@ TEST_EACH(small_payloads_can_be_held_too, 0, KINDS)
     pump(&a, &b, &b.received, HELD);
     for (unsigned i = 0; i < HELD; i++)
         ck_assert(is_filled(b.arrivals[i].buffer, BYTES, b.arrivals[i].note.id));
-    close_pair();
 }
 
 /* Sizes around what is bundled, and the place of the i-th payload. */
@@ -140,7 +102,7 @@ static size_t mixed_size(unsigned i)
 TEST_EACH(what_is_sent_in_one_turn_may_be_held_dropped_and_received_one_by_one, 0, KINDS)
 {
     enum { COUNT = 400, LONGEST = 40000 };
-    open_pair(_i, (struct fabric_options) { 0 });
+    meet(_i);
     uint8_t *payloads = malloc((size_t)COUNT * LONGEST);
     for (unsigned i = 0; i < COUNT; i++) {
         fill(payloads + (size_t)i * LONGEST, mixed_size(i), i);
@@ -168,13 +130,12 @@ TEST_EACH(what_is_sent_in_one_turn_may_be_held_dropped_and_received_one_by_one, 
     assert_quiet(&a);
     assert_quiet(&b);
     free(payloads);
-    close_pair();
 }
 
 TEST_EACH(a_peer_that_takes_nothing_for_a_while_gets_all_of_it_later, 0, KINDS)
 {
     enum { COUNT = 3000, BYTES = 6000 };
-    open_pair(_i, (struct fabric_options) { 0 });
+    meet(_i);
     b.manner = NODE_RECEIVES;
     for (unsigned i = 0; i < COUNT; i++) {
         fill(bytes + i % 64 * BYTES, BYTES, i % 64);
@@ -187,7 +148,6 @@ TEST_EACH(a_peer_that_takes_nothing_for_a_while_gets_all_of_it_later, 0, KINDS)
         ck_assert(is_filled(b.arrivals[i].buffer, BYTES, b.arrivals[i].note.id % 64));
     ck_assert_uint_eq(a.send_errors + b.receive_errors, 0);
     assert_quiet(&a);
-    close_pair();
 }
 
 static void on_never(void *arg, cairn_status status)
@@ -199,7 +159,7 @@ static void on_never(void *arg, cairn_status status)
 TEST_EACH(a_buffer_that_is_too_small_is_refused_and_the_message_stays_held, 0, KINDS)
 {
     static const size_t sizes[] = { 100, 200000 }; // eager, rendezvous
-    open_pair(_i, (struct fabric_options) { 0 });
+    meet(_i);
     for (unsigned i = 0; i < 2; i++) {
         fill(bytes, sizes[i], i);
         node_send(&a, to_b, i, bytes, sizes[i]);
@@ -212,12 +172,11 @@ TEST_EACH(a_buffer_that_is_too_small_is_refused_and_the_message_stays_held, 0, K
         pump(&a, &b, &a.sent, i + 1);
         ck_assert(is_filled(b.arrivals[i].buffer, sizes[i], i));
     }
-    close_pair();
 }
 
 TEST_EACH(dropping_frees_the_sender_at_once_or_later, 0, KINDS)
 {
-    open_pair(_i, (struct fabric_options) { 0 });
+    meet(_i);
     b.manner = NODE_DROPS;
     node_send(&a, to_b, 1, bytes, 100);
     node_send(&a, to_b, 2, bytes, 200000);
@@ -231,17 +190,14 @@ TEST_EACH(dropping_frees_the_sender_at_once_or_later, 0, KINDS)
     fabric_drop(b.arrivals[3].message);
     pump(&a, &b, &a.sent, 4);
     ck_assert_uint_eq(a.send_errors, 0);
-    struct fabric_stats stats;
-    fabric_stats(b.fabric, &stats);
-    ck_assert_uint_eq(stats.messages_dropped, 4);
+    ck_assert_uint_eq(node_stats(&b).messages_dropped, 4);
     assert_quiet(&b);
-    close_pair();
 }
 
 TEST_EACH(a_send_over_a_limit_is_refused_before_it_leaves, 0, KINDS)
 {
     uint8_t header[CAIRN_FABRIC_HEADER_MAX + 1] = { 0 };
-    open_pair(_i, (struct fabric_options) { .sends_max = 2 });
+    pair_open(kinds[_i], &(struct fabric_options) { .sends_max = 2 });
     ck_assert_int_eq(fabric_send(to_b, header, sizeof header, NULL, 0, NULL, NULL),
                      CAIRN_ERR_INVALID);
     ck_assert_int_eq(fabric_send(to_b, header, 0, NULL, 0, NULL, NULL), CAIRN_ERR_INVALID);
@@ -255,35 +211,29 @@ TEST_EACH(a_send_over_a_limit_is_refused_before_it_leaves, 0, KINDS)
     pump(&a, &b, &a.sent, 2);
     node_send(&a, to_b, 3, bytes, 200000);
     pump(&a, &b, &a.sent, 3);
-    close_pair();
 }
 
 TEST_EACH(what_is_too_large_or_too_much_for_the_receiver_is_refused_and_counted, 0, KINDS)
 {
-    open_pair(_i, (struct fabric_options) { .held_max = 3 });
+    pair_open(kinds[_i], &(struct fabric_options) { .held_max = 3 });
     for (unsigned i = 0; i < 5; i++) node_send(&a, to_b, i, bytes, 100000);
     pump(&a, &b, &a.sent, 2); // the two that were refused
-    struct fabric_stats stats;
-    fabric_stats(b.fabric, &stats);
     ck_assert_uint_eq(b.arrived, 3);
-    ck_assert_uint_eq(stats.messages_refused, 2);
-    close_pair();
+    ck_assert_uint_eq(node_stats(&b).messages_refused, 2);
+    pair_close();
 
-    open_pair(_i, (struct fabric_options) { .max_payload = 2 << 20 });
-    struct node strict;
+    pair_open(kinds[_i], &(struct fabric_options) { .max_payload = 2 << 20 });
+    static struct node strict;
     node_open(&strict, kinds[_i], &(struct fabric_options) { .hub = hub });
     node_send(&a, node_connect_to(&a, &strict), 1, bytes, 2 << 20);
     pump(&a, &strict, &a.sent, 1);
-    fabric_stats(strict.fabric, &stats);
     ck_assert_uint_eq(strict.arrived, 0);
-    ck_assert_uint_eq(stats.messages_refused, 1);
-    node_close(&strict);
-    close_pair();
+    ck_assert_uint_eq(node_stats(&strict).messages_refused, 1);
 }
 
 TEST_EACH(a_garbled_address_is_refused_wherever_the_damage_is, 0, KINDS)
 {
-    open_pair(_i, (struct fabric_options) { 0 });
+    meet(_i);
     uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
     size_t count;
     const void *good = fabric_own_address(b.fabric, &count);
@@ -299,12 +249,11 @@ TEST_EACH(a_garbled_address_is_refused_wherever_the_damage_is, 0, KINDS)
     memset(address, 0xff, sizeof address);
     ck_assert_int_eq(fabric_connect_to(a.fabric, address, sizeof address, NULL, NULL, &peer),
                      CAIRN_ERR_MALFORMED);
-    close_pair();
 }
 
 TEST_EACH(closing_a_peer_is_quiet_here_and_both_can_meet_again, 0, KINDS)
 {
-    open_pair(_i, (struct fabric_options) { 0 });
+    meet(_i);
     node_send(&a, to_b, 1, bytes, 8);
     node_send(&b, to_a, 1, bytes, 8);
     pump(&a, &b, &a.arrived, 1);
@@ -317,7 +266,6 @@ TEST_EACH(closing_a_peer_is_quiet_here_and_both_can_meet_again, 0, KINDS)
     to_b = node_connect_to(&a, &b); // both live on and may meet again
     node_send(&a, to_b, 2, bytes, 8);
     pump(&a, &b, &b.arrived, 2);
-    close_pair();
 }
 
 static void on_gone(void *arg, struct fabric_peer *peer, cairn_status why)
@@ -329,7 +277,7 @@ static void on_gone(void *arg, struct fabric_peer *peer, cairn_status why)
 TEST_EACH(a_peer_whose_process_is_gone_goes_down_once_and_sends_to_it_say_closed, 0, KINDS)
 {
     const struct note note = { 0 };
-    open_pair(_i, (struct fabric_options) { 0 });
+    meet(_i);
     node_send(&a, to_b, 1, bytes, 8);
     pump(&a, &b, &b.arrived, 1);
     fabric_close(b.fabric);
@@ -342,12 +290,11 @@ TEST_EACH(a_peer_whose_process_is_gone_goes_down_once_and_sends_to_it_say_closed
     ck_assert_uint_eq(a.downs, 1);
     fabric_peer_close(to_b);
     pump_for_ms(&a, NULL, 5);
-    close_pair();
 }
 
 TEST_EACH(an_address_where_nobody_lives_any_more_is_unreachable_now_or_goes_down, 0, KINDS)
 {
-    open_pair(_i, (struct fabric_options) { 0 });
+    meet(_i);
     struct node gone;
     uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
     size_t count;
@@ -362,13 +309,12 @@ TEST_EACH(an_address_where_nobody_lives_any_more_is_unreachable_now_or_goes_down
         ck_assert_int_eq(status, CAIRN_ERR_UNREACHABLE);
     fabric_peer_close(peer);
     pump_for_ms(&a, &b, 5);
-    close_pair();
 }
 
 TEST_EACH(close_in_the_middle_of_everything_returns_every_buffer, 0, KINDS)
 {
     enum { EACH = 16, BYTES = 200000 };
-    open_pair(_i, (struct fabric_options) { 0 });
+    meet(_i);
     for (unsigned i = 0; i < EACH; i++) {
         node_send(&a, to_b, i, bytes, BYTES);
         node_send(&b, to_a, i, bytes, BYTES);
@@ -381,7 +327,6 @@ TEST_EACH(close_in_the_middle_of_everything_returns_every_buffer, 0, KINDS)
     b.fabric = NULL;
     pump(&a, NULL, &a.sent, EACH);
     pump(&a, NULL, &a.downs, 1);
-    close_pair();
 }
 
 /* On each arrival: answer, drop, and give the sender up, all inside the callback. */
@@ -403,7 +348,7 @@ static void on_hasty_message(void *arg, const void *header, size_t header_bytes,
 
 TEST_EACH(callbacks_may_send_drop_and_close_peers, 0, KINDS)
 {
-    open_pair(_i, (struct fabric_options) { 0 });
+    meet(_i);
     struct hasty hasty = { 0 };
     const struct fabric_options options = { .hub = hub,
                                             .on_message = on_hasty_message,
@@ -422,7 +367,6 @@ TEST_EACH(callbacks_may_send_drop_and_close_peers, 0, KINDS)
     pump(&a, &shell, &hasty.arrived, 2);
     pump(&a, &shell, &a.sent, 2);
     fabric_close(hasty.fabric);
-    close_pair();
 }
 
 static void on_stop(void *arg, cairn_status status)
@@ -436,7 +380,7 @@ TEST_EACH(a_libuv_loop_drives_it_and_ends_empty, 0, KINDS)
     uv_loop_t loop;
     struct fabric_poll poll_a, poll_b;
     const struct note note = { .id = 5 };
-    open_pair(_i, (struct fabric_options) { 0 });
+    meet(_i);
     b.manner = NODE_RECEIVES;
     ck_assert_int_eq(uv_loop_init(&loop), 0);
     ck_assert_int_eq(fabric_poll_init(&poll_a, &loop, a.fabric, 0), CAIRN_OK);
@@ -449,12 +393,12 @@ TEST_EACH(a_libuv_loop_drives_it_and_ends_empty, 0, KINDS)
     ck_assert(is_filled(b.arrivals[0].buffer, 500000, 5));
     fabric_poll_close(&poll_a, NULL, NULL);
     fabric_poll_close(&poll_b, NULL, NULL);
-    close_pair();
+    pair_close();
     uv_run(&loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(uv_loop_close(&loop), 0);
 }
 
-SUITE(30);
+SUITE(30, .tear_down = pair_close);
 
 /* -- only mem ----------------------------------------------------------------------------------- */
 
@@ -487,9 +431,7 @@ static void storm_trace(uint64_t seed, char *trace, size_t trace_bytes)
     for (unsigned i = 0; i < b.arrived; i++)
         length += snprintf(trace + length, trace_bytes - (size_t)length, " %" PRIu64,
                            b.arrivals[i].note.id);
-    node_close(&a);
-    node_close(&b);
-    cairn_fabric_mem_hub_close(hub);
+    pair_close();
 }
 
 TEST(one_seed_is_one_order_of_events)
@@ -509,7 +451,7 @@ TEST(messages_overtake_and_repeat_but_none_is_lost_without_a_cut)
     const struct cairn_fabric_mem_options storm = { .seed = 3,
                                                     .delay_max_ticks = 10,
                                                     .duplicate_permille = 100 };
-    open_pair(MEM, (struct fabric_options) { 0 });
+    meet(MEM);
     cairn_fabric_mem_hub_set(hub, &storm);
     b.manner = NODE_RECEIVES;
     for (unsigned i = 0; i < COUNT; i++) node_send(&a, to_b, i, bytes, 10);
@@ -525,12 +467,11 @@ TEST(messages_overtake_and_repeat_but_none_is_lost_without_a_cut)
     ck_assert_uint_gt(overtaken, 0);
     ck_assert_uint_gt(repeated, 0);
     ck_assert_uint_eq(a.sent, COUNT);
-    close_pair();
 }
 
 TEST(a_cut_tells_both_ends_and_fails_what_was_held_or_under_way)
 {
-    open_pair(MEM, (struct fabric_options) { 0 });
+    meet(MEM);
     node_send(&a, to_b, 1, bytes, 100000);
     cairn_fabric_mem_hub_run(hub, 1000);
     node_send(&a, to_b, 2, bytes, 100000); // under way
@@ -543,12 +484,11 @@ TEST(a_cut_tells_both_ends_and_fails_what_was_held_or_under_way)
     node_receive(&b, 0);
     cairn_fabric_mem_hub_run(hub, 1000);
     ck_assert_uint_eq(b.receive_errors, 1);
-    close_pair();
 }
 
 TEST(a_sender_that_touches_a_buffer_on_loan_is_found_out)
 {
-    open_pair(MEM, (struct fabric_options) { 0 });
+    meet(MEM);
     fill(bytes, 100000, 1);
     node_send(&a, to_b, 1, bytes, 100000);
     cairn_fabric_mem_hub_run(hub, 1000);
@@ -557,7 +497,6 @@ TEST(a_sender_that_touches_a_buffer_on_loan_is_found_out)
     cairn_fabric_mem_hub_run(hub, 1000);
     ck_assert_uint_eq(b.received, 1);
     ck_assert(!is_filled(b.arrivals[0].buffer, 100000, 1));
-    close_pair();
 }
 
 static void *drive_b(void *unused)
@@ -571,7 +510,7 @@ static void *drive_b(void *unused)
 TEST(nodes_may_live_on_threads_of_their_own)
 {
     pthread_t thread;
-    open_pair(MEM, (struct fabric_options) { 0 });
+    meet(MEM);
     a.manner = b.manner = NODE_RECEIVES;
     fill(bytes, 100000, 1);
     for (unsigned i = 0; i < 200; i++) { // each owner's own calls: before the thread, or on it
@@ -586,16 +525,12 @@ TEST(nodes_may_live_on_threads_of_their_own)
     pthread_join(thread, NULL);
     for (unsigned i = 0; i < 400; i++)
         ck_assert(is_filled(b.arrivals[i].buffer, b.arrivals[i].payload_bytes, 1));
-    close_pair();
 }
 
 TEST(an_unknown_kind_is_refused_with_the_known_ones)
 {
-    struct fabric *fabric;
-    struct sentence why = { "" };
-    ck_assert_int_eq(fabric_open("pigeon", &(struct fabric_options) { 0 }, &fabric, &why),
-                     CAIRN_ERR_INVALID);
-    ck_assert_str_eq(why.text, "no fabric 'pigeon': use auto, mapped or ucx");
+    node_open_fails("pigeon", &(struct fabric_options) { 0 }, CAIRN_ERR_INVALID,
+                    "no fabric 'pigeon': use auto, mapped or ucx");
 }
 
-SUITE(30);
+SUITE(30, .tear_down = pair_close);

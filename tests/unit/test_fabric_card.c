@@ -156,10 +156,8 @@ static void set_up(void)
 
 static void tear_down(void)
 {
-    struct node *const nodes[] = { &a, &b, &c };
     fabric_region_drop(region);
-    for (int i = 0; i < 3; i++)
-        if (nodes[i]->fabric != NULL) node_close(nodes[i]);
+    nodes_close();
     for (unsigned i = 0; i < HANDLES; i++) ck_assert(!ucx.is_open[i]);
 }
 

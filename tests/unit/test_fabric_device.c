@@ -2,8 +2,6 @@
  * any of it, and no host code follows its address. The card is one of the test's own: a memfd, mapped where
  * its importer reads it, under an address of its owner that may not be touched. */
 #include <check.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -11,8 +9,7 @@
 
 #include "proto/fabric/backend.h"
 #include "tests/support/descriptors.h"
-#include "tests/support/fabric_node.h"
-#include "tests/support/mem.h"
+#include "tests/support/fabric_pair.h"
 #include "tests/support/suite.h"
 
 enum { BYTES = 1 << 20 };
@@ -100,13 +97,10 @@ static struct memory make_memory(const struct node *node, size_t file_bytes)
 
 /* -- two nodes: a sends to b -------------------------------------------------------------------- */
 
-static struct node a, b;
-static struct fabric_peer *to_b;
 static struct fabric_device device;
 
-static unsigned shown, gone, told;
+static unsigned shown, gone;
 static struct fabric_mapping *kept;
-static char refusal[256];
 
 static void on_mapping(void *arg, struct fabric_mapping *mapping)
 {
@@ -121,39 +115,16 @@ static void on_mapping_gone(void *arg, struct fabric_mapping *mapping)
     gone++;
 }
 
-static void on_refused(void *arg, const char *what)
-{
-    (void)arg;
-    told++;
-    snprintf(refusal, sizeof refusal, "%s", what);
-}
-
 /* uuid NULL: b imports nothing. */
-static void open_pair(const char *kind, const uint8_t *uuid, struct fabric_hub *hub)
+static void open_importer(const char *kind, const uint8_t *uuid)
 {
-    shown = gone = told = 0;
+    shown = gone = 0;
     kept = NULL;
     device = device_of(uuid != NULL ? uuid : card);
-    node_open(&a, kind, &(struct fabric_options) { .hub = hub });
-    node_open(&b, kind,
-              &(struct fabric_options) { .hub = hub,
-                                         .device = uuid != NULL ? &device : NULL,
-                                         .on_refused = on_refused,
-                                         .on_mapping = on_mapping,
-                                         .on_mapping_gone = on_mapping_gone });
-    to_b = node_connect_to(&a, &b);
-}
-
-static void close_pair(void)
-{
-    node_close(&a);
-    node_close(&b);
-}
-
-static void drop(struct node *node, unsigned i)
-{
-    fabric_drop(node->arrivals[i].message);
-    node->arrivals[i].message = NULL;
+    pair_open_as(kind, NULL,
+                 &(struct fabric_options) { .device = uuid != NULL ? &device : NULL,
+                                            .on_mapping = on_mapping,
+                                            .on_mapping_gone = on_mapping_gone });
 }
 
 static const char *const mapping_kinds[] = { "mapped", "auto" };
@@ -161,7 +132,7 @@ static const char *const mapping_kinds[] = { "mapped", "auto" };
 TEST_EACH(memory_of_a_card_goes_by_reference_whatever_its_size_to_who_imports_it, 0, 2)
 {
     static const size_t sizes[] = { 1, 8192, BYTES };
-    open_pair(mapping_kinds[_i], card, NULL);
+    open_importer(mapping_kinds[_i], card);
     struct memory memory = make_memory(&a, BYTES);
     ck_assert(fabric_peer_imports(to_b, card));
     size_t address_bytes;
@@ -178,20 +149,20 @@ TEST_EACH(memory_of_a_card_goes_by_reference_whatever_its_size_to_who_imports_it
         ck_assert(is_filled(fabric_message_view(message), sizes[i], i));
         pump_for_ms(&a, &b, 5);
         ck_assert_uint_eq(a.sent, i);
-        drop(&b, i);
+        node_drop(&b, i);
         pump(&a, &b, &a.sent, i + 1);
     }
     ck_assert_uint_eq(counts.imported, 1);
     ck_assert_uint_eq(counts.copied, 0);
     ck_assert_int_eq(memcmp(counts.note, "grads", 5), 0);
     ck_assert_int_eq(memcmp(fabric_mapping_uuid(kept), card, sizeof card), 0);
-    close_pair();
+    pair_close();
     ck_assert_uint_eq(counts.released, 1);
 }
 
 TEST_EACH(what_is_received_is_copied_by_the_importers_hand_and_its_failure_is_told, 0, 2)
 {
-    open_pair("mapped", card, NULL);
+    open_importer("mapped", card);
     struct memory memory = make_memory(&a, BYTES);
     fill(memory.bytes, BYTES, 7);
     counts.copies_fail = _i == 1;
@@ -203,7 +174,6 @@ TEST_EACH(what_is_received_is_copied_by_the_importers_hand_and_its_failure_is_to
     ck_assert_uint_eq(counts.copied, 1);
     ck_assert_int_eq(b.arrivals[0].status, _i == 1 ? CAIRN_ERR_IO : CAIRN_OK);
     if (_i == 0) ck_assert(is_filled(b.arrivals[0].buffer, BYTES, 7));
-    close_pair();
 }
 
 static cairn_status try(const uint8_t *payload, size_t bytes)
@@ -223,41 +193,30 @@ TEST_EACH(a_peer_that_does_not_import_it_is_sent_none_of_it_and_the_rest_as_ever
         { "mapped", other_card }, { "mapped", NULL },
     };
     static uint8_t bytes[100000];
-    const struct cairn_fabric_mem_options calm = { .seed = 7 };
-    struct fabric_hub *hub = NULL;
-    if (_i == 0) ck_assert_int_eq(cairn_fabric_mem_hub_open(&calm, &hub), CAIRN_OK);
-    open_pair(cases[_i].kind, cases[_i].uuid, hub);
+    open_importer(cases[_i].kind, cases[_i].uuid);
     struct memory memory = make_memory(&a, BYTES);
     ck_assert(!fabric_peer_imports(to_b, card));
     ck_assert_str_eq(fabric_payload_path(to_b, memory.base, BYTES), "");
     ck_assert_int_eq(try(memory.base, BYTES), CAIRN_ERR_UNSUPPORTED);
     ck_assert_int_eq(try(memory.base + BYTES - 1, 1), CAIRN_ERR_UNSUPPORTED);
     ck_assert_int_eq(fabric_region_show(memory.region, to_b), CAIRN_OK);
-    fill(bytes, sizeof bytes, 3);
-    node_send(&a, to_b, 3, bytes, sizeof bytes);
-    pump(&a, &b, &b.arrived, 1);
-    node_receive(&b, 0);
-    pump(&a, &b, &b.received, 1);
-    ck_assert(is_filled(b.arrivals[0].buffer, sizeof bytes, 3));
+    node_carry(&a, &b, to_b, 3, bytes, sizeof bytes);
     ck_assert_uint_eq(shown, 0);
     fabric_region_drop(memory.region);
-    close_pair();
-    if (hub != NULL) cairn_fabric_mem_hub_close(hub);
     ck_assert_uint_eq(counts.imported, 0);
 }
 
 TEST(a_payload_that_reaches_beyond_its_memory_is_not_sent)
 {
-    open_pair("mapped", card, NULL);
+    open_importer("mapped", card);
     struct memory memory = make_memory(&a, BYTES);
     ck_assert_int_eq(try(memory.base + 1, BYTES), CAIRN_ERR_UNSUPPORTED);
-    close_pair();
 }
 
 TEST(a_region_of_a_card_is_judged)
 {
     struct fabric_region *region;
-    open_pair("mapped", card, NULL);
+    open_importer("mapped", card);
     struct memory memory = make_memory(&a, BYTES);
     const int fd = dup(0);
     ck_assert_int_eq(fabric_region_add_device(a.fabric, memory.base + BYTES - 1, 4096, fd, card,
@@ -268,12 +227,11 @@ TEST(a_region_of_a_card_is_judged)
     ck_assert_int_eq(fabric_region_add_device(a.fabric, &a, 4096, -1, card, NULL, 0, &region),
                      CAIRN_ERR_INVALID);
     close(fd);
-    close_pair();
 }
 
 TEST(memory_stays_readable_while_it_is_held_when_its_owner_has_dropped_it_and_is_gone)
 {
-    open_pair("mapped", card, NULL);
+    open_importer("mapped", card);
     pump_for_ms(&a, &b, 5);
     const unsigned before = descriptors_here();
     struct memory memory = make_memory(&a, BYTES);
@@ -291,7 +249,7 @@ TEST(memory_stays_readable_while_it_is_held_when_its_owner_has_dropped_it_and_is
     node_close(&a);
     pump_for_ms(&b, NULL, 5);
     ck_assert(is_filled(fabric_message_view(b.arrivals[0].message), BYTES, 5));
-    drop(&b, 0);
+    node_drop(&b, 0);
     size_t bytes;
     ck_assert(is_filled(fabric_mapping_memory(kept, &bytes), BYTES, 5));
     ck_assert_uint_eq(bytes, BYTES);
@@ -303,7 +261,7 @@ TEST(memory_stays_readable_while_it_is_held_when_its_owner_has_dropped_it_and_is
 
 TEST(who_is_held_off_loses_what_it_showed_and_shows_it_again_when_it_is_let_in)
 {
-    open_pair("auto", card, NULL);
+    open_importer("auto", card);
     struct memory memory = make_memory(&a, BYTES);
     fill(memory.bytes, BYTES, 5);
     ck_assert_int_eq(fabric_region_show(memory.region, to_b), CAIRN_OK);
@@ -322,19 +280,18 @@ TEST(who_is_held_off_loses_what_it_showed_and_shows_it_again_when_it_is_let_in)
     pump(&a, &b, &b.arrived, 1);
     ck_assert(is_filled(fabric_message_view(b.arrivals[0].message), BYTES, 5));
     ck_assert_uint_eq(counts.imported, 2);
-    close_pair();
 }
 
 TEST(a_descriptor_that_is_not_what_it_is_said_to_be_ends_its_connection_with_a_sentence)
 {
-    open_pair("mapped", card, NULL);
+    open_importer("mapped", card);
     pump_for_ms(&a, &b, 5);
     const unsigned before = descriptors_here();
     struct memory memory = make_memory(&a, BYTES / 2);
     node_send(&a, to_b, 1, memory.base, BYTES);
     pump(&a, &b, &a.downs, 1);
-    ck_assert_uint_eq(told, 1);
-    ck_assert_msg(strstr(refusal, "it has not that size") != NULL, "%s", refusal);
+    ck_assert_uint_eq(b.refusals, 1);
+    ck_assert_msg(strstr(b.refused, "it has not that size") != NULL, "%s", b.refused);
     ck_assert_uint_eq(node_stats(&b).connections_refused, 1);
     fabric_region_drop(memory.region);
     fabric_peer_close(to_b);
@@ -343,18 +300,17 @@ TEST(a_descriptor_that_is_not_what_it_is_said_to_be_ends_its_connection_with_a_s
     to_b = node_connect_to(&a, &b);
     node_send(&a, to_b, 2, "next", 4);
     pump(&a, &b, &b.arrived, 1);
-    close_pair();
 }
 
 /* Want of room, or a card that failed: what is shown is not mapped, and nothing else comes of it. */
 TEST_EACH(who_cannot_import_keeps_the_connection_until_something_is_sent_and_is_sent_no_more, 0, 2)
 {
-    open_pair(mapping_kinds[_i], card, NULL);
+    open_importer(mapping_kinds[_i], card);
     counts.imports_fail = _i == 0 ? CAIRN_ERR_NO_MEMORY : CAIRN_ERR_IO;
     struct memory first = make_memory(&a, BYTES), second = make_memory(&a, BYTES);
     ck_assert_int_eq(fabric_region_show(first.region, to_b), CAIRN_OK);
     ck_assert_int_eq(fabric_region_show(second.region, to_b), CAIRN_OK);
-    pump(&a, &b, &told, 1);
+    pump(&a, &b, &b.refusals, 1);
     node_send(&a, to_b, 1, "still", 5);
     pump(&a, &b, &b.arrived, 1);
     pump_for_ms(&a, &b, 5);
@@ -362,22 +318,22 @@ TEST_EACH(who_cannot_import_keeps_the_connection_until_something_is_sent_and_is_
     ck_assert(!fabric_peer_imports(to_b, card));
     ck_assert_int_eq(try(first.base, BYTES), CAIRN_ERR_UNSUPPORTED);
     ck_assert_uint_eq(shown, 0);
-    ck_assert_uint_eq(told, 1);
-    ck_assert_msg(strstr(refusal, "goes through the host from now on: there is no room") != NULL,
-                  "%s", refusal);
+    ck_assert_uint_eq(b.refusals, 1);
+    ck_assert_msg(strstr(b.refused, "goes through the host from now on: there is no room") != NULL,
+                  "%s", b.refused);
     fabric_region_drop(first.region);
     fabric_peer_close(to_b);
     to_b = node_connect_to(&a, &b);
     ck_assert(!fabric_peer_imports(to_b, card));
     node_send(&a, to_b, 2, "next", 4);
     pump(&a, &b, &b.arrived, 2);
-    close_pair();
+    pair_close();
     ck_assert_uint_eq(counts.released, 0);
 }
 
 TEST(what_is_sent_by_reference_to_who_cannot_import_ends_one_connection_and_not_the_next)
 {
-    open_pair("mapped", card, NULL);
+    open_importer("mapped", card);
     counts.imports_fail = CAIRN_ERR_NO_MEMORY;
     struct memory memory = make_memory(&a, BYTES);
     node_send(&a, to_b, 1, memory.base, BYTES);
@@ -388,12 +344,11 @@ TEST(what_is_sent_by_reference_to_who_cannot_import_ends_one_connection_and_not_
     node_send(&a, to_b, 2, "next", 4);
     pump(&a, &b, &b.arrived, 1);
     ck_assert_uint_eq(a.downs, 1);
-    close_pair();
 }
 
 TEST(an_address_with_more_cards_than_there_may_be_is_none)
 {
-    open_pair("mapped", card, NULL);
+    open_importer("mapped", card);
     size_t bytes;
     struct fabric face = { .backend = &fabric_mapped };
     struct fabric_peer *peer;
@@ -405,7 +360,6 @@ TEST(an_address_with_more_cards_than_there_may_be_is_none)
     ck_assert_int_eq(
         fabric_connect_to(a.fabric, face.address, face.address_bytes, NULL, NULL, &peer),
         CAIRN_ERR_MALFORMED);
-    close_pair();
 }
 
-SUITE(30);
+SUITE(30, .tear_down = pair_close);

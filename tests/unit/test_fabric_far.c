@@ -1,42 +1,17 @@
 /* Receives into memory that is not read soon: what lies there, what its checksum is said to be, and what
  * becomes of those that are cut off. */
 #include <check.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "proto/base/text.h"
 #include "proto/wire/wire.h"
-#include "tests/support/fabric_node.h"
-#include "tests/support/mem.h"
+#include "tests/support/fabric_pair.h"
 #include "tests/support/suite.h"
-
-enum { MEM, UCX, MAPPED, AUTO, KINDS };
-static const char *const kinds[KINDS] = { "mem", "ucx", "mapped", "auto" };
 
 enum { BYTES_MAX = 4 << 20, MARGIN = 192, CANARY = 0xa5 };
 
-static struct node a, b;
-static struct fabric_peer *to_b;
-static struct fabric_hub *hub;
+static const struct fabric_options large = { .max_payload = BYTES_MAX };
 static uint8_t bytes[BYTES_MAX], landing[BYTES_MAX + 2 * MARGIN];
-
-static void open_pair(int kind)
-{
-    const struct cairn_fabric_mem_options calm = { .seed = 7 };
-    hub = NULL;
-    if (kind == MEM) ck_assert_int_eq(cairn_fabric_mem_hub_open(&calm, &hub), CAIRN_OK);
-    const struct fabric_options options = { .hub = hub, .max_payload = BYTES_MAX };
-    node_open(&a, kinds[kind], &options);
-    node_open(&b, kinds[kind], &options);
-    to_b = node_connect_to(&a, &b);
-}
-
-static void close_pair(void)
-{
-    node_close(&a);
-    node_close(&b);
-    if (hub != NULL) cairn_fabric_mem_hub_close(hub);
-}
 
 struct receive {
     uint64_t checksum;
@@ -82,7 +57,7 @@ TEST_EACH(what_is_received_far_lies_there_and_its_checksum_is_said, 0, KINDS)
 {
     static const size_t sizes[] = { 1,      5000,   40000,         262143,   262144,
                                     300001, 700007, (1 << 20) + 3, BYTES_MAX };
-    open_pair(_i);
+    pair_open(kinds[_i], &large);
     for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         const size_t size = sizes[i];
         uint8_t *at = landing + MARGIN - 7 * i; // lines begin anywhere
@@ -100,14 +75,13 @@ TEST_EACH(what_is_received_far_lies_there_and_its_checksum_is_said, 0, KINDS)
         ck_assert(is_canary(at + size, (size_t)(landing + sizeof landing - at) - size));
         ck_assert_uint_eq(receive.checksum, chunk_checksum(bytes, size));
     }
-    close_pair();
 }
 
 TEST_EACH(many_at_a_time_do_not_mix, 0, KINDS)
 {
     enum { MANY = 12, SIZE = 300000 };
     struct receive receives[MANY];
-    open_pair(_i);
+    pair_open(kinds[_i], &large);
     for (unsigned i = 0; i < MANY; i++) fill(bytes + (size_t)i * SIZE, SIZE, i);
     for (unsigned i = 0; i < MANY; i++) node_send(&a, to_b, i, bytes + (size_t)i * SIZE, SIZE);
     pump(&a, &b, &b.arrived, MANY);
@@ -118,22 +92,19 @@ TEST_EACH(many_at_a_time_do_not_mix, 0, KINDS)
         ck_assert(is_filled(landing + (size_t)i * SIZE, SIZE, id));
         ck_assert_uint_eq(receives[i].checksum, chunk_checksum(bytes + id * SIZE, SIZE));
     }
-    close_pair();
 }
 
 TEST_EACH(receives_that_are_cut_off_end_once_and_leave_nothing, 0, KINDS)
 {
     enum { MANY = 8, SIZE = 500000 };
     struct receive receives[MANY];
-    open_pair(_i);
+    pair_open(kinds[_i], &large);
     for (unsigned i = 0; i < MANY; i++) node_send(&a, to_b, i, bytes, SIZE);
     pump(&a, &b, &b.arrived, MANY);
     for (unsigned i = 0; i < MANY; i++) receive_far(i, landing + (size_t)i * SIZE, &receives[i]);
     pump(&a, &b, &receives[0].ends, 1); // the others are under way
-    node_close(&b);
-    node_close(&a);
+    nodes_close();
     for (unsigned i = 0; i < MANY; i++) ck_assert_uint_eq(receives[i].ends, 1);
-    if (hub != NULL) cairn_fabric_mem_hub_close(hub);
 }
 
 /* A sender that sleeps answers nothing, so the receives are under way for sure. Some of them share a
@@ -142,7 +113,7 @@ TEST_EACH(a_close_ends_receives_whose_sender_sleeps, 0, 2 * KINDS)
 {
     enum { MANY = 6, SIZE = 500000 };
     struct receive receives[MANY];
-    open_pair(_i % KINDS);
+    pair_open(kinds[_i % KINDS], &large);
     const bool is_known = _i >= KINDS;
     struct fabric_peer *to_a = is_known ? node_connect_to(&b, &a) : NULL;
     for (unsigned i = 0; i < MANY; i++) node_send(&a, to_b, i, bytes, SIZE);
@@ -154,8 +125,6 @@ TEST_EACH(a_close_ends_receives_whose_sender_sleeps, 0, 2 * KINDS)
     node_close(&b);
     for (unsigned i = 0; i < MANY; i++) ck_assert_uint_eq(receives[i].ends, 1);
     pump(&a, NULL, &a.downs, 1);
-    node_close(&a);
-    if (hub != NULL) cairn_fabric_mem_hub_close(hub);
 }
 
 TEST(a_checksum_of_pieces_is_that_of_the_whole)
@@ -172,4 +141,4 @@ TEST(a_checksum_of_pieces_is_that_of_the_whole)
     checksum_free(sum);
 }
 
-SUITE(40);
+SUITE(40, .tear_down = pair_close);

@@ -3,7 +3,6 @@
 #include <check.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -233,7 +232,6 @@ TEST(a_lie_ends_its_connection_and_leaves_nothing)
         ck_assert_msg(descriptors_here() == descriptors, "descriptors: %s", lies[i].what);
     }
     ck_assert_uint_eq(here.arrived, 0);
-    node_close(&here);
 }
 
 /* -- bundles ------------------------------------------------------------------------------------ */
@@ -270,7 +268,6 @@ TEST(a_bundle_is_the_messages_in_it)
     pump(&here, NULL, &here.arrived, 101);
     ck_assert_uint_eq(refused(), 0);
     close(fd);
-    node_close(&here);
 }
 
 enum bundle_lie {
@@ -299,7 +296,6 @@ TEST_EACH(a_bundle_that_lies_ends_its_connection_before_anything_of_it_is_told, 
     say(fd, &bundle, bytes, NULL, 0);
     assert_refused(fd, 0, "a bundle");
     ck_assert_uint_eq(here.arrived, 0);
-    node_close(&here);
 }
 
 /* What a slot means only the connection knows: messages before the lie came, and none behind it does. */
@@ -319,7 +315,6 @@ TEST(a_lie_within_a_bundle_ends_it_there)
     say(fd, &bundle, bytes, NULL, 0);
     assert_refused(fd, 0, "a message of no region");
     ck_assert_uint_eq(here.arrived, 2);
-    node_close(&here);
 }
 
 TEST(a_frame_longer_than_any_is_a_lie)
@@ -334,7 +329,6 @@ TEST(a_frame_longer_than_any_is_a_lie)
     int fd = enter();
     say(fd, endless, sizeof endless, NULL, 0);
     assert_refused(fd, 0, "longer");
-    node_close(&here);
 }
 
 /* -- descriptors -------------------------------------------------------------------------------- */
@@ -407,7 +401,6 @@ TEST_EACH(memory_that_is_none_or_too_much_is_refused_and_all_of_it_is_closed, 0,
     ck_assert_uint_eq(descriptors_here(), own - 1); // the fabric kept none: its end is closed
     close(fd);
     ck_assert_uint_gt(own, descriptors);
-    node_close(&here);
 }
 
 /* Of sparse memory, as a staging area is: what was written is read, what was not is refused. */
@@ -443,7 +436,6 @@ TEST(only_pages_that_are_there_are_read)
     ck_assert_uint_eq(here.arrived, 1);
     close(fd);
     close(memory);
-    node_close(&here);
 }
 
 TEST(a_descriptor_with_anything_but_a_region_is_refused)
@@ -466,7 +458,6 @@ TEST(a_descriptor_with_anything_but_a_region_is_refused)
     assert_refused(fd, 1, "a descriptor of a stranger");
     ck_assert_uint_eq(descriptors_here(), descriptors - 2);
     close(memory);
-    node_close(&here);
 }
 
 /* -- strangers ---------------------------------------------------------------------------------- */
@@ -486,7 +477,6 @@ TEST(who_does_not_know_the_address_is_not_let_in)
     ck_assert_uint_eq(hear(fd, &frame), sizeof frame.greeting);
     show_region(fd, 5); // before hello
     assert_refused(fd, 1, "no hello");
-    node_close(&here);
 }
 
 TEST(silent_strangers_are_few_and_do_not_stay)
@@ -510,8 +500,6 @@ TEST(silent_strangers_are_few_and_do_not_stay)
     node_open(&there, "mapped", NULL);
     node_send(&there, node_connect_to(&there, &here), 1, NULL, 0);
     pump(&here, &there, &here.arrived, 1); // and a member is served
-    node_close(&there);
-    node_close(&here);
 }
 
 /* A connection of that user; the credentials are those of its beginning. */
@@ -558,7 +546,6 @@ TEST(a_crowd_of_another_user_pushes_out_its_own_and_delays_nobody)
     close(member);
     close(other);
     pump_until_descriptors(descriptors);
-    node_close(&here);
 }
 
 /* Its trainers may come by the hundred at once: they wait, and are not pushed out. */
@@ -579,7 +566,6 @@ TEST(a_user_that_has_proved_itself_once_is_known)
     ck_assert_uint_eq(refused(), 0);
     for (unsigned i = 0; i < CROWD; i++) close(fds[i]);
     close(member);
-    node_close(&here);
 }
 
 /* -- who accepts may lie, too ------------------------------------------------------------------- */
@@ -636,7 +622,6 @@ TEST(who_took_the_name_of_a_node_gets_no_message_and_who_releases_what_he_never_
         close(fd);
     }
     close(listener);
-    node_close(&here);
 }
 
-SUITE(30);
+SUITE(30, .tear_down = nodes_close);

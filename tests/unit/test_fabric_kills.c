@@ -10,13 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "proto/fabric/fabric.h"
+#include "tests/support/fabric_node.h"
 #include "tests/support/suite.h"
 
 enum { BIG = 1 << 20, WINDOW = 6, KILLS = 40, KILLS_LONG = 3000, DEADLINE_MS = 10000 };
@@ -167,25 +167,18 @@ struct process {
 /* Forks; the child opens a fabric, says its address, and lives until the socket ends or it is killed. */
 static void start(struct process *process, const struct address *to)
 {
-    int fds[2];
-    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
-    process->pid = fork();
-    ck_assert_int_ge(process->pid, 0);
+    process->pid = node_fork(&process->fd);
     if (process->pid == 0) {
         static struct news nobodys;
         struct address own;
-        close(fds[0]);
         if (to != NULL) news = &nobodys;
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
         struct fabric *fabric = open_fabric(&own);
-        if (send(fds[1], &own, sizeof own, 0) < 0) _exit(4);
+        if (send(process->fd, &own, sizeof own, 0) < 0) _exit(4);
         if (to != NULL) connect_and_send(fabric, to);
-        drive(fabric, fds[1]);
+        drive(fabric, process->fd);
         fabric_close(fabric);
         _exit(0);
     }
-    close(fds[1]);
-    process->fd = fds[0];
     ck_assert_int_eq(recv(process->fd, &process->address, sizeof process->address, 0),
                      (ssize_t)sizeof process->address);
 }
@@ -213,9 +206,7 @@ static void live_and_die(struct process *survivor, bool early)
         await("sent", &news->sent, sent + 2, survivor->pid);
     }
     sleep_us((uint64_t)rand() % 3000);
-    kill(victim.pid, SIGKILL);
-    waitpid(victim.pid, NULL, 0);
-    close(victim.fd);
+    node_kill(victim.pid, victim.fd);
     await("down", &news->down, down + 1, survivor->pid);
 }
 

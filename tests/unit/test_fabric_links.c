@@ -2,7 +2,6 @@
  * outlives them; what a closed peer has left behind ends in a bounded time, and both nodes meet again at
  * once. */
 #include <check.h>
-#include <stdio.h>
 
 #include "tests/support/fabric_node.h"
 #include "tests/support/now.h"
@@ -18,12 +17,6 @@ static void open_nodes(void)
 {
     node_open(&a, "ucx", NULL);
     node_open(&b, "ucx", NULL);
-}
-
-static void close_nodes(void)
-{
-    node_close(&a);
-    node_close(&b);
 }
 
 /* Each node sends something that takes its peer's endpoint as well (a rendezvous). */
@@ -57,7 +50,6 @@ TEST(peers_of_one_node_share_a_connection_that_outlives_them)
     ck_assert_uint_eq(node_stats(&a).endpoints_made, 1);
     ck_assert_uint_eq(node_stats(&b).endpoints_made, 1);
     ck_assert_uint_eq(a.downs + b.downs, 0);
-    close_nodes();
 }
 
 TEST(a_node_that_ends_takes_all_its_peers_down_and_the_connection_with_them)
@@ -74,7 +66,6 @@ TEST(a_node_that_ends_takes_all_its_peers_down_and_the_connection_with_them)
     node_open(&b, "ucx", NULL);
     meet(node_connect_to(&a, &b), node_connect_to(&b, &a));
     ck_assert_uint_eq(a.downs, 2);
-    close_nodes();
 }
 
 /* Without a peer nobody is told, and the connection goes all the same. */
@@ -90,7 +81,6 @@ TEST(a_node_that_ends_unwatched_leaves_no_connection)
     node_close(&b);
     for (int i = 0; i < 1000 && node_stats(&a).endpoints_now != 0; i++) pump_for_ms(&a, NULL, 2);
     ck_assert_uint_eq(node_stats(&a).endpoints_now, 0);
-    node_close(&a);
 }
 
 /* The connection is being made yet, and who made it is to be said before the message. */
@@ -101,7 +91,6 @@ TEST(a_node_may_end_in_the_turn_of_its_first_small_message)
     node_close(&a);
     ck_assert_uint_eq(a.sent, 1);
     pump_for_ms(&b, NULL, 5);
-    node_close(&b);
 }
 
 enum { MADE_BY_US = 1, HANGS = 2, RECEIVES = 4, CASES = 8 };
@@ -158,7 +147,6 @@ TEST_EACH(what_a_closed_peer_left_behind_ends_and_both_nodes_meet_again_at_once,
     fabric_peer_close(to_a);
     meet(node_connect_to(&a, &b), node_connect_to(&b, &a));
     ck_assert_uint_eq(a.downs + b.downs, 2);
-    close_nodes();
 }
 
 /* More than sockets take: some are on their way, the others wait for the turn in which they leave. */
@@ -185,7 +173,6 @@ TEST(small_messages_that_a_node_does_not_take_end_with_their_peer_and_both_meet_
     pump(&a, &b, &b.downs, 1);
     fabric_peer_close(to_a);
     meet(node_connect_to(&a, &b), node_connect_to(&b, &a));
-    close_nodes();
 }
 
-SUITE(30);
+SUITE(30, .tear_down = nodes_close);

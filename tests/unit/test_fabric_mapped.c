@@ -1,28 +1,23 @@
 /* What the mapped fabric promises beyond every fabric: payloads that are read where they lie, copies that are
  * safe from their sender, and neighbours who die, stall or give up. */
 #include <check.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/support/descriptors.h"
-#include "tests/support/fabric_node.h"
+#include "tests/support/fabric_pair.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 
 enum { BYTES = 1 << 20 };
 
-/* a sends to b and c. */
-static struct node a, b, c;
-static struct fabric_peer *to_b, *to_c;
+/* a sends to c, too. */
+static struct node c;
+static struct fabric_peer *to_c;
 static uint8_t bytes[BYTES];
 
 static unsigned shown, gone;
@@ -42,63 +37,15 @@ static void on_mapping_gone(void *arg, struct fabric_mapping *mapping)
     gone++;
 }
 
-static void on_nothing(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
-                       struct fabric_message *message)
-{
-    (void)arg, (void)header, (void)header_bytes, (void)payload_bytes, (void)message;
-}
+static const struct fabric_options maps = { .on_mapping = on_mapping,
+                                            .on_mapping_gone = on_mapping_gone };
 
 static void open_three(void)
 {
-    const struct fabric_options options = { .on_mapping = on_mapping,
-                                            .on_mapping_gone = on_mapping_gone };
     shown = gone = 0;
-    node_open(&a, "mapped", &options);
-    node_open(&b, "mapped", &options);
-    node_open(&c, "mapped", &options);
-    to_b = node_connect_to(&a, &b);
+    pair_open("mapped", &maps);
+    node_open(&c, "mapped", &maps);
     to_c = node_connect_to(&a, &c);
-}
-
-static void close_three(void)
-{
-    node_close(&a);
-    node_close(&b);
-    node_close(&c);
-}
-
-struct memory {
-    int fd;
-    uint8_t *at;
-    struct fabric_region *region;
-};
-
-static struct memory share(struct node *node, const char *note)
-{
-    struct memory memory = { .fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING) };
-    ck_assert_int_eq(ftruncate(memory.fd, BYTES), 0);
-    memory.at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, memory.fd, 0);
-    ck_assert_ptr_ne(memory.at, MAP_FAILED);
-    ck_assert_int_eq(fcntl(memory.fd, F_ADD_SEALS, CAIRN_FABRIC_SEALS), 0);
-    memset(memory.at, 0, BYTES); // what has no pages is not read
-    ck_assert_int_eq(fabric_region_add(node->fabric, memory.at, BYTES, memory.fd, note,
-                                       strlen(note), &memory.region),
-                     CAIRN_OK);
-    return memory;
-}
-
-static void unshare_memory(struct memory *memory)
-{
-    fabric_region_drop(memory->region);
-    munmap(memory->at, BYTES);
-    close(memory->fd);
-}
-
-/* Of a node that is closed: its fabric has dropped the region. */
-static void unshare_closed(struct memory *memory)
-{
-    munmap(memory->at, BYTES);
-    close(memory->fd);
 }
 
 static const uint8_t *view_of(const struct node *node, unsigned i)
@@ -108,23 +55,15 @@ static const uint8_t *view_of(const struct node *node, unsigned i)
     return view;
 }
 
-static void drop(struct node *node, unsigned i)
-{
-    fabric_drop(node->arrivals[i].message);
-    node->arrivals[i].message = NULL;
-}
-
 /* -- oneself ------------------------------------------------------------------------------------- */
 
 /* One end that is both: a shard that relays to itself. */
 static void speaks_with_itself(const char *kind)
 {
     shown = gone = 0;
-    node_open(
-        &a, kind,
-        &(struct fabric_options) { .on_mapping = on_mapping, .on_mapping_gone = on_mapping_gone });
+    node_open(&a, kind, &maps);
     struct fabric_peer *to_a = node_connect_to(&a, &a);
-    struct memory memory = share(&a, "sums");
+    struct node_memory memory = node_memory_noted(&a, BYTES, "sums");
     fill(memory.at, BYTES, 1);
     fill(bytes, BYTES, 2);
     ck_assert_str_eq(fabric_peer_path(to_a), "mapped");
@@ -135,7 +74,7 @@ static void speaks_with_itself(const char *kind)
     ck_assert_uint_eq(view_of(&a, 0)[5000], memory.at[5000]);
     pump_for_ms(&a, NULL, 20);
     ck_assert_uint_eq(a.sent, 0);
-    drop(&a, 0);
+    node_drop(&a, 0);
     pump(&a, NULL, &a.sent, 1);
     node_send(&a, to_a, 2, bytes, BYTES); // by the staging area
     node_send(&a, to_a, 3, bytes, 100);   // in its frame
@@ -143,26 +82,24 @@ static void speaks_with_itself(const char *kind)
     for (unsigned i = 1; i < 3; i++) node_receive(&a, i);
     pump(&a, NULL, &a.received, 2);
     ck_assert_uint_eq(a.send_errors + a.receive_errors, 0);
-    unshare_memory(&memory);
+    node_memory_end(&memory);
 }
 
 TEST(a_node_reads_its_own_memory_where_it_lies)
 {
     speaks_with_itself("mapped");
-    node_close(&a);
 }
 
 TEST(the_auto_fabric_reaches_its_own_node_by_memory)
 {
     speaks_with_itself("auto");
-    node_close(&a);
 }
 
 TEST(a_node_that_gives_itself_up_has_its_loans_back_and_its_copies_still)
 {
     node_open(&a, "mapped", NULL);
     struct fabric_peer *to_a = node_connect_to(&a, &a);
-    struct memory memory = share(&a, "sums");
+    struct node_memory memory = node_memory_noted(&a, BYTES, "sums");
     fill(bytes, BYTES, 2);
     node_send(&a, to_a, 1, memory.at, BYTES);
     node_send(&a, to_a, 2, bytes, BYTES);
@@ -171,12 +108,10 @@ TEST(a_node_that_gives_itself_up_has_its_loans_back_and_its_copies_still)
     pump(&a, NULL, &a.sent, 2);
     const unsigned staged = a.arrivals[0].note.id == 2 ? 0 : 1;
     ck_assert(is_filled(view_of(&a, staged), BYTES, 2));
-    drop(&a, staged);
+    node_drop(&a, staged);
     to_a = node_connect_to(&a, &a);
     node_send(&a, to_a, 3, memory.at, BYTES); // held, and its peer open, when all is closed
     pump(&a, NULL, &a.arrived, 3);
-    node_close(&a);
-    unshare_closed(&memory);
 }
 
 /* -- payloads ----------------------------------------------------------------------------------- */
@@ -184,7 +119,7 @@ TEST(a_node_that_gives_itself_up_has_its_loans_back_and_its_copies_still)
 TEST(a_payload_of_a_region_is_read_where_it_lies_and_is_on_loan_until_it_is_dropped)
 {
     open_three();
-    struct memory memory = share(&a, "grad");
+    struct node_memory memory = node_memory_noted(&a, BYTES, "grad");
     fill(memory.at, BYTES, 1);
     node_send(&a, to_b, 1, memory.at + 4096, BYTES - 4096);
     pump(&a, &b, &b.arrived, 1);
@@ -192,11 +127,9 @@ TEST(a_payload_of_a_region_is_read_where_it_lies_and_is_on_loan_until_it_is_drop
     ck_assert_uint_eq(view_of(&b, 0)[5000 - 4096], memory.at[5000]);
     pump_for_ms(&a, &b, 20);
     ck_assert_uint_eq(a.sent, 0);
-    drop(&b, 0);
+    node_drop(&b, 0);
     pump(&a, &b, &a.sent, 1);
     ck_assert_uint_eq(a.send_errors, 0);
-    unshare_memory(&memory);
-    close_three();
 }
 
 TEST(any_other_payload_is_the_callers_again_at_once_and_the_copy_is_safe_from_it)
@@ -211,17 +144,6 @@ TEST(any_other_payload_is_the_callers_again_at_once_and_the_copy_is_safe_from_it
     node_receive(&b, 0);
     pump(&a, &b, &b.received, 1);
     ck_assert(is_filled(b.arrivals[0].buffer, BYTES, 1));
-    close_three();
-}
-
-static char refusal[512];
-static unsigned refusals;
-
-static void on_refused(void *arg, const char *what)
-{
-    (void)arg;
-    snprintf(refusal, sizeof refusal, "%s", what);
-    refusals++;
 }
 
 /* This process may have no more addresses than it has. */
@@ -240,13 +162,8 @@ TEST(memory_that_cannot_be_mapped_is_read_by_copies_which_is_said_once)
 {
     static uint8_t got[BYTES];
     struct rlimit was;
-    const struct fabric_options options = { .on_refused = on_refused,
-                                            .on_mapping = on_mapping,
-                                            .on_mapping_gone = on_mapping_gone };
-    node_open(&a, "mapped", NULL);
-    node_open(&b, "mapped", &options);
-    to_b = node_connect_to(&a, &b);
-    struct memory memory = share(&a, "sums");
+    pair_open_as("mapped", NULL, &maps);
+    struct node_memory memory = node_memory_noted(&a, BYTES, "sums");
     fill(memory.at, BYTES, 1);
     fill(bytes, BYTES, 2);
     node_send(&a, to_b, 1, bytes, BYTES); // makes the staging area of the sender
@@ -255,8 +172,8 @@ TEST(memory_that_cannot_be_mapped_is_read_by_copies_which_is_said_once)
     pump(&a, &b, &b.arrived, 2);
     ck_assert_int_eq(setrlimit(RLIMIT_AS, &was), 0);
     ck_assert_uint_eq(shown, 0);
-    ck_assert_uint_eq(refusals, 1);
-    ck_assert_ptr_nonnull(strstr(refusal, "cannot be mapped here: Cannot allocate memory"));
+    ck_assert_uint_eq(b.refusals, 1);
+    ck_assert_ptr_nonnull(strstr(b.refused, "cannot be mapped here: Cannot allocate memory"));
     for (unsigned i = 0; i < 2; i++) {
         const unsigned before = b.received;
         ck_assert_ptr_null(fabric_message_view(b.arrivals[i].message));
@@ -267,25 +184,21 @@ TEST(memory_that_cannot_be_mapped_is_read_by_copies_which_is_said_once)
     }
     pump(&a, &b, &a.sent, 2);
     ck_assert_uint_eq(a.send_errors + b.receive_errors + a.downs, 0);
-    unshare_memory(&memory);
-    node_close(&a);
-    node_close(&b);
 }
 
 TEST(what_is_in_flight_stays_readable_when_its_region_is_dropped)
 {
     open_three();
-    struct memory memory = share(&a, "grad");
+    struct node_memory memory = node_memory_noted(&a, BYTES, "grad");
     fill(memory.at, BYTES, 1);
     node_send(&a, to_b, 1, memory.at, BYTES);
     pump(&a, &b, &b.arrived, 1);
-    unshare_memory(&memory); // its owner has no part of it left
+    node_memory_end(&memory); // its owner has no part of it left
     pump(&a, &b, &gone, 1);
     ck_assert(is_filled(view_of(&b, 0), BYTES, 1));
     node_receive(&b, 0);
     pump(&a, &b, &a.sent, 1);
     ck_assert_uint_eq(a.send_errors + b.receive_errors, 0);
-    close_three();
 }
 
 /* -- regions as mappings ------------------------------------------------------------------------ */
@@ -294,7 +207,7 @@ TEST(a_shown_region_is_a_mapping_with_its_note_until_it_is_dropped)
 {
     size_t mapped_bytes, note_bytes;
     open_three();
-    struct memory memory = share(&a, "published");
+    struct node_memory memory = node_memory_noted(&a, BYTES, "published");
     fill(memory.at, BYTES, 1);
     ck_assert_int_eq(fabric_region_show(memory.region, to_b), CAIRN_OK);
     ck_assert_int_eq(fabric_region_show(memory.region, to_b), CAIRN_OK); // once
@@ -308,10 +221,10 @@ TEST(a_shown_region_is_a_mapping_with_its_note_until_it_is_dropped)
     memory.at[7] = 99;
     ck_assert_uint_eq(mapped[7], 99);
     fabric_mapping_hold(mapping);
-    unshare_memory(&memory);
+    node_memory_end(&memory);
     pump(&a, &b, &gone, 1);
     ck_assert_uint_eq(mapped[7], 99);
-    close_three();
+    pair_close();
     ck_assert_uint_eq(shown, 1);
     ck_assert_uint_eq(gone, 1);
     ck_assert_uint_eq(mapped[7], 99); // held: also after the fabric
@@ -322,17 +235,17 @@ TEST(a_slot_that_is_used_again_means_the_new_region)
 {
     open_three();
     for (unsigned i = 0; i < 50; i++) {
-        struct memory memory = share(&a, "grad");
+        struct node_memory memory = node_memory_noted(&a, BYTES, "grad");
         fill(memory.at, BYTES, i);
         node_send(&a, to_b, i, memory.at, BYTES);
-        unshare_memory(&memory); // at once: the three frames are in one socket, in order
+        node_memory_end(&memory); // at once: the three frames are in one socket, in order
         pump(&a, &b, &b.arrived, i + 1);
         ck_assert(is_filled(view_of(&b, i), BYTES, i));
-        if (i % 2 == 0) drop(&b, i);
+        if (i % 2 == 0) node_drop(&b, i);
     }
     pump(&a, &b, &a.sent, 25);
     for (unsigned i = 1; i < 50; i += 2) ck_assert(is_filled(view_of(&b, i), BYTES, i));
-    close_three();
+    pair_close();
     ck_assert_uint_eq(shown, 50);
     ck_assert_uint_eq(gone, 50);
 }
@@ -364,11 +277,10 @@ TEST(a_peer_that_never_releases_stops_itself_and_nobody_else)
         pump(&a, &b, &b.arrived, i + 1);
         if (b.arrivals[i].message == NULL) continue;
         ck_assert(is_filled(view_of(&b, i), BYTES, 1));
-        drop(&b, i);
+        node_drop(&b, i);
     }
     pump(&a, &b, &a.sent, 2 * MANY + 1);
     ck_assert_uint_eq(a.send_errors, 0);
-    close_three();
 }
 
 TEST(copies_for_a_peer_that_is_given_up_are_not_overwritten_while_it_reads_them)
@@ -391,15 +303,14 @@ TEST(copies_for_a_peer_that_is_given_up_are_not_overwritten_while_it_reads_them)
     pump(&a, &b, &b.received, 1);
     ck_assert_uint_eq(b.receive_errors, 0);
     ck_assert(is_filled(b.arrivals[1].buffer, BYTES, 1));
-    drop(&b, 0);
+    node_drop(&b, 0);
     pump_for_ms(&a, &b, 20);
-    close_three();
 }
 
 TEST(a_region_of_a_sender_that_gave_us_up_is_not_received_as_if_it_were_whole)
 {
     open_three();
-    struct memory memory = share(&a, "grad");
+    struct node_memory memory = node_memory_noted(&a, BYTES, "grad");
     node_send(&a, to_b, 1, memory.at, BYTES);
     pump(&a, &b, &b.arrived, 1);
     fabric_peer_close(to_b);
@@ -408,33 +319,15 @@ TEST(a_region_of_a_sender_that_gave_us_up_is_not_received_as_if_it_were_whole)
     node_receive(&b, 0);
     pump(&b, NULL, &b.received, 1);
     ck_assert_uint_eq(b.receive_errors, 1);
-    unshare_memory(&memory);
-    close_three();
-}
-
-static void tell_address(int fd, const struct node *node)
-{
-    size_t count;
-    const void *address = fabric_own_address(node->fabric, &count);
-    ck_assert_int_eq(write(fd, address, count), (ssize_t)count);
-}
-
-static struct fabric_peer *hear_address(int fd, struct node *node)
-{
-    uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
-    const ssize_t count = read(fd, address, sizeof address); // SOCK_SEQPACKET: whole
-    ck_assert_int_gt(count, 0);
-    return node_connect(node, address, (size_t)count);
 }
 
 static void live_as_sender(int fd)
 {
     static struct node there;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     node_open(&there, "mapped", NULL);
-    tell_address(fd, &there);
-    struct fabric_peer *parent = hear_address(fd, &there);
-    struct memory memory = share(&there, "grad");
+    node_tell_address(fd, &there);
+    struct fabric_peer *parent = node_hear_address(fd, &there);
+    struct node_memory memory = node_memory_noted(&there, BYTES, "grad");
     fill(memory.at, BYTES, 5);
     fill(bytes, BYTES, 6);
     node_send(&there, parent, 5, memory.at, BYTES);
@@ -444,32 +337,28 @@ static void live_as_sender(int fd)
 
 TEST(views_of_a_killed_peer_stay_readable_and_its_end_is_told)
 {
-    int fds[2], status;
-    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
-    const pid_t pid = fork();
-    if (pid == 0) live_as_sender(fds[1]);
+    int fd;
+    const pid_t pid = node_fork(&fd);
+    if (pid == 0) live_as_sender(fd);
     const unsigned before = descriptors_here();
     node_open(&a, "mapped", NULL);
-    struct fabric_peer *child = hear_address(fds[0], &a);
-    tell_address(fds[0], &a);
+    struct fabric_peer *child = node_hear_address(fd, &a);
+    node_tell_address(fd, &a);
     pump(&a, NULL, &a.arrived, 2);
     ck_assert_str_eq(fabric_peer_path(child), "mapped");
     node_send(&a, child, 1, NULL, 0);
     pump(&a, NULL, &a.sent, 1); // they have met in this direction, too
-    kill(pid, SIGKILL);
-    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    node_kill(pid, fd);
     pump(&a, NULL, &a.downs, 1);
     for (unsigned i = 0; i < 2; i++)
         ck_assert(is_filled(view_of(&a, i), BYTES, a.arrivals[i].note.id));
     ck_assert_int_eq(a.why_down, CAIRN_ERR_CLOSED);
-    drop(&a, 0);
-    drop(&a, 1);
+    node_drop(&a, 0);
+    node_drop(&a, 1);
     pump_for_ms(&a, NULL, 5);
     fabric_peer_close(child);
     node_close(&a);
-    ck_assert_uint_eq(descriptors_here(), before);
-    close(fds[0]);
-    close(fds[1]);
+    ck_assert_uint_eq(descriptors_here(), before - 1);
 }
 
 /* -- meeting ------------------------------------------------------------------------------------ */
@@ -478,16 +367,14 @@ TEST(nothing_is_left_of_a_fabric_that_was_closed_in_the_middle_of_everything)
 {
     const unsigned before = descriptors_here();
     open_three();
-    struct memory memory = share(&a, "grad");
+    struct node_memory memory = node_memory_noted(&a, BYTES, "grad");
     for (unsigned i = 0; i < 40; i++) {
         node_send(&a, to_b, i, memory.at, BYTES);
         node_send(&a, to_b, i, bytes, BYTES);
         node_send(&a, to_c, i, bytes, 100);
         if (i < 20) pump_for_ms(&a, &b, 1);
     }
-    close_three();
-    munmap(memory.at, BYTES);
-    close(memory.fd);
+    pair_close();
     ck_assert_uint_eq(a.sent, 120);
     ck_assert_uint_eq(descriptors_here(), before);
 }
@@ -511,12 +398,12 @@ TEST(with_a_folder_the_socket_is_a_file_there_and_goes_with_the_fabric)
 /* A name of the host says that others share its loopback. */
 TEST(auto_meets_each_kind_by_the_way_that_both_have)
 {
-    static const char *const kinds[] = { "auto", "mapped", "ucx" };
+    static const char *const others[] = { "auto", "mapped", "ucx" };
     static const char *const paths[] = { "mapped", "mapped", "ucx" };
     const struct fabric_options named = { .host = "here" };
     node_open(&a, "auto", &named);
     for (unsigned i = 0; i < 3; i++) {
-        node_open(&b, kinds[i], &named);
+        node_open(&b, others[i], &named);
         to_b = node_connect_to(&a, &b);
         struct fabric_peer *to_a = node_connect_to(&b, &a);
         ck_assert_str_eq(fabric_peer_path(to_b), paths[i]);
@@ -528,7 +415,6 @@ TEST(auto_meets_each_kind_by_the_way_that_both_have)
         fabric_peer_close(to_b);
         node_close(&b);
     }
-    node_close(&a);
 }
 
 /* A packet of 24 bytes to UCX's port ends the process that listens there. */
@@ -549,8 +435,6 @@ TEST(on_loopback_alone_auto_is_mapped_and_listens_on_no_port)
     node_close(&b);
     node_open(&b, "auto", &named);
     ck_assert_uint_eq(descriptors_listening(getpid()), 1);
-    node_close(&b);
-    node_close(&a);
 }
 
 static bool host_of(const struct node *node, char host_out[CAIRN_FABRIC_HOST_BYTES])
@@ -578,7 +462,6 @@ TEST(who_says_that_he_is_on_another_host_is_not_mapped)
         fabric_peer_close(to_b);
         node_close(&b);
     }
-    node_close(&a);
 }
 
 TEST(a_host_that_nobody_named_is_this_boot_in_this_network_namespace)
@@ -617,7 +500,6 @@ TEST(an_address_without_a_host_has_none)
     address[count - 1] ^= 1;
     ck_assert(!fabric_address_host(address, count, host, sizeof host));
     ck_assert(!fabric_address_host("", 0, host, sizeof host));
-    node_close(&a);
 }
 
 TEST(a_host_without_a_proper_name_is_refused)
@@ -626,13 +508,9 @@ TEST(a_host_without_a_proper_name_is_refused)
         "", "a host", "a\n", "h\xc3\xb6st",
         "0123456789012345678901234567890123456789012345678901234567890123"
     };
-    struct sentence why = { "" };
-    struct fabric *fabric;
-    for (unsigned i = 0; i < sizeof names / sizeof *names; i++) {
-        const struct fabric_options options = { .on_message = on_nothing, .host = names[i] };
-        ck_assert_int_eq(fabric_open("auto", &options, &fabric, &why), CAIRN_ERR_INVALID);
-        ck_assert_ptr_nonnull(strstr(why.text, "63 visible"));
-    }
+    for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
+        node_open_fails("auto", &(struct fabric_options) { .host = names[i] }, CAIRN_ERR_INVALID,
+                        "63 visible");
 }
 
 TEST(auto_without_a_place_for_its_socket_is_ucx_and_says_why)
@@ -647,8 +525,6 @@ TEST(auto_without_a_place_for_its_socket_is_ucx_and_says_why)
     ck_assert_str_eq(fabric_peer_path(to_a), "ucx");
     node_send(&a, to_b, 1, bytes, 100);
     pump(&a, &b, &b.arrived, 1);
-    node_close(&a);
-    node_close(&b);
 }
 
-SUITE(30);
+SUITE(30, .tear_down = pair_close);

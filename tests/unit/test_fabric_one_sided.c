@@ -1,59 +1,39 @@
 /* One-sided reads over UCX, forced over TCP's emulation: messages by reference to memory that their
  * receiver reads, its release, and what becomes of them when an end closes, dies or lies. */
 #include <check.h>
-#include <fcntl.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "proto/fabric/ucx.h"
-#include "tests/support/fabric_node.h"
+#include "tests/support/fabric_pair.h"
 #include "tests/support/suite.h"
 
 enum { BYTES = 1 << 20, BIG = 100000 };
 
-/* Two nodes; a sends to b. */
-static struct node a, b;
-static struct fabric_peer *to_b, *to_a;
-static char refused[CAIRN_SENTENCE_BYTES];
-static unsigned refusals;
-
-static void on_refused(void *arg, const char *what)
-{
-    (void)arg;
-    refusals++;
-    snprintf(refused, sizeof refused, "%s", what);
-}
+static struct fabric_peer *to_a; // of b
 
 static void open_nodes(enum one_sided of_a, enum one_sided of_b)
 {
-    node_open(&a, "ucx", &(struct fabric_options) { .one_sided = of_a, .on_refused = on_refused });
-    node_open(&b, "ucx", &(struct fabric_options) { .one_sided = of_b, .on_refused = on_refused });
-    to_b = node_connect_to(&a, &b);
+    pair_open_as("ucx", &(struct fabric_options) { .one_sided = of_a },
+                 &(struct fabric_options) { .one_sided = of_b });
     to_a = node_connect_to(&b, &a);
-    refusals = 0;
-    refused[0] = '\0';
 }
 
-static void close_nodes(void)
+/* Memory of a that b would read: both have agreed on that. */
+static struct node_memory open_agreed(void)
 {
-    node_close(&a);
-    node_close(&b);
+    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
+    struct node_memory memory = node_memory_make(&a, BYTES);
+    node_agree(&a, &b, to_b, memory.at, BIG);
+    return memory;
 }
 
 /* -- messages ----------------------------------------------------------------------------------- */
 
 TEST(a_payload_of_a_region_is_read_by_its_receiver_and_released_by_the_read)
 {
-    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct node_memory memory = node_memory_make(&a, BYTES);
-    node_agree(&a, &b, to_b, memory.at, BIG);
+    struct node_memory memory = open_agreed();
     fill(memory.at + 4096, BIG, 7);
     node_send(&a, to_b, 7, memory.at + 4096, BIG);
     pump(&a, &b, &b.arrived, 1);
@@ -71,24 +51,18 @@ TEST(a_payload_of_a_region_is_read_by_its_receiver_and_released_by_the_read)
     size_t address_bytes;
     const void *address = fabric_own_address(a.fabric, &address_bytes);
     ck_assert_str_eq(fabric_address_ways(address, address_bytes), "ucx, one-sided");
-    ck_assert_uint_eq(a.send_errors + b.receive_errors + refusals, 0);
-    node_memory_end(&memory);
-    close_nodes();
+    ck_assert_uint_eq(a.send_errors + b.receive_errors + a.refusals + b.refusals, 0);
 }
 
 TEST(a_dropped_message_is_released_and_nothing_is_read)
 {
-    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct node_memory memory = node_memory_make(&a, BYTES);
-    node_agree(&a, &b, to_b, memory.at, BIG);
+    struct node_memory memory = open_agreed();
     b.manner = NODE_DROPS;
     for (unsigned i = 0; i < 50; i++) node_send(&a, to_b, i, memory.at, BIG);
     pump(&a, &b, &a.sent, 50);
     ck_assert_uint_eq(a.send_errors, 0);
     ck_assert_uint_eq(node_stats(&a).references_sent, 50);
     ck_assert_uint_eq(node_stats(&b).bytes_read, 0);
-    node_memory_end(&memory);
-    close_nodes();
 }
 
 /* More than are read at a time, of sizes down to a byte, of two regions, both ways. */
@@ -117,17 +91,12 @@ TEST(many_at_once_all_come_whole)
     }
     ck_assert(is_filled(a.arrivals[3].buffer, BYTES, 1000));
     ck_assert_uint_eq(node_stats(&a).references_sent, COUNT);
-    for (int i = 0; i < 2; i++) node_memory_end(&memory[i]);
-    node_memory_end(&back);
-    close_nodes();
 }
 
 TEST(memory_that_is_no_region_goes_as_it_always_did)
 {
     static uint8_t plain[BIG];
-    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct node_memory memory = node_memory_make(&a, BYTES);
-    node_agree(&a, &b, to_b, memory.at, BIG);
+    struct node_memory memory = open_agreed();
     b.manner = NODE_RECEIVES;
     fill(plain, BIG, 5);
     ck_assert_str_eq(fabric_payload_path(to_b, plain, BIG), "ucx");
@@ -137,8 +106,6 @@ TEST(memory_that_is_no_region_goes_as_it_always_did)
     pump(&a, &b, &b.received, 1);
     ck_assert(is_filled(b.arrivals[0].buffer, BIG, 5));
     ck_assert_uint_eq(node_stats(&a).references_sent, 0);
-    node_memory_end(&memory);
-    close_nodes();
 }
 
 /* On TCP no card reads, so that "auto" says nothing. */
@@ -155,24 +122,16 @@ TEST_EACH(both_ends_have_to_allow_it_and_auto_does_not_over_tcp, 0, 5)
     struct node_memory memory = node_memory_make(&a, BYTES);
     b.manner = NODE_RECEIVES;
     pump_for_ms(&a, &b, 30);
-    fill(memory.at, BIG, 5);
-    node_send(&a, to_b, 5, memory.at, BIG);
-    pump(&a, &b, &b.received, 1);
-    pump(&a, &b, &a.sent, 1);
-    ck_assert(is_filled(b.arrivals[0].buffer, BIG, 5));
+    node_carry(&a, &b, to_b, 5, memory.at, BIG);
     ck_assert_uint_eq(node_stats(&a).references_sent, 0);
     ck_assert_uint_eq(node_stats(&b).bytes_read, 0);
-    node_memory_end(&memory);
-    close_nodes();
 }
 
 /* TCP beside a choice of transports: UCX is asked for the lanes, and there are none that read. */
 TEST(auto_asks_each_endpoint_for_its_lanes)
 {
     const struct fabric_options options = { .transports = "tcp,rc" };
-    node_open(&a, "ucx", &options);
-    node_open(&b, "ucx", &options);
-    to_b = node_connect_to(&a, &b);
+    pair_open("ucx", &options);
     to_a = node_connect_to(&b, &a);
     struct node_memory memory = node_memory_make(&a, BYTES);
     b.manner = NODE_RECEIVES;
@@ -180,17 +139,13 @@ TEST(auto_asks_each_endpoint_for_its_lanes)
     node_send(&a, to_b, 5, memory.at, BIG);
     pump(&a, &b, &b.received, 1);
     ck_assert_uint_eq(node_stats(&a).references_sent, 0);
-    node_memory_end(&memory);
-    close_nodes();
 }
 
 /* -- ends --------------------------------------------------------------------------------------- */
 
 TEST(a_region_that_is_dropped_stays_readable_for_what_is_held)
 {
-    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct node_memory memory = node_memory_make(&a, BYTES);
-    node_agree(&a, &b, to_b, memory.at, BIG);
+    struct node_memory memory = open_agreed();
     fill(memory.at, BIG, 9);
     node_send(&a, to_b, 9, memory.at, BIG);
     pump(&a, &b, &b.arrived, 1);
@@ -204,8 +159,6 @@ TEST(a_region_that_is_dropped_stays_readable_for_what_is_held)
     node_send(&a, to_b, 10, memory.at, BIG); // plain memory now
     pump(&a, &b, &b.arrived, 2);
     ck_assert_str_eq(fabric_message_path(b.arrivals[1].message), "ucx");
-    node_memory_end(&memory);
-    close_nodes();
 }
 
 /* The sender closes its handle, gets its memory back, and unmaps it, while it is being read: over TCP by its
@@ -236,15 +189,11 @@ TEST_EACH(a_late_read_of_memory_that_is_gone_harms_nobody, 0, 3)
     pump(&a, &b, &a.sent, 101);
     ck_assert(is_filled(b.arrivals[100].buffer, BIG, 11));
     ck_assert_uint_eq(a.downs + b.downs, 0);
-    node_memory_end(&other);
-    close_nodes();
 }
 
 TEST(a_reader_that_closes_its_handle_reads_what_it_was_referred_to_all_the_same)
 {
-    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct node_memory memory = node_memory_make(&a, BYTES);
-    node_agree(&a, &b, to_b, memory.at, BIG);
+    struct node_memory memory = open_agreed();
     fill(memory.at, BIG, 6);
     for (unsigned i = 0; i < 5; i++) node_send(&a, to_b, i, memory.at, BIG);
     pump(&a, &b, &b.arrived, 5);
@@ -255,15 +204,11 @@ TEST(a_reader_that_closes_its_handle_reads_what_it_was_referred_to_all_the_same)
     pump(&a, &b, &a.sent, 5);
     for (unsigned i = 0; i < 4; i++) ck_assert(is_filled(b.arrivals[i].buffer, BIG, 6));
     ck_assert_uint_eq(a.send_errors + b.receive_errors + a.downs + b.downs, 0);
-    node_memory_end(&memory);
-    close_nodes();
 }
 
 TEST_EACH(closing_either_end_with_reads_under_way_ends_all_of_them, 0, 2)
 {
-    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct node_memory memory = node_memory_make(&a, BYTES);
-    node_agree(&a, &b, to_b, memory.at, BIG);
+    struct node_memory memory = open_agreed();
     for (unsigned i = 0; i < 200; i++) node_send(&a, to_b, i, memory.at, BIG);
     pump(&a, &b, &b.arrived, 200);
     for (unsigned i = 0; i < 150; i++) node_receive(&b, i); // more than are read at a time
@@ -273,7 +218,6 @@ TEST_EACH(closing_either_end_with_reads_under_way_ends_all_of_them, 0, 2)
     node_close(&a);
     ck_assert_uint_eq(a.sent, 200);
     memory.region = NULL; // the fabric dropped it
-    node_memory_end(&memory);
 }
 
 /* -- a peer that dies --------------------------------------------------------------------------- */
@@ -282,19 +226,11 @@ TEST_EACH(closing_either_end_with_reads_under_way_ends_all_of_them, 0, 2)
 static void live_and_sleep(int fd)
 {
     static struct node there;
-    uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
-    size_t count;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     node_open(&there, "ucx", &(struct fabric_options) { .one_sided = CAIRN_ONE_SIDED_ON });
-    const void *own = fabric_own_address(there.fabric, &count);
-    ck_assert_int_eq(write(fd, &count, sizeof count), sizeof count);
-    ck_assert_int_eq(write(fd, own, count), (ssize_t)count);
-    ck_assert_int_eq(read(fd, &count, sizeof count), sizeof count);
-    ck_assert_int_eq(recv(fd, address, count, MSG_WAITALL), (ssize_t)count);
-    struct fabric_peer *parent = node_connect(&there, address, count);
+    node_tell_address(fd, &there);
+    struct fabric_peer *parent = node_hear_address(fd, &there);
     struct node_memory memory = node_memory_make(&there, BYTES);
-    while (strcmp(fabric_payload_path(parent, memory.at, BIG), "one-sided") != 0)
-        pump_for_ms(&there, NULL, 1);
+    node_agree(&there, NULL, parent, memory.at, BIG);
     for (unsigned i = 0; i < 100; i++) node_send(&there, parent, i, memory.at, BYTES);
     pump_for_ms(&there, NULL, 20);
     ck_assert_int_eq(write(fd, "", 1), 1);
@@ -304,39 +240,27 @@ static void live_and_sleep(int fd)
 /* It dies; or it sleeps on, and whoever reads gives it up. */
 TEST_EACH(a_peer_that_is_killed_or_left_in_mid_read_ends_every_read_with_an_error, 0, 2)
 {
-    int fds[2];
-    uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
-    size_t count;
-    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-    const pid_t pid = fork();
-    ck_assert_int_ge(pid, 0);
-    if (pid == 0) live_and_sleep(fds[1]);
-    close(fds[1]);
+    int fd;
+    char asleep;
+    const pid_t pid = node_fork(&fd);
+    if (pid == 0) live_and_sleep(fd);
     node_open(&a, "ucx", &(struct fabric_options) { .one_sided = CAIRN_ONE_SIDED_ON });
-    ck_assert_int_eq(read(fds[0], &count, sizeof count), sizeof count);
-    ck_assert_int_eq(recv(fds[0], address, count, MSG_WAITALL), (ssize_t)count);
-    struct fabric_peer *sleeper = node_connect(&a, address, count);
-    const void *own = fabric_own_address(a.fabric, &count);
-    ck_assert_int_eq(write(fds[0], &count, sizeof count), sizeof count);
-    ck_assert_int_eq(write(fds[0], own, count), (ssize_t)count);
+    struct fabric_peer *sleeper = node_hear_address(fd, &a);
+    node_tell_address(fd, &a);
     pump(&a, NULL, &a.arrived, 100);
-    ck_assert_int_eq(read(fds[0], address, 1), 1);         // it sleeps
+    ck_assert_int_eq(read(fd, &asleep, 1), 1);
     for (unsigned i = 0; i < 90; i++) node_receive(&a, i); // 64 under way, the rest waits
     pump_for_ms(&a, NULL, 20);
     if (_i == 0)
-        kill(pid, SIGKILL);
+        node_kill(pid, fd);
     else
         fabric_peer_close(sleeper);
     pump(&a, NULL, &a.receive_errors, 90);
     pump(&a, NULL, &a.downs, _i == 0);
-    kill(pid, SIGKILL);
-    ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
     ck_assert_uint_eq(node_stats(&a).receives_now, 0);
     ck_assert_uint_eq(node_stats(&a).held_now, 10);
     node_receive(&a, 95); // held since before
     pump(&a, NULL, &a.receive_errors, 91);
-    node_close(&a);
-    close(fds[0]);
 }
 
 /* -- what a peer may say ------------------------------------------------------------------------ */
@@ -374,9 +298,7 @@ static const struct {
 
 TEST_EACH(a_reference_beyond_what_was_told_is_refused_by_name_and_nothing_is_lost, 0, 5)
 {
-    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct node_memory memory = node_memory_make(&a, BYTES);
-    node_agree(&a, &b, to_b, memory.at, BIG);
+    const struct node_memory memory = open_agreed();
     node_send(&a, to_b, 1, memory.at, BIG); // the region is told
     b.manner = NODE_RECEIVES;
     pump(&a, &b, &a.sent, 1);
@@ -392,23 +314,19 @@ TEST_EACH(a_reference_beyond_what_was_told_is_refused_by_name_and_nothing_is_los
     say(&frame, sizeof frame, (uint8_t[16]) { 1 }, 16);
     pump_for_ms(&a, &b, 20);
     ck_assert_uint_eq(b.arrived, 1);
-    ck_assert_uint_eq(refusals, references[_i].said != NULL);
-    if (references[_i].said != NULL) ck_assert_ptr_nonnull(strstr(refused, references[_i].said));
+    ck_assert_uint_eq(a.refusals + b.refusals, references[_i].said != NULL);
+    if (references[_i].said != NULL) ck_assert_ptr_nonnull(strstr(b.refused, references[_i].said));
     fill(memory.at, BIG, 2);
     node_send(&a, to_b, 2, memory.at, BIG); // by reference or whole: it comes
     pump(&a, &b, &b.received, 2);
     pump(&a, &b, &a.sent, 2);
     ck_assert(is_filled(b.arrivals[1].buffer, BIG, 2));
     ck_assert_uint_eq(node_stats(&a).references_declined, references[_i].said != NULL);
-    node_memory_end(&memory);
-    close_nodes();
 }
 
 TEST_EACH(a_key_that_is_damaged_is_refused_by_name_and_what_lies_there_comes_whole, 0, 3)
 {
-    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct node_memory memory = node_memory_make(&a, BYTES);
-    node_agree(&a, &b, to_b, memory.at, BIG);
+    struct node_memory memory = open_agreed();
     const uint8_t key[32] = { 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 200 };
     struct ucx_frame_region frame = {
         .head = ucx_frame_head(UCX_FRAME_REGION, node_of(&a)),
@@ -421,22 +339,14 @@ TEST_EACH(a_key_that_is_damaged_is_refused_by_name_and_what_lies_there_comes_who
     };
     say(&frame, sizeof frame, key, sizeof key);
     pump_for_ms(&a, &b, 20); // 1: whole, and of transports that nobody has: UCX may take it
-    if (_i != 1) ck_assert_ptr_nonnull(strstr(refused, "region 4095"));
+    if (_i != 1) ck_assert_ptr_nonnull(strstr(b.refused, "region 4095"));
     b.manner = NODE_RECEIVES;
-    fill(memory.at, BIG, 2);
-    node_send(&a, to_b, 2, memory.at, BIG);
-    pump(&a, &b, &b.received, 1);
-    pump(&a, &b, &a.sent, 1);
-    ck_assert(is_filled(b.arrivals[0].buffer, BIG, 2));
-    node_memory_end(&memory);
-    close_nodes();
+    node_carry(&a, &b, to_b, 2, memory.at, BIG);
 }
 
 TEST(frames_of_strangers_and_what_is_none_change_nothing)
 {
-    open_nodes(CAIRN_ONE_SIDED_ON, CAIRN_ONE_SIDED_ON);
-    struct node_memory memory = node_memory_make(&a, BYTES);
-    node_agree(&a, &b, to_b, memory.at, BIG);
+    const struct node_memory memory = open_agreed();
     node_send(&a, to_b, 1, memory.at, BIG);
     pump(&a, &b, &b.arrived, 1);
     for (uint32_t kind = 0; kind < 9; kind++) {
@@ -457,8 +367,6 @@ TEST(frames_of_strangers_and_what_is_none_change_nothing)
     ck_assert_uint_gt(node_stats(&b).messages_refused, 0);
     node_receive(&b, 0);
     pump(&a, &b, &a.sent, 1);
-    node_memory_end(&memory);
-    close_nodes();
 }
 
-SUITE(30);
+SUITE(30, .tear_down = pair_close);

@@ -1,34 +1,20 @@
 /* One-sided reads over UCX between two nodes that have several connections with each other, as a session
  * with two jobs has with a shard. */
 #include <check.h>
-#include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include "tests/support/fabric_node.h"
+#include "tests/support/descriptors.h"
+#include "tests/support/fabric_pair.h"
 #include "tests/support/suite.h"
 
 enum { BYTES = 1 << 20, BIG = 100000 };
 
-/* Two nodes; a sends to b. */
-static struct node a, b;
-static struct fabric_peer *to_b, *to_a;
+static struct fabric_peer *to_a; // of b
 
 static void open_nodes(void)
 {
-    const struct fabric_options options = { .one_sided = CAIRN_ONE_SIDED_ON };
-    node_open(&a, "ucx", &options);
-    node_open(&b, "ucx", &options);
-    to_b = node_connect_to(&a, &b);
+    pair_open("ucx", &(struct fabric_options) { .one_sided = CAIRN_ONE_SIDED_ON });
     to_a = node_connect_to(&b, &a);
-}
-
-static void close_nodes(void)
-{
-    node_close(&a);
-    node_close(&b);
 }
 
 /* As of a session with two jobs on one shard: a connection each. */
@@ -53,15 +39,6 @@ TEST(two_connections_of_the_same_two_nodes_disturb_each_other_in_nothing)
     pump(&a, &b, &a.sent, 3);
     ck_assert_uint_eq(a.send_errors + b.receive_errors, 0);
     for (int i = 0; i < 3; i++) ck_assert(is_filled(b.arrivals[i].buffer, BIG, 3));
-    node_memory_end(&memory);
-    close_nodes();
-}
-
-static int open_descriptors(void)
-{
-    int count = 0;
-    for (int fd = 0; fd < 1024; fd++) count += fcntl(fd, F_GETFD) != -1;
-    return count;
 }
 
 /* Two of three connections come and go, in whatever order; the third is not disturbed. Nothing is being read
@@ -96,28 +73,23 @@ static void come_and_go(const struct node_memory *memory, unsigned round)
 
 TEST(two_hundred_connections_that_come_and_go_leave_nothing_behind)
 {
-    int descriptors = 0;
+    unsigned descriptors = 0;
     open_nodes();
     struct node_memory memory = node_memory_make(&a, BYTES);
     node_agree(&a, &b, to_b, memory.at, BIG);
     fill(memory.at, BIG, 4);
     for (unsigned round = 0; round < 100; round++) {
         come_and_go(&memory, round);
-        if (round == 10) descriptors = open_descriptors();
+        if (round == 10) descriptors = descriptors_here();
     }
-    ck_assert_int_le(open_descriptors(), descriptors + 8); // UCX closes some of them later
+    ck_assert_uint_le(descriptors_here(), descriptors + 8); // UCX closes some of them later
     ck_assert_uint_eq(
         node_stats(&a).sends_now + node_stats(&b).receives_now + node_stats(&b).held_now, 0);
     ck_assert_uint_eq(node_stats(&a).peers_now + node_stats(&b).peers_now, 2);
     b.manner = NODE_RECEIVES;
     a.sent = b.received = 0;
-    node_send(&a, to_b, 4, memory.at, BIG);
-    pump(&a, &b, &a.sent, 1);
-    pump(&a, &b, &b.received, 1);
-    ck_assert(is_filled(b.arrivals[0].buffer, BIG, 4));
+    node_carry(&a, &b, to_b, 4, memory.at, BIG);
     ck_assert_uint_eq(a.send_errors + b.receive_errors, 0);
-    node_memory_end(&memory);
-    close_nodes();
 }
 
-SUITE(30);
+SUITE(30, .tear_down = pair_close);

@@ -23,12 +23,6 @@ static void set_up(void)
     fabric_set_patience(here.fabric, PATIENCE_MS);
 }
 
-static void tear_down(void)
-{
-    node_close(&here);
-    node_close(&silent);
-}
-
 static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
 {
     (void)arg, (void)peer, (void)why;
@@ -119,4 +113,4 @@ TEST(a_node_that_answers_late_and_falls_silent_then_is_given_up)
     ck_assert_int_lt(now_ms() - begin_ms, 2 * PATIENCE_MS + OVER_MS);
 }
 
-SUITE(30, set_up, tear_down);
+SUITE(30, set_up, nodes_close);

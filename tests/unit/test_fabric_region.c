@@ -1,48 +1,18 @@
 /* Views and regions of every fabric: what one that cannot map does with them, and one that can. */
 #include <check.h>
 #include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "tests/support/fabric_node.h"
-#include "tests/support/mem.h"
+#include "tests/support/fabric_pair.h"
 #include "tests/support/suite.h"
 
-enum { MEM, UCX, MAPPED, AUTO, KINDS };
-static const char *const kinds[KINDS] = { "mem", "ucx", "mapped", "auto" };
-
-/* Two nodes; a sends to b. */
-static struct node a, b;
-static struct fabric_peer *to_b;
-static struct fabric_hub *hub;
 static uint8_t bytes[1 << 20];
-
-static void open_pair(int kind)
-{
-    hub = NULL;
-    if (kind == MEM) {
-        const struct cairn_fabric_mem_options calm = { .seed = 7, .eager_bytes = 8192 };
-        ck_assert_int_eq(cairn_fabric_mem_hub_open(&calm, &hub), CAIRN_OK);
-    }
-    const struct fabric_options options = { .hub = hub };
-    node_open(&a, kinds[kind], &options);
-    node_open(&b, kinds[kind], &options);
-    to_b = node_connect_to(&a, &b);
-}
-
-static void close_pair(void)
-{
-    node_close(&a);
-    node_close(&b);
-    if (hub != NULL) cairn_fabric_mem_hub_close(hub);
-}
 
 TEST_EACH(a_view_is_the_payload_or_nothing_and_the_message_is_received_all_the_same, 0, KINDS)
 {
     static const size_t sizes[] = { 100, 8192, 200000 };
-    open_pair(_i);
+    pair_open(kinds[_i], NULL);
     for (unsigned i = 0; i < 3; i++) {
         fill(bytes, sizes[i], i);
         node_send(&a, to_b, i, bytes, sizes[i]);
@@ -56,7 +26,24 @@ TEST_EACH(a_view_is_the_payload_or_nothing_and_the_message_is_received_all_the_s
         pump(&a, &b, &a.sent, i + 1);
         ck_assert(is_filled(b.arrivals[i].buffer, sizes[i], i));
     }
-    close_pair();
+}
+
+TEST_EACH(a_payload_of_a_region_travels_on_every_fabric, 0, KINDS)
+{
+    enum { BYTES = 1 << 20 };
+    pair_open(kinds[_i], NULL);
+    size_t address_bytes;
+    const void *address = fabric_own_address(b.fabric, &address_bytes);
+    const char *way = _i == AUTO ? "mapped" : kinds[_i]; // both ends are on loopback
+    ck_assert_str_eq(fabric_address_kind(address, address_bytes), way);
+    ck_assert_str_eq(fabric_address_kind(address, address_bytes - 1), "");
+    ck_assert_str_eq(fabric_peer_path(to_b), way);
+    const struct node_memory memory = node_memory_noted(&a, BYTES, "grad");
+    ck_assert_int_eq(fabric_region_show(memory.region, to_b), CAIRN_OK);
+    b.manner = NODE_RECEIVES;
+    node_carry(&a, &b, to_b, 3, memory.at, BYTES);
+    fabric_region_drop(memory.region);
+    node_carry(&a, &b, to_b, 4, memory.at, BYTES); // plain memory now
 }
 
 static int make_memory(size_t memory_bytes, int seals, uint8_t **memory_out)
@@ -70,43 +57,13 @@ static int make_memory(size_t memory_bytes, int seals, uint8_t **memory_out)
     return fd;
 }
 
-TEST_EACH(a_payload_of_a_region_travels_on_every_fabric, 0, KINDS)
-{
-    enum { BYTES = 1 << 20 };
-    struct fabric_region *region;
-    uint8_t *memory;
-    open_pair(_i);
-    size_t address_bytes;
-    const void *address = fabric_own_address(b.fabric, &address_bytes);
-    const char *way = _i == AUTO ? "mapped" : kinds[_i]; // both ends are on loopback
-    ck_assert_str_eq(fabric_address_kind(address, address_bytes), way);
-    ck_assert_str_eq(fabric_address_kind(address, address_bytes - 1), "");
-    ck_assert_str_eq(fabric_peer_path(to_b), way);
-    int fd = make_memory(BYTES, CAIRN_FABRIC_SEALS, &memory);
-    fill(memory, BYTES, 3);
-    ck_assert_int_eq(fabric_region_add(a.fabric, memory, BYTES, fd, "grad", 4, &region), CAIRN_OK);
-    ck_assert_int_eq(fabric_region_show(region, to_b), CAIRN_OK);
-    b.manner = NODE_RECEIVES;
-    node_send(&a, to_b, 3, memory, BYTES);
-    pump(&a, &b, &b.received, 1);
-    pump(&a, &b, &a.sent, 1);
-    ck_assert(is_filled(b.arrivals[0].buffer, BYTES, 3));
-    fabric_region_drop(region);
-    node_send(&a, to_b, 4, memory, BYTES); // plain memory now
-    pump(&a, &b, &b.received, 2);
-    pump(&a, &b, &a.sent, 2);
-    close_pair();
-    munmap(memory, BYTES);
-    close(fd);
-}
-
 TEST_EACH(what_is_no_sealed_memory_of_that_size_or_overlaps_is_no_region, 0, KINDS)
 {
     enum { BYTES = 1 << 16 };
     struct fabric_region *region, *other;
     uint8_t *memory, *open_memory;
     int pipes[2];
-    open_pair(_i);
+    pair_open(kinds[_i], NULL);
     struct fabric *f = a.fabric;
     int fd = make_memory(BYTES, CAIRN_FABRIC_SEALS, &memory);
     int open_fd = make_memory(BYTES, CAIRN_FABRIC_SEALS & ~F_SEAL_FUTURE_WRITE, &open_memory);
@@ -123,7 +80,6 @@ TEST_EACH(what_is_no_sealed_memory_of_that_size_or_overlaps_is_no_region, 0, KIN
     ck_assert_int_eq(ADD(memory + BYTES - 1, 1, fd, NULL, 0), CAIRN_ERR_INVALID);
 #undef ADD
     fabric_region_drop(other);
-    close_pair();
     munmap(memory, BYTES);
     munmap(open_memory, BYTES);
     close(fd);
@@ -132,4 +88,4 @@ TEST_EACH(what_is_no_sealed_memory_of_that_size_or_overlaps_is_no_region, 0, KIN
     close(pipes[1]);
 }
 
-SUITE(30);
+SUITE(30, .tear_down = pair_close);

@@ -2,15 +2,12 @@
  * vanishes (a filter of their sockets), they give each other up as after a lease, and the packets come again:
  * both live, and meet. A few returns by default, hundreds with CAIRN_TEST_LONG=1, or CAIRN_TEST_RETURNS=N. */
 #include <check.h>
-#include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -140,7 +137,6 @@ static void live(int fd, struct news *own)
     const struct fabric_options options = { .on_message = on_message };
     struct sentence why;
     struct address address;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     self.news = own;
     if (fabric_open("ucx", &options, &self.fabric, &why) != CAIRN_OK) _exit(3);
     memcpy(address.bytes, fabric_own_address(self.fabric, &address.count),
@@ -162,14 +158,9 @@ static struct {
 
 static void start(int which)
 {
-    int fds[2];
-    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
-    both[which].pid = fork();
-    ck_assert_int_ge(both[which].pid, 0);
-    if (both[which].pid == 0) live(fds[1], &news[which]);
-    close(fds[1]);
-    both[which].fd = fds[0];
-    ck_assert_int_eq(recv(fds[0], &both[which].address, sizeof both[which].address, 0),
+    both[which].pid = node_fork(&both[which].fd);
+    if (both[which].pid == 0) live(both[which].fd, &news[which]);
+    ck_assert_int_eq(recv(both[which].fd, &both[which].address, sizeof both[which].address, 0),
                      (ssize_t)sizeof both[which].address);
 }
 

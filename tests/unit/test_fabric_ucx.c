@@ -3,34 +3,25 @@
 #include <arpa/inet.h>
 #include <check.h>
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "proto/loop/loop.h"
+#include "tests/support/descriptors.h"
 #include "tests/support/fabric_node.h"
+#include "tests/support/now.h"
 #include "tests/support/suite.h"
 
 enum { WINDOW = 8, BIG = 200000 };
 
 static struct node here;
 static uint8_t bytes[1 << 20];
-
-static double now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
-}
 
 /* -- the other process -------------------------------------------------------------------------- */
 
@@ -40,60 +31,39 @@ struct child {
     struct fabric_peer *peer; /* to it */
 };
 
-static void tell_address(int fd, const struct node *node)
-{
-    size_t count;
-    const void *address = fabric_own_address(node->fabric, &count);
-    ck_assert_int_eq(write(fd, &count, sizeof count), sizeof count);
-    ck_assert_int_eq(write(fd, address, count), (ssize_t)count);
-}
-
-static struct fabric_peer *hear_address(int fd, struct node *node)
-{
-    uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
-    size_t count;
-    ck_assert_int_eq(read(fd, &count, sizeof count), sizeof count);
-    ck_assert_uint_le(count, sizeof address);
-    ck_assert_int_eq(recv(fd, address, count, MSG_WAITALL), (ssize_t)count);
-    return node_connect(node, address, count);
-}
-
-/* Forks before any fabric is open (UCX has threads). The child lives in `life` until it is killed. */
+/* Before any fabric is open (UCX has threads). The child lives in `life` until it is killed. */
 static struct child spawn(void (*life)(struct node *node, struct fabric_peer *parent))
 {
-    int fds[2];
-    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-    const pid_t pid = fork();
-    ck_assert_int_ge(pid, 0);
-    if (pid > 0) {
-        close(fds[1]);
-        return (struct child) { .pid = pid, .fd = fds[0] };
-    }
     static struct node there;
-    prctl(PR_SET_PDEATHSIG, SIGKILL); // a failed test leaves nobody behind
+    struct child child = { .peer = NULL };
+    child.pid = node_fork(&child.fd);
+    if (child.pid > 0) return child;
     node_open(&there, "ucx", NULL);
-    tell_address(fds[1], &there);
-    life(&there, hear_address(fds[1], &there));
+    node_tell_address(child.fd, &there);
+    life(&there, node_hear_address(child.fd, &there));
     for (;;) pump_for_ms(&there, NULL, 1000);
 }
 
-static void meet(struct child *child, struct node *node)
+static void meet(struct child *child)
 {
-    child->peer = hear_address(child->fd, node);
-    tell_address(child->fd, node);
-}
-
-static void kill_child(struct child *child)
-{
-    kill(child->pid, SIGKILL);
-    waitpid(child->pid, NULL, 0);
-    close(child->fd);
+    child->peer = node_hear_address(child->fd, &here);
+    node_tell_address(child->fd, &here);
 }
 
 static void live_as_echo(struct node *node, struct fabric_peer *parent)
 {
     node->manner = NODE_RECEIVES;
     node->answer_peer = parent;
+}
+
+/* This node, and another process that sends back what comes. */
+static struct child open_beside_echo(void)
+{
+    struct child child = spawn(live_as_echo);
+    node_open(&here, "ucx", NULL);
+    here.manner = NODE_RECEIVES;
+    meet(&child);
+    return child;
 }
 
 static void live_as_hoarder(struct node *node, struct fabric_peer *parent)
@@ -124,10 +94,7 @@ static void send_for_echo(struct child *child, uint64_t id, const void *payload,
 
 TEST(every_size_comes_back_from_another_process)
 {
-    struct child child = spawn(live_as_echo);
-    node_open(&here, "ucx", NULL);
-    here.manner = NODE_RECEIVES;
-    meet(&child, &here);
+    struct child child = open_beside_echo();
     unsigned count = 0;
     for (size_t size = 8; size <= sizeof bytes; size *= 2, count++) {
         fill(bytes, size, size);
@@ -136,40 +103,35 @@ TEST(every_size_comes_back_from_another_process)
         pump(&here, NULL, &here.sent, count + 1);
         ck_assert(is_filled(here.arrivals[count].buffer, size, size));
     }
-    kill_child(&child);
-    node_close(&here);
+    node_kill(child.pid, child.fd);
 }
 
 TEST(many_messages_come_back_with_eight_on_the_way)
 {
     enum { COUNT = 200, SIZE = 256 << 10 };
-    struct child child = spawn(live_as_echo);
-    node_open(&here, "ucx", NULL);
-    here.manner = NODE_RECEIVES;
-    meet(&child, &here);
+    struct child child = open_beside_echo();
     fill(bytes, SIZE, 1);
-    const double start = now_ms();
+    const int64_t start = now_ms();
     for (unsigned i = 0; i < COUNT; i++) {
         if (i >= WINDOW) pump(&here, NULL, &here.received, i - WINDOW + 1);
         send_for_echo(&child, 1, bytes, SIZE);
     }
     pump(&here, NULL, &here.received, COUNT);
     pump(&here, NULL, &here.sent, COUNT);
-    const double took = now_ms() - start;
+    const double took = (double)(now_ms() - start);
     for (unsigned i = 0; i < COUNT; i++) ck_assert(is_filled(here.arrivals[i].buffer, SIZE, 1));
     printf("echo of %d x %d KiB, window %d: %.1f ms, %.2f GB/s each way\n", COUNT, SIZE >> 10,
            WINDOW, took, (double)COUNT * SIZE / took / 1e6);
-    kill_child(&child);
-    node_close(&here);
+    node_kill(child.pid, child.fd);
 }
 
 TEST(a_sender_killed_while_its_messages_are_held_harms_nobody)
 {
     struct child child = spawn(live_as_sender), other = spawn(live_as_echo);
     node_open(&here, "ucx", NULL);
-    meet(&child, &here);
+    meet(&child);
     pump(&here, NULL, &here.arrived, WINDOW);
-    kill_child(&child);
+    node_kill(child.pid, child.fd);
     pump(&here, NULL, &here.downs, 1);
     for (unsigned i = 0; i < WINDOW / 2; i++) node_receive(&here, i);
     for (unsigned i = WINDOW / 2; i < WINDOW; i++) fabric_drop(here.arrivals[i].message);
@@ -179,13 +141,11 @@ TEST(a_sender_killed_while_its_messages_are_held_harms_nobody)
     fabric_peer_close(child.peer);
 
     here.manner = NODE_RECEIVES; // the service goes on for others
-    meet(&other, &here);
+    meet(&other);
     fill(bytes, BIG, 9);
     send_for_echo(&other, 9, bytes, BIG);
     pump(&here, NULL, &here.received, WINDOW / 2 + 1);
     ck_assert(is_filled(here.arrivals[WINDOW].buffer, BIG, 9));
-    kill_child(&other);
-    node_close(&here);
 }
 
 TEST(a_receiver_killed_while_we_send_is_told_once_and_returns_every_buffer)
@@ -193,14 +153,14 @@ TEST(a_receiver_killed_while_we_send_is_told_once_and_returns_every_buffer)
     const struct note note = { 0 };
     struct child child = spawn(live_as_hoarder);
     node_open(&here, "ucx", NULL);
-    meet(&child, &here);
+    meet(&child);
     for (unsigned i = 0; i < WINDOW; i++) node_send(&here, child.peer, i, bytes, BIG);
     pump_for_ms(&here, NULL, 20); // until they are held over there
     ck_assert_uint_eq(here.sent, 0);
-    const double start = now_ms();
-    kill_child(&child);
+    const int64_t start = now_ms();
+    node_kill(child.pid, child.fd);
     pump(&here, NULL, &here.downs, 1);
-    const double took = now_ms() - start;
+    const double took = (double)(now_ms() - start);
     pump(&here, NULL, &here.sent, WINDOW);
     ck_assert_uint_eq(here.send_errors, WINDOW);
     ck_assert_int_eq(fabric_send(child.peer, &note, sizeof note, NULL, 0, NULL, NULL),
@@ -208,14 +168,6 @@ TEST(a_receiver_killed_while_we_send_is_told_once_and_returns_every_buffer)
     pump_for_ms(&here, NULL, 20);
     ck_assert_uint_eq(here.downs, 1);
     printf("kill -9 noticed after %.1f ms\n", took);
-    node_close(&here);
-}
-
-static int open_descriptors(void)
-{
-    int count = 0;
-    for (int fd = 0; fd < 256; fd++) count += fcntl(fd, F_GETFD) >= 0;
-    return count;
 }
 
 TEST(twenty_killed_peers_leave_no_descriptor_behind)
@@ -226,21 +178,20 @@ TEST(twenty_killed_peers_leave_no_descriptor_behind)
     node_open(&here, "ucx", NULL);
     int least = 0;
     for (unsigned i = 0; i < ROUNDS; i++) {
-        meet(&children[i], &here);
+        meet(&children[i]);
         pump(&here, NULL, &here.arrived, WINDOW * (i + 1));
-        kill_child(&children[i]);
+        node_kill(children[i].pid, children[i].fd);
         pump(&here, NULL, &here.downs, i + 1);
         for (unsigned k = WINDOW * i; k < here.arrived; k++) fabric_drop(here.arrivals[k].message);
         fabric_peer_close(children[i].peer);
         int now = 0;
         for (int tries = 0; tries < 200 && (tries == 0 || (i > 0 && now > least)); tries++) {
-            pump_for_ms(&here, NULL, 5);           // UCX lets go in its own time
-            now = open_descriptors() + (int)i + 1; // spawn left one for each child
+            pump_for_ms(&here, NULL, 5); // UCX lets go in its own time
+            now = (int)descriptors_here();
         }
         if (i == 0 || now < least) least = now; // UCX may not have let go of the first one's yet
         ck_assert_int_eq(now, least);
     }
-    node_close(&here);
 }
 
 /* -- strangers ---------------------------------------------------------------------------------- */
@@ -274,10 +225,7 @@ static void throw_garbage(const struct sockaddr_in *address, unsigned seed)
 
 TEST(garbage_at_the_port_is_survived_without_a_word)
 {
-    struct child child = spawn(live_as_echo);
-    node_open(&here, "ucx", NULL);
-    here.manner = NODE_RECEIVES;
-    meet(&child, &here);
+    struct child child = open_beside_echo();
     const struct sockaddr_in address = listening_address();
     FILE *words = tmpfile();
     const int stdout_before = dup(1), stderr_before = dup(2);
@@ -298,8 +246,7 @@ TEST(garbage_at_the_port_is_survived_without_a_word)
     fseek(words, 0, SEEK_END);
     ck_assert_int_eq(ftell(words), 0);
     fclose(words);
-    kill_child(&child);
-    node_close(&here);
+    node_kill(child.pid, child.fd);
 }
 
 TEST(the_port_is_in_the_configured_range_on_loopback)
@@ -313,22 +260,12 @@ TEST(the_port_is_in_the_configured_range_on_loopback)
     ck_assert_uint_le(ntohs(address.sin_port), first + 99);
     ck_assert_uint_eq(ntohl(address.sin_addr.s_addr), INADDR_LOOPBACK);
     ck_assert_ptr_nonnull(strstr(fabric_describe(here.fabric), range));
-    node_close(&here);
-}
-
-static void on_nothing(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
-                       struct fabric_message *message)
-{
-    (void)arg, (void)header, (void)header_bytes, (void)payload_bytes, (void)message;
 }
 
 TEST(a_device_that_is_not_there_is_named_in_the_refusal)
 {
-    struct sentence why = { "" };
-    struct fabric *fabric;
-    struct fabric_options options = { .on_message = on_nothing, .net_devices = "eth77" };
-    ck_assert_int_eq(fabric_open("ucx", &options, &fabric, &why), CAIRN_ERR_UNREACHABLE);
-    ck_assert_ptr_nonnull(strstr(why.text, "eth77"));
+    node_open_fails("ucx", &(struct fabric_options) { .net_devices = "eth77" },
+                    CAIRN_ERR_UNREACHABLE, "eth77");
 }
 
 /* -- a good guest ------------------------------------------------------------------------------- */
@@ -341,17 +278,13 @@ TEST(the_environment_cannot_change_how_it_runs)
     setenv("UCX_RNDV_THRESH", "0", 1);
     setenv("UCX_TCP_PORT_RANGE", "1-2", 1);
     setenv("UCX_HANDLE_ERRORS", "bt,freeze", 1);
-    struct child child = spawn(live_as_echo);
-    node_open(&here, "ucx", NULL);
-    here.manner = NODE_RECEIVES;
-    meet(&child, &here);
+    struct child child = open_beside_echo();
     fill(bytes, BIG, 4);
     send_for_echo(&child, 4, bytes, BIG);
     pump(&here, NULL, &here.received, 1);
     ck_assert(is_filled(here.arrivals[0].buffer, BIG, 4));
     ck_assert_uint_eq(ntohl(listening_address().sin_addr.s_addr), INADDR_LOOPBACK);
-    kill_child(&child);
-    node_close(&here);
+    node_kill(child.pid, child.fd);
 }
 
 static void on_host_signal(int signum)
@@ -383,7 +316,6 @@ TEST(signals_belong_to_the_host_process)
     ck_assert_ptr_eq(action.sa_handler, on_host_signal);
     ck_assert_int_eq(sigaction(SIGHUP, NULL, &action), 0);
     ck_assert_ptr_eq(action.sa_handler, on_host_signal);
-    node_close(&here);
 }
 
 static double cpu_ms(void)
@@ -404,10 +336,7 @@ TEST_EACH(a_loop_at_rest_costs_no_cpu, 0, 2)
     uv_loop_t loop;
     uv_timer_t timer;
     struct fabric_poll fabric_poll;
-    struct child child = spawn(live_as_echo);
-    node_open(&here, "ucx", NULL);
-    here.manner = NODE_RECEIVES;
-    meet(&child, &here);
+    struct child child = open_beside_echo();
     send_for_echo(&child, 1, bytes, BIG);
     pump(&here, NULL, &here.received, 1);
     uv_loop_init(&loop);
@@ -424,8 +353,7 @@ TEST_EACH(a_loop_at_rest_costs_no_cpu, 0, 2)
     uv_close((uv_handle_t *)&timer, NULL);
     uv_run(&loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(uv_loop_close(&loop), 0);
-    kill_child(&child);
-    node_close(&here);
+    node_kill(child.pid, child.fd);
 }
 
-SUITE(30);
+SUITE(30, .tear_down = nodes_close);
