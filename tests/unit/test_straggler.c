@@ -9,97 +9,60 @@
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
-enum { MOST = 4, NOBODY = -1 };
+enum { MOST = 4 };
 
 static const struct {
     const char *name;
-    uint32_t us[MOST][CAIRN_TIMES_PHASES]; /* compute, push, wait, fetch */
     size_t count;
-    int index; /* NOBODY */
+    uint32_t us[MOST][CAIRN_TIMES_PHASES]; /* compute, push, wait, fetch */
+    bool is_found;
+    uint32_t index;
     enum phase phase;
     uint32_t others_us;
     uint32_t micros[MOST]; /* 0: as 1 */
 } cases[] = {
+// clang-format off
+#define SAMPLES(how_many, ...) .count = (how_many), .us = { __VA_ARGS__ }
+#define SLOW(who, in, others)  .is_found = true, .index = (who), .phase = CAIRN_PHASE_##in, .others_us = (others)
     { "one computes for twice as long and more",
-      { { 10000, 9000, 100, 50 }, { 25000, 100, 100, 50 }, { 11000, 8000, 100, 50 } },
-      3,
-      1,
-      CAIRN_PHASE_COMPUTE,
-      11000,
-      { 0 } },
+      SAMPLES(3, { 10000, 9000, 100, 50 }, { 25000, 100, 100, 50 }, { 11000, 8000, 100, 50 }),
+      SLOW(1, COMPUTE, 11000) },
     { "it is less than twice as long",
-      { { 10000, 9000, 100, 50 }, { 19000, 100, 100, 50 }, { 10000, 8000, 100, 50 } },
-      3,
-      NOBODY,
-      0,
-      0,
-      { 0 } },
-    { "of two, one", { { 10000, 20100, 10, 5 }, { 30000, 100, 10, 5 } }, 2, 1, 0, 10000, { 0 } },
+      SAMPLES(3, { 10000, 9000, 100, 50 }, { 19000, 100, 100, 50 }, { 10000, 8000, 100, 50 }) },
+    { "of two, one",
+      SAMPLES(2, { 10000, 20100, 10, 5 }, { 30000, 100, 10, 5 }),
+      SLOW(1, COMPUTE, 10000) },
     { "what takes no time matters to nobody",
-      { { 100, 50, 50, 10 }, { 900, 50, 50, 10 }, { 100, 50, 50, 10 } },
-      3,
-      NOBODY,
-      0,
-      0,
-      { 0 } },
+      SAMPLES(3, { 100, 50, 50, 10 }, { 900, 50, 50, 10 }, { 100, 50, 50, 10 }) },
     { "it is less than a tenth of a step",
-      { { 100000, 50, 50, 1000 }, { 100000, 50, 50, 9000 }, { 100000, 50, 50, 1000 } },
-      3,
-      NOBODY,
-      0,
-      0,
-      { 0 } },
+      SAMPLES(3, { 100000, 50, 50, 1000 }, { 100000, 50, 50, 9000 }, { 100000, 50, 50, 1000 }) },
     { "a fetch",
-      { { 10000, 50, 9000, 1000 }, { 10000, 50, 50, 15000 }, { 10000, 50, 9000, 1000 } },
-      3,
-      1,
-      CAIRN_PHASE_FETCH,
-      1000,
-      { 0 } },
+      SAMPLES(3, { 10000, 50, 9000, 1000 }, { 10000, 50, 50, 15000 }, { 10000, 50, 9000, 1000 }),
+      SLOW(1, FETCH, 1000) },
     { "the worse of two phases is named",
-      { { 10000, 50, 50, 1000 }, { 30000, 50, 50, 50000 }, { 10000, 50, 50, 1000 } },
-      3,
-      1,
-      CAIRN_PHASE_FETCH,
-      1000,
-      { 0 } },
+      SAMPLES(3, { 10000, 50, 50, 1000 }, { 30000, 50, 50, 50000 }, { 10000, 50, 50, 1000 }),
+      SLOW(1, FETCH, 1000) },
     { "a push whose end the others wait for",
-      { { 10000, 1000, 20000, 50 }, { 10000, 21000, 100, 50 }, { 10000, 1000, 20000, 50 } },
-      3,
-      1,
-      CAIRN_PHASE_PUSH,
-      1000,
-      { 0 } },
+      SAMPLES(3, { 10000, 1000, 20000, 50 }, { 10000, 21000, 100, 50 }, { 10000, 1000, 20000, 50 }),
+      SLOW(1, PUSH, 1000) },
     { "a push that waits for others' contributions",
-      { { 15000, 1000, 100, 50 }, { 10000, 9000, 100, 50 }, { 15000, 1000, 100, 50 } },
-      3,
-      NOBODY,
-      0,
-      0,
-      { 0 } },
+      SAMPLES(3, { 15000, 1000, 100, 50 }, { 10000, 9000, 100, 50 }, { 15000, 1000, 100, 50 }) },
     { "who was dealt two micro-batches, the others one each",
-      { { 10000, 300, 11000, 50 }, { 11000, 400, 100, 50 }, { 10500, 300, 11000, 50 } },
-      3,
-      NOBODY,
-      0,
-      0,
-      { 1, 2, 1 } },
+      SAMPLES(3, { 10000, 300, 11000, 50 }, { 11000, 400, 100, 50 }, { 10500, 300, 11000, 50 }),
+      .micros = { 1, 2, 1 } },
     { "who takes longer for each of fewer micro-batches",
-      { { 10000, 300, 9000, 50 }, { 50000, 400, 100, 50 }, { 10000, 300, 9000, 50 } },
-      3,
-      1,
-      CAIRN_PHASE_COMPUTE,
-      10000,
-      { 4, 1, 4 } },
+      SAMPLES(3, { 10000, 300, 9000, 50 }, { 50000, 400, 100, 50 }, { 10000, 300, 9000, 50 }),
+      SLOW(1, COMPUTE, 10000),
+      .micros = { 4, 1, 4 } },
     { "for one micro-batch it is less than a tenth of a step, for its eight it is not",
-      { { 1000, 50, 50, 1000 }, { 2100, 50, 50, 1000 }, { 1000, 50, 50, 1000 } },
-      3,
-      1,
-      CAIRN_PHASE_COMPUTE,
-      1000,
-      { 8, 8, 8 } },
-    { "alone", { { 90000, 1, 1, 1 } }, 1, NOBODY, 0, 0, { 0 } },
-    { "nobody", { { 0 } }, 0, NOBODY, 0, 0, { 0 } },
+      SAMPLES(3, { 1000, 50, 50, 1000 }, { 2100, 50, 50, 1000 }, { 1000, 50, 50, 1000 }),
+      SLOW(1, COMPUTE, 1000),
+      .micros = { 8, 8, 8 } },
+    { "alone",
+      SAMPLES(1, { 90000, 1, 1, 1 }) },
+    { "nobody",
+      SAMPLES(0, { 0 }) },
+    // clang-format on
 };
 
 TEST_EACH(who_is_clearly_slow_is_found, 0, sizeof cases / sizeof *cases)
@@ -113,9 +76,9 @@ TEST_EACH(who_is_clearly_slow_is_found, 0, sizeof cases / sizeof *cases)
         samples[i].told = true;
     }
     const bool is_found = straggler_find(samples, cases[_i].count, scratch, &found);
-    ck_assert_msg(is_found == (cases[_i].index != NOBODY), "%s", cases[_i].name);
+    ck_assert_msg(is_found == cases[_i].is_found, "%s", cases[_i].name);
     if (!is_found) return;
-    ck_assert_msg((int)found.index == cases[_i].index && found.phase == cases[_i].phase, "%s",
+    ck_assert_msg(found.index == cases[_i].index && found.phase == cases[_i].phase, "%s",
                   cases[_i].name);
     ck_assert_uint_eq(found.others_us, cases[_i].others_us);
 }
