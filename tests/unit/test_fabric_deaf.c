@@ -58,17 +58,17 @@ static void set_up(void)
 }
 
 /* NULL: it cannot be reached. */
-static struct fabric_peer *try_address(const void *address, size_t bytes, double *took_ms)
+static struct fabric_peer *try_address(const void *address, size_t bytes, int64_t *took_ms)
 {
     struct fabric_peer *peer = NULL;
     const int64_t begin_ms = now_ms();
     const cairn_status status = fabric_connect_to(here.fabric, address, bytes, NULL, NULL, &peer);
-    *took_ms = (double)(now_ms() - begin_ms);
+    *took_ms = now_ms() - begin_ms;
     ck_assert_int_eq(status, peer != NULL ? CAIRN_OK : CAIRN_ERR_UNREACHABLE);
     return peer;
 }
 
-static struct fabric_peer *try_deaf(double *took_ms)
+static struct fabric_peer *try_deaf(int64_t *took_ms)
 {
     size_t bytes;
     const void *address = fabric_own_address(deaf.fabric, &bytes);
@@ -77,17 +77,17 @@ static struct fabric_peer *try_deaf(double *took_ms)
 
 TEST(a_peer_that_does_not_answer_holds_nobody_up)
 {
-    double first_ms, took_ms, all_ms = 0;
+    int64_t first_ms, took_ms, all_ms = 0;
     ck_assert_ptr_null(try_deaf(&first_ms));
-    ck_assert_double_lt(first_ms, 2000); // UCX waits 3 s
+    ck_assert_int_lt(first_ms, 2000); // UCX waits 3 s
     for (int i = 0; i < 30; i++, all_ms += took_ms) ck_assert_ptr_null(try_deaf(&took_ms));
-    ck_assert_double_lt(all_ms, 2000); // it is not waited for again, 100 ms each time
+    ck_assert_int_lt(all_ms, 2000); // it is not waited for again, 100 ms each time
 }
 
 TEST(a_peer_that_answers_late_is_connected)
 {
     struct fabric_peer *peer = NULL;
-    double took_ms;
+    int64_t took_ms;
     ck_assert_ptr_null(try_deaf(&took_ms));
     make_hear(listener);
     for (const int64_t end_ms = now_ms() + NODE_DEADLINE_MS; peer == NULL; poll(NULL, 0, 10)) {
@@ -115,28 +115,28 @@ static bool is_answered(void)
 
 TEST(an_answer_to_an_earlier_try_says_nothing_of_now)
 {
-    double took_ms;
+    int64_t took_ms;
     ck_assert_ptr_null(try_deaf(&took_ms));
     make_hear(listener);
-    for (const double end_ms = now_ms() + NODE_DEADLINE_MS; !is_answered(); poll(NULL, 0, 1))
-        ck_assert_double_lt(now_ms(), end_ms);
+    for (const int64_t end_ms = now_ms() + NODE_DEADLINE_MS; !is_answered(); poll(NULL, 0, 1))
+        ck_assert_int_lt(now_ms(), end_ms);
     make_deaf(listener);
     for (int i = 0; i < 3; i++) {
         ck_assert_ptr_null(try_deaf(&took_ms));
-        ck_assert_double_lt(took_ms, 2000); // UCX waits 3 s
+        ck_assert_int_lt(took_ms, 2000); // UCX waits 3 s
     }
     make_hear(listener); // and nobody leaves it alone for that
     struct fabric_peer *peer = NULL;
-    const double begin_ms = now_ms();
+    const int64_t begin_ms = now_ms();
     while ((peer = try_deaf(&took_ms)) == NULL) {
-        ck_assert_double_lt(now_ms() - begin_ms, 5000);
+        ck_assert_int_lt(now_ms() - begin_ms, 5000);
         poll(NULL, 0, 10);
     }
 }
 
 TEST(what_it_says_is_heard_all_the_same)
 {
-    double took_ms;
+    int64_t took_ms;
     ck_assert_ptr_null(try_deaf(&took_ms));
     const int64_t begin_ms = now_ms();
     node_send(&deaf, node_connect_to(&deaf, &here), 1, NULL, 0);
@@ -148,7 +148,7 @@ TEST(what_it_says_is_heard_all_the_same)
 TEST(a_peer_that_is_gone_costs_no_descriptor)
 {
     uint8_t address[CAIRN_FABRIC_ADDRESS_MAX];
-    double took_ms;
+    int64_t took_ms;
     size_t bytes;
     const void *its = fabric_own_address(deaf.fabric, &bytes);
     memcpy(address, its, bytes);
@@ -178,14 +178,14 @@ static const void *address_without_port(size_t *bytes_out)
 
 TEST(what_ucx_waited_for_in_vain_is_left_alone)
 {
-    double first_ms, took_ms;
+    int64_t first_ms, took_ms;
     size_t bytes;
     const void *address = address_without_port(&bytes);
     if (ucx_connects_on_its_own()) return; // it waits for nobody
     ck_assert_ptr_null(try_address(address, bytes, &first_ms));
-    ck_assert_double_gt(first_ms, 500); // else nothing is shown
+    ck_assert_int_gt(first_ms, 500); // else nothing is shown
     ck_assert_ptr_null(try_address(address, bytes, &took_ms));
-    ck_assert_double_lt(took_ms, first_ms / 2);
+    ck_assert_int_lt(took_ms, first_ms / 2);
 }
 
 SUITE(60, set_up, nodes_close);
