@@ -114,6 +114,17 @@ TEST(a_job_of_which_no_shard_was_told_that_it_is_stored_is_adopted_and_settled)
     fake_until(&fake, fake.shards[0].settled && fake.shards[1].settled);
 }
 
+/* The one before may have reserved numbers of rounds that no shard has seen. */
+TEST(the_store_counts_on_from_the_newest_coordinator_that_a_shard_has_obeyed)
+{
+    fake.shards[1].coordinator_incarnation = 7;
+    lose_store(2);
+    expect_adopted(1, "");
+    ck_assert_uint_eq(fake.cluster->identity.id.incarnation, 8);
+    fake_goes_on(&fake, 1, 2);
+    ck_assert_uint_ge(coord_job_find(fake.cluster, "toy")->reserved.round, 8 * CAIRN_ROUND_BLOCK);
+}
+
 /* ---- whose signatures are trusted ---- */
 
 static void trust_stranger(char id_out[CAIRN_KEY_NAME_BYTES], bool untrust)

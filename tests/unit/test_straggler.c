@@ -23,7 +23,8 @@ static const struct {
 } cases[] = {
 // clang-format off
 #define SAMPLES(how_many, ...) .count = (how_many), .us = { __VA_ARGS__ }
-#define SLOW(who, in, others)  .is_found = true, .index = (who), .phase = CAIRN_PHASE_##in, .others_us = (others)
+#define SLOW(who, in, others) \
+    .is_found = true, .index = (who), .phase = CAIRN_PHASE_##in, .others_us = (others)
     { "one computes for twice as long and more",
       SAMPLES(3, { 10000, 9000, 100, 50 }, { 25000, 100, 100, 50 }, { 11000, 8000, 100, 50 }),
       SLOW(1, COMPUTE, 11000) },
