@@ -23,13 +23,38 @@
 #define CTL_NAMES_MAX      256 /* the most values of an option that may be repeated */
 #define CTL_OPTIONS_MAX    128
 
+/* ==== the command line ==== */
+
+/* The values of options, by subject. An option that takes no value needs no field: ctl_is_given has it. */
+
 /* The rules of `snapshot prune`. */
 struct ctl_rules {
     uint64_t keep_last;  /* snapshots */
     uint64_t keep_every; /* steps */
     uint64_t max_bytes;
     uint32_t keep_within_s;
-    bool dry_run;
+};
+
+/* 0: not given. */
+struct ctl_times {
+    uint64_t since_unix_ms;
+    uint32_t mtbf_s, snapshot_age_s;
+    double every_s; /* --watch, --every */
+};
+
+/* NULL: not given. The subcommand validates the values. */
+struct ctl_restoring {
+    const char *job, *as; /* the new name */
+};
+
+struct ctl_verifying {
+    double subset;   /* --read-data-subset: a fraction, at most 1; 0: not given */
+    const char *key; /* NULL: not given */
+};
+
+/* The files of `cairn local`; NULL: not given. */
+struct ctl_local {
+    const char *endpoint_file, *keep, *import;
 };
 
 /* The options of a bench; 0 and NULL mean "not given": the bench's default applies. */
@@ -61,7 +86,6 @@ struct ctl_export {
     const char *format; /* "hf" or "dcp" */
     const char *dtype;  /* "f32" or "bf16" */
     uint64_t file_bytes_max;
-    bool stats; /* the option of `snapshot show` */
 };
 
 /* The settings given by --set KEY=VALUE, or by options of their own, in the form that a request carries. */
@@ -82,57 +106,30 @@ struct ctl_names {
     size_t count;
 };
 
+/* The terms of `job amend`. */
+struct ctl_terms {
+    uint32_t workers_min, workers_max; /* 0: not given */
+    double lr;
+    const char *group; /* NULL: not given */
+    struct ctl_settings set;
+};
+
 /* The options of a re-sharding: the members that a job is spread over. */
 struct ctl_reshard {
-    bool all;
     struct ctl_names add, drain, weight;
     double pause; /* a fraction of a step; 0: not given */
 };
 
-struct ctl_program;
-struct ctl_row;
-
-struct ctl {
-    /* the command line */
-    const char *endpoint; /* "host:port" */
-    int timeout_ms;
-    bool allow_unsigned, allow_untrusted, fallback;
-    bool quick;      /* --quick */
-    double subset;   /* --read-data-subset: a fraction, at most 1; 0: not given */
-    const char *key; /* --key; NULL: not given */
-    bool json, no_headers, quiet, wait, yes, force, watch, once;
-    bool deletes;            /* --delete */
-    double every_s;          /* --watch, --every; 0: not given */
-    const char *job, *path;  /* --job, --path; NULL: not given */
-    const char *path_before; /* the first of two --path options; `path` has the second */
-    /* --from, --to, --as; NULL: not given. The subcommand validates them. */
-    const char *from, *to, *as;
-    const char *group; /* --group; NULL: not given. The subcommand validates the value */
-    double lr;
-    struct ctl_rules rules;
-    uint64_t since_unix_ms;            /* --since; 0: not given */
-    uint32_t workers_min, workers_max; /* --workers; 0: not given */
-    uint32_t shards;                   /* --shards; 0: not given */
-    uint32_t mtbf_s;                   /* --mtbf; 0: not given */
-    const char *endpoint_file, *keep, *import;
-    struct ctl_bench bench;
-    struct ctl_plan plan;
-    struct ctl_export export;
-    struct ctl_reshard reshard;
-    struct ctl_settings set;
-    int argc; /* the arguments after the verb */
-    char **argv;
-    const struct ctl_program *program;
-    const struct ctl_row *row; /* the command */
-    char **line;               /* owned; the line as it was given */
-    ptrdiff_t noun_at;         /* the place of the command's noun in `line` */
-    bool check;                /* --check */
-    uint32_t snapshot_age_s;   /* --snapshot-age; 0: not given */
-    /* the part of the command line that has been read */
-    bool help;
+/* The part of the command line that has been read. */
+struct ctl_reading {
+    char **line;                 /* owned; the line as it was given */
+    ptrdiff_t noun_at;           /* the place of the command's noun in `line` */
     bool given[CTL_OPTIONS_MAX]; /* indexed by row of the option table */
-    char words[64];              /* the words that name the command, for messages: "job list" */
-    /* the connection */
+};
+
+/* How the coordinator is asked. */
+struct ctl_call {
+    int timeout_ms; /* 0: not given */
     /* True: the caller retries, so a coordinator that is unreachable or late is not reported */
     bool tries_again;
     /* receives the error for the caller; NULL: the error is printed on stderr */
@@ -141,6 +138,35 @@ struct ctl {
      * printed whom this job waits for */
     const char *cut_of;
     bool awaited_said;
+};
+
+struct ctl_program;
+struct ctl_row;
+
+struct ctl {
+    const char *endpoint; /* "host:port" */
+    bool json, no_headers, quiet, yes, watch;
+    const char *path;        /* --path; NULL: not given */
+    const char *path_before; /* the first of two --path options; `path` has the second */
+    const char *from, *to;   /* NULL: not given. The subcommand validates them */
+    uint32_t shards;         /* 0: not given */
+    struct ctl_times times;
+    struct ctl_rules rules;
+    struct ctl_restoring restore;
+    struct ctl_verifying verify;
+    struct ctl_local local;
+    struct ctl_bench bench;
+    struct ctl_plan plan;
+    struct ctl_export export;
+    struct ctl_reshard reshard;
+    struct ctl_terms terms;
+    int argc; /* the arguments after the verb */
+    char **argv;
+    const struct ctl_program *program;
+    const struct ctl_row *row; /* the command */
+    char words[64];            /* the words that name the command, for messages: "job list" */
+    struct ctl_reading reading;
+    struct ctl_call call;
 };
 
 /* A subcommand, or a part of one. Returns the exit status. */
@@ -157,18 +183,12 @@ cairn_status ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessa
                             uint16_t reply_type, ProtobufCMessage **reply_out,
                             struct paged *pages) CAIRN_MUST_CHECK;
 
-/* ---- job.c ---- */
-/* Sends an amendment under a new key. *revision_out is the job's revision afterwards. Errors as for
- * ctl_call. */
-cairn_status ctl_amend(struct ctl *ctl, Cairn__JobAmend *amend,
-                       uint64_t *revision_out) CAIRN_MUST_CHECK;
-
 /* ---- output.c ---- */
 /* Prints the error on stderr, with its stable code, and returns the exit status. */
 int ctl_fail(cairn_status status, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- options.c ---- */
-/* True if any of these options was given: "keep-last keep-every". */
+/* True if any of these options, which blanks or commas divide, was given: "keep-last keep-every". */
 bool ctl_is_given(const struct ctl *ctl, const char *options);
 /* Returns the value of an option that is a whole number, or a time in seconds. */
 uint64_t ctl_option_number(const struct ctl *ctl, const char *option);
@@ -187,62 +207,89 @@ int ctl_parse_choice(const char *option, const char *choices, const char *text,
 /* Reads "2h" (ms, s, m, h, d before now) or RFC 3339, "2026-11-24T14:00:00Z". */
 bool ctl_since(const char *text, uint64_t now_ms, uint64_t *unix_ms_out);
 
-/* ---- output.c ---- */
+/* ---- ask.c ---- */
 /* Asks whether `what`, called `name`, may be deleted. -1: continue; else the exit status. */
 int ctl_confirm(const struct ctl *ctl, const char *what, const char *name);
 
 /* Makes the path absolute; an error names the path by `what`. -1: continue; else the exit status. */
 int ctl_absolute(const char *what, const char *path, char out[static PATH_MAX]);
 
+/* ==== output ==== */
+
 /* A table: rows of cells, columns as wide as their widest cell. Cells are copied. */
 struct ctl_table;
-struct ctl_table *ctl_table_open(const char *const *headers, size_t column_count);
+/* `columns` has a line "HEADER" for each column; of a table of messages "HEADER|FIELD", where FIELD is a
+ * field or a text (output.c has the syntax). */
+struct ctl_table *ctl_table_open(const char *columns);
 /* Adds cells: the text of `fmt`, in which a tab ends a cell. */
 void ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
+/* Adds a row for each message; `messages` is an array of pointers to the messages. */
+void ctl_table_rows(struct ctl_table *table, const void *messages, size_t count);
 /* Prints the table (with headers unless --no-headers was given) and frees it. */
 void ctl_table_close(struct ctl_table *table, const struct ctl *ctl);
 
-/* A table of messages: a column shows a field of the message, or a text with fields (output.c has the
- * syntax), or a cell that a function adds. */
-struct ctl_column {
-    const char *header, *field;
-    /* adds the column's cell; NULL: the cell shows the field or the text */
-    void (*add)(struct ctl_table *table, const void *message);
+/* The appearance of a message: a row of a table in shapes.c. */
+struct ctl_shape {
+    const ProtobufCMessageDescriptor *of; /* NULL ends the table */
+    const char *json;                     /* fields; NULL: none */
+    /* Adds what `json` cannot say, and returns the object, or another one in its place; NULL: nothing */
+    json_t *(*add)(json_t *object, const void *message);
+    const char *columns; /* of a table of these messages, as ctl_table_open takes them */
 };
-struct ctl_table *ctl_table_of(const struct ctl_column *columns, size_t column_count);
-/* `messages` is an array of pointers to the messages. */
-void ctl_table_rows(struct ctl_table *table, const void *messages, size_t count);
-void ctl_table_print(const struct ctl *ctl, const struct ctl_column *columns, size_t column_count,
-                     const void *messages, size_t count);
-#define CTL_COLUMNS(columns) (columns), sizeof(columns) / sizeof *(columns)
+/* A value that is worked out from a message, and used as a field of this name. One function is set. */
+struct ctl_computed {
+    const ProtobufCMessageDescriptor *of;
+    const char *name; /* NULL ends the table */
+    uint64_t (*number)(const void *message);
+    void (*text)(const void *message, FILE *to);
+};
+extern const struct ctl_shape ctl_shapes[];
+extern const struct ctl_computed ctl_computed[];
 
-/* Returns a message as a new object, with the fields of the message's row in output.c; null for NULL. */
+/* Opens a table with the columns of these messages. */
+struct ctl_table *ctl_table_of(const ProtobufCMessageDescriptor *type);
+/* Returns a message as a new object, as the message's row in shapes.c says; null for NULL. */
 json_t *ctl_json(const void *message);
 /* Adds the named fields of the message. */
 void ctl_json_add(json_t *object, const void *message, const char *fields);
 
+/* Returns a field of the message as a number; 1 for a text that is not empty, and for a message. */
+uint64_t ctl_number(const void *message, const char *field);
 /* Returns a text with fields of the message (output.c has the syntax), which the caller frees; NULL: the
  * text is left out. */
 char *ctl_text_of(const void *message, const char *text);
-/* Prints a "name: value" line whose value is the result of ctl_text_of. If that is NULL, prints
- * nothing; if `name` is NULL, prints the value alone. */
-void ctl_line_of(const char *name, const void *message, const char *text);
-/* Prints several lines by ctl_line_of. `lines` has one "NAME|TEXT
- * " for each; a line without a bar is a TEXT without a name. */
-void ctl_lines(const void *message, const char *lines);
-/* Lines of several messages: the version of a job, and the tensors with non-finite elements of a job or a
+/* Prints a page of lines, texts and tables about the message (output.c has the syntax). */
+void ctl_page(const void *message, const char *page);
+/* Says whose options and arguments pages show. */
+void ctl_output_begin(const struct ctl *ctl);
+
+/* Parts of pages: the version of a job; the tensors with non-finite elements of a job or a snapshot; a
  * snapshot. */
-#define CTL_VERSION_LINES(name)                                         \
-    name "|generation {generation}, step {step!version_unknown}\n" name \
-         "|{?version_unknown}unknown: not all shards have told it"
+#define CTL_VERSION                                            \
+    "[{!version_unknown}generation {generation}, step {step}]" \
+    "[{?version_unknown}unknown: not all shards have told it]"
 #define CTL_DAMAGED_LINE                                                          \
     "damaged|the last update left a non-finite result in {nonfinite?} elements: " \
     "{nonfinite_tensors}"
+#define CTL_SNAPSHOT_LINES                                      \
+    "snapshot|{id}\n"                                           \
+    "job|{job}\n"                                               \
+    "state|{state}\n"                                           \
+    "version|generation {generation}, step {step}\n"            \
+    "size|{bytes/bytes} in {files?} files of {shards} shards\n" \
+    "content root|{content_root?}\n"                            \
+    "created|{created_unix_ms/time?}\n"                         \
+    "periodic|{?periodic}yes\n"                                 \
+    "signature|{signature?}\n" CTL_DAMAGED_LINE "\n"            \
+    "path|{path?}"
 
-/* A command that only sends a request and prints the reply. A field that is NULL, 0 or false leaves its
- * part out. */
+/* ==== commands ==== */
+
+/* The work of a command. Most commands only send a request and print the reply. In a request, and in what is
+ * printed, a field that is NULL, 0 or false leaves its part out. */
 struct ctl_question {
+    ctl_command *run; /* does all of it, and nothing below is set; NULL: the coordinator is asked */
     uint16_t type, reply_type; /* CAIRN_MSG_ */
     const ProtobufCMessageDescriptor *request;
     /* The request's fields that are not 0, each in one of these forms. "FIELD=@0": argument 0, if
@@ -258,47 +305,43 @@ struct ctl_question {
      * the thing */
     const char *confirm;
     const char *farewell; /* printed when the command is interrupted */
-    const char *lines;    /* the lines that ctl_lines prints for the reply if `print` is NULL */
-    const char *quiet;    /* the text that is printed with -q */
-    void (*print)(struct ctl *ctl, const void *reply);
-    bool is_quiet_too; /* `print` is also called with -q */
+    /* Shows the reply in another way, and returns the exit status. -1: it is shown as the rest says. */
+    int (*show)(struct ctl *ctl, const void *reply);
+    const char *page, *quiet; /* what is printed; with -q `quiet` */
+    bool quiet_hides_all;     /* with -q nothing is printed, even as JSON */
     json_t *(*json)(struct ctl *ctl, const void *reply);
-    /* Used if `json` is NULL: names of fields of the reply, and values of the command line, such as
-     * "KEY=@0" and "KEY=@yes". NULL: all fields of the reply, as ctl_json prints them. */
+    /* Used if `json` is NULL: fields of the reply in JSON, and values of the command line, such as
+     * "KEY=@0" and "KEY=@yes". "* FIELDS": besides those of the reply's type. NULL: just those. */
     const char *fields;
     /* Called after the reply was printed: returns the exit status, and prints the reason if the
      * status is not 0. NULL: the exit status is 0. */
-    int (*check)(struct ctl *ctl, const void *reply);
+    int (*after)(struct ctl *ctl, const void *reply);
 };
-#define CTL_QUESTION(type_, message, fill_, reply, ...)                                       \
-    {                                                                                         \
-        .type = CAIRN_MSG_##type_, .request = &cairn__##message##__descriptor, .fill = fill_, \
-        .reply_type = CAIRN_MSG_##reply, __VA_ARGS__                                          \
-    }
+#define CTL_ASKS(type_, message, reply)                                    \
+    .type = CAIRN_MSG_##type_, .request = &cairn__##message##__descriptor, \
+    .reply_type = CAIRN_MSG_##reply
 /* Sends the request and prints the reply. Returns the exit status. */
 int ctl_ask(struct ctl *ctl, const struct ctl_question *question);
 
-/* A command: a row of the table that its file exports; a row without a noun ends the table. */
+/* The commands that have functions, each in the file of its subject. */
+extern const struct ctl_question ctl_local, ctl_env, ctl_capabilities, ctl_cluster_status,
+    ctl_cluster_events, ctl_cluster_adopt, ctl_key_show, ctl_key_trust, ctl_reshard_plan,
+    ctl_reshard_apply, ctl_reshard_status, ctl_reshard_cancel, ctl_job_list, ctl_job_show,
+    ctl_job_check, ctl_job_top, ctl_job_plan, ctl_job_amend, ctl_job_create, ctl_snapshot_create,
+    ctl_snapshot_list, ctl_snapshot_show, ctl_snapshot_copy, ctl_snapshot_diff, ctl_snapshot_export,
+    ctl_snapshot_verify, ctl_snapshot_restore;
+
+/* A command: a row of a table, which a row without a noun ends. */
 struct ctl_row {
     const char *noun, *verb; /* verb "": the noun alone */
-    const char *arguments, *help;
+    const char *arguments;   /* usage; the options that it names are those of the command */
+    const char *help;
     int min_args, max_args;
-    const char *takes; /* kinds of options, each followed by a space */
-    /* `run` or `question` is set. If both are NULL, the program cairn-NOUN runs the command. */
-    ctl_command *run;
-    const struct ctl_question *question;
+    const char *takes;                   /* the options that usage does not name */
+    const struct ctl_question *question; /* NULL: the program cairn-NOUN runs the command */
 };
-#define CTL_RUN(function) function, NULL
-#define CTL_ASK(question) NULL, &question
-
 enum { CTL_ANY_ARGS = 1 << 20 };
-#define CTL_ASKS       "endpoint timeout output "
-#define CTL_LISTS_ONCE CTL_ASKS "no-headers quiet "
-#define CTL_LISTS      CTL_LISTS_ONCE "watch "
-
-extern const struct ctl_row ctl_local_rows[], ctl_cluster_rows[], ctl_restore_rows[],
-    ctl_reshard_rows[], ctl_job_rows[], ctl_plan_rows[], ctl_snapshot_rows[], ctl_diff_rows[],
-    ctl_export_rows[], ctl_bench_rows[];
+extern const struct ctl_row ctl_bench_rows[]; /* the commands of cairn-bench */
 
 /* A program that carries out command lines. */
 struct ctl_program {
@@ -308,7 +351,7 @@ struct ctl_program {
     /* the noun of all commands, which the command line then leaves out; NULL: the line has the
      * noun */
     const char *noun;
-    ctl_command *run; /* carries out rows that have neither a function nor a question */
+    ctl_command *run; /* carries out rows without a question */
 };
 /* Carries out the line of main(), and returns the exit status. */
 int ctl_main(int argc, char **argv, const struct ctl_program *program);
@@ -326,13 +369,8 @@ const char *ctl_bytes(uint64_t bytes);
 
 /* ---- snapshot.c ---- */
 #define CTL_SNAPSHOT_TIMEOUT_MS 600000 /* used if no timeout is given */
-void ctl_snapshot_print(const Cairn__SnapshotStatus *snapshot);
-/* Warns on stderr about a snapshot with non-finite elements; `what` says what happens to the
- * snapshot, such as "is passed over". */
-void ctl_warn_damaged(const Cairn__SnapshotStatus *snapshot, const char *what);
-
-/* ---- job.c: the memory that a job uses on its shards; one entry per shard ---- */
-uint64_t ctl_job_memory_sum(const Cairn__MemoryTold *memory); /* the sum over all kinds */
+/* ---- shapes.c: the memory that a job uses on its shards; one entry per shard ---- */
+#define CTL_MEMORY_SUM "state+published+landing+staging+tables" /* of all kinds in host memory */
 json_t *ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count);
 void ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards, size_t count);
 
@@ -345,14 +383,6 @@ void ctl_on_interrupt(const char *fmt, ...) __attribute__((format(printf, 1, 2))
  * overwrites the old; elsewhere an empty line separates them. ctl_watch also ends when `run` fails,
  * unless the coordinator was reached before and is unreachable now. */
 int ctl_watch(struct ctl *ctl, ctl_command *run);
-
-/* ---- cluster.c ---- */
-/* Prints to stderr how many parts of jobs lie on the shards although nothing acts on these parts;
- * prints nothing if there are none. */
-void ctl_say_strangers(struct ctl *ctl);
-
-/* ---- plan.c ---- */
-ctl_command ctl_job_plan;
 
 /* Grows an array to hold `needed` elements; `array` points to the array pointer. False: no memory. */
 bool ctl_grow(void *array, size_t *capacity, size_t needed, size_t elem_bytes);

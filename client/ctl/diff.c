@@ -522,9 +522,8 @@ static void print_lines(const char *what, const json_t *lines)
 
 static void print_pairs(const struct ctl *ctl, const struct diff *d)
 {
-    static const char *const headers[] = { "TENSOR",  "PLANE",    "ELEMENTS", "FIRST",
-                                           "MAX ABS", "RELATIVE", "NONFINITE" };
-    struct ctl_table *table = ctl_table_open(headers, 7);
+    struct ctl_table *table = ctl_table_open(
+        "TENSOR\nPLANE\nELEMENTS\nFIRST\nMAX ABS\nRELATIVE\nNONFINITE");
     for (uint32_t t = 0; t < spec_a(d)->tensor_count; t++) {
         for (uint32_t p = 0; p < CAIRN_PLANE_COUNT; p++) {
             const struct ctl_difference *x = &pair_at(d, t, p)->difference;
@@ -622,6 +621,8 @@ static int run_snapshot_diff(struct ctl *ctl)
     snapshot_close(&a);
     return done;
 }
+
+const struct ctl_question ctl_snapshot_diff = { .run = run_snapshot_diff };
 
 /* ==== show ==== */
 
@@ -738,8 +739,7 @@ static json_t *tensors_json(const struct show *show)
 
 static void print_tensors(const struct ctl *ctl, const struct job_spec_data *spec)
 {
-    static const char *const headers[] = { "TENSOR", "KIND", "DTYPE", "SHAPE", "PLANES" };
-    struct ctl_table *table = ctl_table_open(headers, 5);
+    struct ctl_table *table = ctl_table_open("TENSOR\nKIND\nDTYPE\nSHAPE\nPLANES");
     char shape[CTL_SHAPE_BYTES];
     for (size_t i = 0; i < spec->tensor_count; i++) {
         const struct tensor_spec *t = &spec->tensors[i];
@@ -775,9 +775,8 @@ static void print_stats_of(struct ctl_table *table, const struct show *show, siz
 
 static void print_stats(const struct ctl *ctl, const struct show *show)
 {
-    static const char *const headers[] = { "TENSOR", "PLANE", "SHAPE", "MIN",
-                                           "MAX",    "MEAN",  "NORM",  "NONFINITE" };
-    struct ctl_table *table = ctl_table_open(headers, 8);
+    struct ctl_table *table = ctl_table_open(
+        "TENSOR\nPLANE\nSHAPE\nMIN\nMAX\nMEAN\nNORM\nNONFINITE");
     for (size_t i = 0; i < show->spec->tensor_count; i++)
         for (int plane = 0; plane < CAIRN_PLANE_COUNT; plane++)
             if (is_stored(show->spec, i, plane)) print_stats_of(table, show, i, plane);
@@ -787,20 +786,13 @@ static void print_stats(const struct ctl *ctl, const struct show *show)
 static void print_shown(const struct ctl *ctl, const Cairn__SnapshotStatus *status,
                         const struct show *show)
 {
-    ctl_snapshot_print(status);
+    ctl_page(status, CTL_SNAPSHOT_LINES);
     if (show->spec == NULL) return;
     printf("\n");
     if (show->stats[0] != NULL)
         print_stats(ctl, show);
     else
         print_tensors(ctl, show->spec);
-}
-
-static void print_json_show(const Cairn__SnapshotStatus *status, const struct show *show)
-{
-    json_t *object = ctl_json(status);
-    json_object_set_new(object, "tensors", show->spec != NULL ? tensors_json(show) : json_null());
-    ctl_print_json(object);
 }
 
 /* ---- without a coordinator ---- */
@@ -840,12 +832,16 @@ static void say_snapshot(const struct ctl *ctl, const char *folder,
         status_of(manifest, folder, nonfinite, &own);
         told = &own;
     }
-    if (ctl->json)
-        print_json_show(told, show);
-    else if (ctl->quiet)
+    json_t *object = ctl->json ? ctl_json(told) : NULL;
+    if (object != NULL) {
+        json_object_set_new(object, "tensors",
+                            show->spec != NULL ? tensors_json(show) : json_null());
+        ctl_print_json(object);
+    } else if (ctl->quiet) {
         printf("%s\n", told->id);
-    else
+    } else {
         print_shown(ctl, told, show);
+    }
 }
 
 static int show_stats(struct ctl *ctl, const char *folder, const Cairn__SnapshotStatus *told)
@@ -885,7 +881,8 @@ static int show_tensors(struct ctl *ctl, const char *folder, const Cairn__Snapsh
 
 static int show_folder(struct ctl *ctl, const char *folder, const Cairn__SnapshotStatus *told)
 {
-    return ctl->export.stats ? show_stats(ctl, folder, told) : show_tensors(ctl, folder, told);
+    return ctl_is_given(ctl, "stats") ? show_stats(ctl, folder, told)
+                                      : show_tensors(ctl, folder, told);
 }
 
 static int run_snapshot_show(struct ctl *ctl)
@@ -899,7 +896,7 @@ static int run_snapshot_show(struct ctl *ctl)
     }
     show.job = ctl->argv[0];
     show.id = ctl->argv[1];
-    if (ctl->timeout_ms == 0) ctl->timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
+    if (ctl->call.timeout_ms == 0) ctl->call.timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
     if (strcmp(show.id, "latest") == 0) {
         const int found = ctl_snapshot_latest(ctl, show.job, latest);
         if (found >= 0) return found;
@@ -914,14 +911,4 @@ static int run_snapshot_show(struct ctl *ctl)
     return done;
 }
 
-/* ==== commands ==== */
-
-const struct ctl_row ctl_diff_rows[] = {
-    { "snapshot", "show", "JOB ID | --path FOLDER [--stats]",
-      "one snapshot and its tensors; with --stats what is in them", 0, 2,
-      CTL_LISTS_ONCE "place stats ", CTL_RUN(run_snapshot_show) },
-    { "snapshot", "diff", "JOB ID ID | --path FOLDER --path FOLDER",
-      "which tensors of two snapshots differ, and by how much; exits 0: none, 1: some", 0, 3,
-      CTL_LISTS_ONCE "places ", CTL_RUN(run_snapshot_diff) },
-    { .noun = NULL },
-};
+const struct ctl_question ctl_snapshot_show = { .run = run_snapshot_show };

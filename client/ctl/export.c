@@ -716,6 +716,8 @@ static int run_snapshot_export(struct ctl *ctl)
     return status == CAIRN_OK ? 0 : ctl_fail(status, "%s", why.text);
 }
 
+const struct ctl_question ctl_snapshot_export = { .run = run_snapshot_export };
+
 /* ==== copy ==== */
 
 /* cairn snapshot copy: copies a snapshot into another storage. */
@@ -818,15 +820,4 @@ static int run_snapshot_copy(struct ctl *ctl)
     return done >= 0 ? done : copy_to(ctl, &snapshot, root);
 }
 
-/* ==== commands ==== */
-
-const struct ctl_row ctl_export_rows[] = {
-    { "snapshot", "copy", "JOB ID | --path FOLDER --to ROOT",
-      "copy a snapshot, with its signature, beneath another root of snapshots", 0, 2,
-      CTL_ASKS "quiet place copy ", CTL_RUN(run_snapshot_copy) },
-    { "snapshot", "export",
-      "JOB ID | --path FOLDER --to DIR [--format hf|dcp|torch] [--dtype f32|bf16] [--max-file 5GB]",
-      "write its weights as transformers and safetensors read them, or all of it as PyTorch does",
-      0, 2, CTL_ASKS "quiet place export ", CTL_RUN(run_snapshot_export) },
-    { .noun = NULL },
-};
+const struct ctl_question ctl_snapshot_copy = { .run = run_snapshot_copy };

@@ -97,7 +97,7 @@ static bool make_temporary(struct local *local, struct sentence *why)
 
 static bool take_kept(struct local *local, struct sentence *why)
 {
-    const char *keep = local->ctl->keep;
+    const char *keep = local->ctl->local.keep;
     if ((mkdir(keep, 0700) == 0 || errno == EEXIST) && realpath(keep, local->folder) != NULL &&
         access(local->folder, R_OK | W_OK | X_OK) == 0)
         return true;
@@ -128,8 +128,8 @@ static bool place_socket(struct local *local, struct sentence *why)
 /* Creates the folder, mode 0700, or uses the folder given by --keep. */
 static bool make_folder(struct local *local, struct sentence *why)
 {
-    const bool is_there = local->ctl->keep != NULL ? take_kept(local, why)
-                                                   : make_temporary(local, why);
+    const bool is_there = local->ctl->local.keep != NULL ? take_kept(local, why)
+                                                         : make_temporary(local, why);
     return is_there && place_socket(local, why);
 }
 
@@ -137,7 +137,7 @@ static bool make_folder(struct local *local, struct sentence *why)
  * if a configuration can hold the working folder's name. */
 static bool find_import(struct local *local, struct sentence *why)
 {
-    const char *given = local->ctl->import;
+    const char *given = local->ctl->local.import;
     if (realpath(given != NULL ? given : ".", local->import) == NULL) {
         local->import[0] = 0;
         sentence_set(why, "--import %s: %s", given, strerror(errno));
@@ -561,7 +561,7 @@ static int announce(struct local *local)
 {
     struct sentence why;
     char line[sizeof local->endpoint + 1], library[PATH_MAX];
-    const char *file = local->ctl->endpoint_file;
+    const char *file = local->ctl->local.endpoint_file;
     if (find_library(library)) setenv("CAIRN_LIBRARY", library, 0); // for the Python package
     snprintf(line, sizeof line, "%s\n", local->endpoint);
     if (file == NULL) return -1;
@@ -637,7 +637,7 @@ int local_run(struct local *local, int (*body)(struct local *local, void *contex
         done = body(local, context);
     }
     local_daemons_stop(local);
-    if (local->is_announced) unlink(ctl->endpoint_file);
+    if (local->is_announced) unlink(ctl->local.endpoint_file);
     remove_folder(local);
     return done;
 }
@@ -649,11 +649,4 @@ static int run_local(struct ctl *ctl)
     return local_run(&local, run_command, ctl);
 }
 
-/* ==== commands ==== */
-
-const struct ctl_row ctl_local_rows[] = {
-    { "local", "", "[--shards N] [--] [COMMAND...]",
-      "a cluster on this machine, for as long as the command runs (without one: until Ctrl-C)", 0,
-      CTL_ANY_ARGS, "local shards quiet ", CTL_RUN(run_local) },
-    { .noun = NULL },
-};
+const struct ctl_question ctl_local = { .run = run_local };

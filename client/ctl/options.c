@@ -23,6 +23,7 @@
 
 /* The type of a value, and of the field of struct ctl that receives it. */
 enum option_type {
+    BARE,   /* takes no value, and has no field: ctl_is_given says whether it was given */
     FLAG,   /* bool; takes no value */
     TEXT,   /* const char * */
     CHOICE, /* const char *: one of the words shown for the value, "f32|bf16" */
@@ -31,7 +32,6 @@ enum option_type {
     NAMES,        /* struct ctl_names: each use adds one name */
     NUMBER,       /* uint32_t, 1 to max; K, M, G or T multiplies by powers of a thousand */
     COUNT,        /* uint64_t, like NUMBER */
-    COUNT_OR_0,   /* uint64_t, like NUMBER, or 0 */
     REAL,         /* double, from 0 to max (0: no limit) */
     PERCENT,      /* double: a fraction, at most max percent */
     SECONDS,      /* double, above 0 */
@@ -42,14 +42,11 @@ enum option_type {
     PARSED,       /* read by a function */
 };
 
-/* One row. An option with two meanings has two rows; the first row determines how the option is
- * parsed. */
+/* One row. The commands that take an option name it in their usage, or in `takes`. An option with
+ * two meanings has two rows; the first row determines how the option is parsed. */
 struct option_row {
     const char *name;
     const char *value; /* as help shows it; "[SECONDS]": may be omitted; NULL: takes no value */
-    /* The kinds by which subcommands accept the option. NULL: the only kind is the option's name. "": every
-     * subcommand accepts the option. */
-    const char *kinds;
     /* for PARSED; returns -1 to continue, else the exit status */
     int (*parse)(struct ctl *ctl, char *text);
     enum option_type type;
@@ -59,6 +56,9 @@ struct option_row {
     const char *field; /* for FIELD */
     const char *shown; /* NULL: built from name and value */
     char letter;       /* -o */
+    /* The command, or the noun, for which the option has this meaning. NULL: the other commands that name
+     * it. "": every command takes it */
+    const char *of;
 };
 
 /* ==== since ==== */
@@ -237,8 +237,8 @@ static int parse_timeout(struct ctl *ctl, char *text)
     double seconds;
     const int done = parse_seconds("timeout", text, &seconds);
     if (done >= 0) return done;
-    ctl->timeout_ms = (int)(seconds * 1000);
-    if (ctl->timeout_ms == 0) ctl->timeout_ms = 1;
+    ctl->call.timeout_ms = (int)(seconds * 1000);
+    if (ctl->call.timeout_ms == 0) ctl->call.timeout_ms = 1;
     return -1;
 }
 
@@ -247,12 +247,12 @@ static int parse_watch(struct ctl *ctl, char *text)
 {
     char *next = text == NULL && optind < ctl->argc ? ctl->argv[optind] : NULL;
     ctl->watch = true;
-    ctl->every_s = WATCH_EVERY_S;
+    ctl->times.every_s = WATCH_EVERY_S;
     if (next != NULL && next[strspn(next, "0123456789.")] == '\0' && next[0] != '\0') {
         text = next;
         optind++;
     }
-    return text != NULL ? parse_seconds("watch", text, &ctl->every_s) : -1;
+    return text != NULL ? parse_seconds("watch", text, &ctl->times.every_s) : -1;
 }
 
 static int parse_since(struct ctl *ctl, char *text)
@@ -260,7 +260,7 @@ static int parse_since(struct ctl *ctl, char *text)
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     const uint64_t now_ms = (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-    if (ctl_since(text, now_ms, &ctl->since_unix_ms)) return -1;
+    if (ctl_since(text, now_ms, &ctl->times.since_unix_ms)) return -1;
     return ctl_usage_fail(ctl,
                           "--since %s: give a duration (2h) or a time "
                           "(2026-11-24T14:00:00Z)",
@@ -273,14 +273,14 @@ static int parse_workers(struct ctl *ctl, char *text)
     const char *colon = strchr(text, ':');
     char first[16];
     if (colon == NULL) {
-        const int done = ctl_parse_number("workers", text, 65535, &ctl->workers_max);
-        ctl->workers_min = ctl->bench.workers = ctl->workers_max;
+        const int done = ctl_parse_number("workers", text, 65535, &ctl->terms.workers_max);
+        ctl->terms.workers_min = ctl->bench.workers = ctl->terms.workers_max;
         return done;
     }
     snprintf(first, sizeof first, "%.*s", (int)(colon - text < 15 ? colon - text : 15), text);
-    int done = ctl_parse_number("workers", first, 65535, &ctl->workers_min);
-    if (done < 0) done = ctl_parse_number("workers", colon + 1, 65535, &ctl->workers_max);
-    if (done >= 0 || ctl->workers_min <= ctl->workers_max) return done;
+    int done = ctl_parse_number("workers", first, 65535, &ctl->terms.workers_min);
+    if (done < 0) done = ctl_parse_number("workers", colon + 1, 65535, &ctl->terms.workers_max);
+    if (done >= 0 || ctl->terms.workers_min <= ctl->terms.workers_max) return done;
     return ctl_fail(CAIRN_ERR_INVALID, "--workers %s: MIN must not be more than MAX", text);
 }
 
@@ -327,8 +327,8 @@ static int parse_every(struct ctl *ctl, char *text)
                        : parse_count_or_none("snapshot-every", named ? number : text,
                                              CAIRN_SPEC_EVERY_MAX, &spec.policy.snapshot_every);
     if (done >= 0) return done;
-    return ctl_setting_add_field(&ctl->set, "snapshot_every", &spec) &&
-                   ctl_setting_add_field(&ctl->set, "snapshot_every_s", &spec)
+    return ctl_setting_add_field(&ctl->terms.set, "snapshot_every", &spec) &&
+                   ctl_setting_add_field(&ctl->terms.set, "snapshot_every_s", &spec)
                ? -1
                : too_many("snapshot-every");
 }
@@ -382,7 +382,7 @@ static int parse_weight(struct ctl *ctl, char *text)
 
 static int parse_setting(struct ctl *ctl, char *text)
 {
-    struct ctl_settings *settings = &ctl->set;
+    struct ctl_settings *settings = &ctl->terms.set;
     char *equals = strchr(text, '=');
     if (equals == NULL || equals == text)
         return ctl_fail(CAIRN_ERR_INVALID,
@@ -408,175 +408,167 @@ static int parse_version(struct ctl *ctl, char *text)
 /* ==== table ==== */
 
 #define AS(is, member, most) .type = is, .offset = offsetof(struct ctl, member), .max = most
+#define GIVEN                .type = BARE, .offset = 0, .max = 0
 #define BY(function)         .parse = function, .type = PARSED, .offset = 0, .max = 0
 #define SETS(name)           .field = #name, .type = FIELD, .offset = 0, .max = 0
 
 static const struct option_row rows[] = {
-    { "endpoint", "ADDRESS", NULL, AS(TEXT, endpoint, 0),
+    { "endpoint", "ADDRESS", AS(TEXT, endpoint, 0),
       "the coordinator, HOST:PORT or /PATH (else CAIRN_ENDPOINT, else a socket in "
       "$XDG_RUNTIME_DIR/cairn or /run/cairn)" },
-    { "timeout", "SECONDS", NULL, BY(parse_timeout),
+    { "timeout", "SECONDS", BY(parse_timeout),
       "how long to wait for an answer (30; snapshots and digests 600)" },
-    { "output", "table|json", NULL, AS(SWITCH, json, 1), "how to print (table)", .letter = 'o' },
-    { "no-headers", NULL, NULL, AS(FLAG, no_headers, 0), "a table without its first line" },
-    { "quiet", NULL, NULL, AS(FLAG, quiet, 0),
+    { "output", "table|json", AS(SWITCH, json, 1), "how to print (table)", .letter = 'o' },
+    { "no-headers", NULL, AS(FLAG, no_headers, 0), "a table without its first line" },
+    { "quiet", NULL, AS(FLAG, quiet, 0),
       "only what was asked for: names, an id, a root; local: only errors", .letter = 'q' },
-    { "yes", NULL, NULL, AS(FLAG, yes, 0),
-      "do it, without being asked or shown what would be done" },
-    { "force", NULL, NULL, AS(FLAG, force, 0),
+    { "yes", NULL, AS(FLAG, yes, 0), "do it, without being asked or shown what would be done" },
+    { "force", NULL, GIVEN,
       "even while workers or readers are attached (they are put out) or the job is being saved" },
-    { "watch", "[SECONDS]", NULL, BY(parse_watch),
+    { "watch", "[SECONDS]", BY(parse_watch),
       "again and again until it is interrupted (every 2 seconds)" },
-    { "watch", "[SECONDS]", "follow", BY(parse_watch),
-      "then follow new events until it is interrupted (asked every 2 seconds)" },
-    { "check", NULL, NULL, AS(FLAG, check, 0),
+    { "watch", "[SECONDS]", BY(parse_watch),
+      "then follow new events until it is interrupted (asked every 2 seconds)",
+      .of = "cluster events" },
+    { "check", NULL, GIVEN,
       "only what is wrong, a line each; the exit status says which kind is the worst" },
-    { "snapshot-age", "TIME", NULL, AS(DURATION, snapshot_age_s, CAIRN_SPEC_WITHIN_S_MAX),
+    { "snapshot-age", "TIME", AS(DURATION, times.snapshot_age_s, CAIRN_SPEC_WITHIN_S_MAX),
       "report a job whose newest snapshot is older (90s, 10min, 36h, 7d)" },
-    { "every", "SECONDS", NULL, AS(SECONDS, every_s, 0), "how long between two pictures (1)" },
-    { "once", NULL, "every", AS(FLAG, once, 0), "one picture, as -o json has it" },
-    { "wait", NULL, NULL, AS(FLAG, wait, 0), "return when it is committed" },
-    { "path", "FOLDER", "restore", BY(parse_path), "the folder of a snapshot" },
-    { "job", "NAME", "restore", AS(TEXT, job, 0), "its job (else the snapshot's)" },
-    { "path", "FOLDER", "place places", BY(parse_path),
-      "the folder of a snapshot, read without a coordinator" },
-    { "allow-unsigned", NULL, "trust", AS(FLAG, allow_unsigned, 0),
-      "take a snapshot that nobody signed" },
-    { "allow-untrusted", NULL, "trust", AS(FLAG, allow_untrusted, 0),
-      "take one that was signed by a key that is not trusted" },
-    { "fallback", NULL, "trust", AS(FLAG, fallback, 0),
+    { "every", "SECONDS", AS(SECONDS, times.every_s, 0), "how long between two pictures (1)" },
+    { "once", NULL, GIVEN, "one picture, as -o json has it" },
+    { "wait", NULL, GIVEN, "return when it is committed" },
+    { "path", "FOLDER", BY(parse_path), "the folder of a snapshot", .of = "snapshot restore" },
+    { "job", "NAME", AS(TEXT, restore.job, 0), "its job (else the snapshot's)" },
+    { "path", "FOLDER", BY(parse_path), "the folder of a snapshot, read without a coordinator" },
+    { "allow-unsigned", NULL, GIVEN, "take a snapshot that nobody signed" },
+    { "allow-untrusted", NULL, GIVEN, "take one that was signed by a key that is not trusted" },
+    { "fallback", NULL, GIVEN,
       "if it is damaged, take the newest good one that is older (also by snapshot_fallback of the "
       "job)" },
-    { "quick", NULL, "verify", AS(FLAG, quick, 0), "manifest, sizes and headers" },
-    { "read-data-subset", "P%", "verify", AS(PERCENT, subset, 100),
+    { "quick", NULL, GIVEN, "manifest, sizes and headers" },
+    { "read-data-subset", "P%", AS(PERCENT, verify.subset, 100),
       "this share of the blocks, at random (all)" },
-    { "key", "FILE|KEY", "verify", AS(TEXT, key, 0),
+    { "key", "FILE|KEY", AS(TEXT, verify.key, 0),
       "the key that must have signed it (else one that the coordinator trusts)" },
-    { "shards", "N", NULL, AS(NUMBER, shards, CAIRN_SHARDS_MAX), "how many shards" },
-    { "endpoint-file", "FILE", "local", AS(TEXT, endpoint_file, 0),
+    { "shards", "N", AS(NUMBER, shards, CAIRN_SHARDS_MAX), "how many shards" },
+    { "endpoint-file", "FILE", AS(TEXT, local.endpoint_file, 0),
       "holds the endpoint while the cluster is up" },
-    { "keep", "FOLDER", "local", AS(TEXT, keep, 0),
+    { "keep", "FOLDER", AS(TEXT, local.keep, 0),
       "use this folder and leave it there (else a temporary one)" },
-    { "import", "FOLDER", "local", AS(TEXT, import, 0),
+    { "import", "FOLDER", AS(TEXT, local.import, 0),
       "weights may be read from it (else from the working folder)" },
-    { "workers", "N", NULL, BY(parse_workers), "how many workers" },
-    { "workers", "MIN:MAX", "terms", BY(parse_workers),
-      "a round opens with MIN workers, and MAX may attach; N is N:N" },
-    { "lr", "X", "terms", AS(REAL, lr, 0), "the learning rate, which its schedule scales" },
-    { "group", "NAME", "terms", AS(TEXT, group, 0), "whose (else of all)" },
+    { "workers", "N", BY(parse_workers), "how many workers" },
+    { "workers", "MIN:MAX", BY(parse_workers),
+      "a round opens with MIN workers, and MAX may attach; N is N:N", .of = "job amend" },
+    { "lr", "X", AS(REAL, terms.lr, 0), "the learning rate, which its schedule scales" },
+    { "group", "NAME", AS(TEXT, terms.group, 0), "whose (else of all)" },
     /* The next lines are made by tests/tree/spec_fields.py. */
-    { "clip-norm", "X", "terms", SETS(clip_norm),
-      "limit of the global gradient norm; 0: no limit" },
-    { "snapshot-every", "N|TIME", "terms", BY(parse_every),
+    { "clip-norm", "X", SETS(clip_norm), "limit of the global gradient norm; 0: no limit" },
+    { "snapshot-every", "N|TIME", BY(parse_every),
       "from one periodic snapshot to the next: steps (500), or a time (10min); 0: none" },
-    { "snapshot-keep", "N", "terms", SETS(snapshot_keep),
+    { "snapshot-keep", "N", SETS(snapshot_keep),
       "the newest N of them stay; 0: no such rule. Any rule keeps one; without a rule all stay" },
-    { "snapshot-keep-every", "N", "terms", SETS(snapshot_keep_every),
+    { "snapshot-keep-every", "N", SETS(snapshot_keep_every),
       "the first of every N steps stays for good; 0: no such rule" },
-    { "snapshot-keep-within", "TIME", "terms", SETS(snapshot_keep_within_s),
+    { "snapshot-keep-within", "TIME", SETS(snapshot_keep_within_s),
       "all younger than that stay (36h; s, min, h, d); 0: no such rule" },
-    { "snapshot-max-bytes", "N", "terms", SETS(snapshot_max_bytes),
+    { "snapshot-max-bytes", "N", SETS(snapshot_max_bytes),
       "limit of all the job's snapshots; over it the oldest go (500G); 0: no limit" },
-    { "snapshot-staging", "state|small", "terms", SETS(snapshot_staging),
+    { "snapshot-staging", "state|small", SETS(snapshot_staging),
       "room for what updates overwrite while a snapshot is written" },
-    { "snapshot-durable-within", "TIME", "terms", SETS(snapshot_durable_within_s),
+    { "snapshot-durable-within", "TIME", SETS(snapshot_durable_within_s),
       "a snapshot is to be on disk by then; 0: no deadline" },
-    { "snapshot-fallback", "yes|no", "terms", SETS(snapshot_fallback),
+    { "snapshot-fallback", "yes|no", SETS(snapshot_fallback),
       "a restore that finds a snapshot damaged takes the newest good one before it" },
-    { "snapshot-scrub-every", "TIME", "terms", SETS(snapshot_scrub_every_s),
+    { "snapshot-scrub-every", "TIME", SETS(snapshot_scrub_every_s),
       "every snapshot is read again and checked (7d); 0: by command only" },
-    { "on-shard-loss", "wait|restore-latest", "terms", SETS(on_shard_loss),
+    { "on-shard-loss", "wait|restore-latest", SETS(on_shard_loss),
       "what the job does when a shard has lost its part" },
-    { "shard-loss-wait", "SECONDS", "terms", SETS(shard_loss_wait_s),
+    { "shard-loss-wait", "SECONDS", SETS(shard_loss_wait_s),
       "how long a shard may be away before that (300)" },
-    { "on-worker-loss", "redo|wait|fail", "terms", SETS(on_worker_loss),
+    { "on-worker-loss", "redo|wait|fail", SETS(on_worker_loss),
       "what the job does when a worker was lost" },
-    { "worker-loss-wait", "SECONDS", "terms", SETS(worker_loss_wait_s),
+    { "worker-loss-wait", "SECONDS", SETS(worker_loss_wait_s),
       "how long to wait for another one (300)" },
     /* From here on by hand. */
-    { "keep-last", "N", "keeping", AS(COUNT, rules.keep_last, CAIRN_SPEC_KEEP_MAX),
+    { "keep-last", "N", AS(COUNT, rules.keep_last, CAIRN_SPEC_KEEP_MAX),
       "the newest N stay; this and the next options replace the job's rules" },
-    { "keep-every", "N", "keeping", AS(COUNT, rules.keep_every, CAIRN_SPEC_EVERY_MAX),
+    { "keep-every", "N", AS(COUNT, rules.keep_every, CAIRN_SPEC_EVERY_MAX),
       "the first of every N steps stays" },
-    { "keep-within", "TIME", "keeping", AS(DURATION, rules.keep_within_s, CAIRN_SPEC_WITHIN_S_MAX),
+    { "keep-within", "TIME", AS(DURATION, rules.keep_within_s, CAIRN_SPEC_WITHIN_S_MAX),
       "all younger than that stay (36h; s, min, h, d)" },
-    { "max-bytes", "N", "keeping", AS(COUNT, rules.max_bytes, CAIRN_SPEC_KEEP_BYTES_MAX),
+    { "max-bytes", "N", AS(COUNT, rules.max_bytes, CAIRN_SPEC_KEEP_BYTES_MAX),
       "limit of all the job's snapshots; over it the oldest go (500G)" },
-    { "dry-run", NULL, "keeping", AS(FLAG, rules.dry_run, 0),
-      "only say which would go, and why the others stay" },
-    { "mtbf", "TIME", NULL, AS(LONGER, mtbf_s, CAIRN_SPEC_WITHIN_S_MAX),
+    { "dry-run", NULL, GIVEN, "only say which would go, and why the others stay" },
+    { "mtbf", "TIME", AS(LONGER, times.mtbf_s, CAIRN_SPEC_WITHIN_S_MAX),
       "mean time between faults (else from the cluster's events); 90s, 10min, 36h, 7d" },
-    { "delete", NULL, NULL, AS(FLAG, deletes, 0), "take the tag off" },
-    { "force", NULL, "rm", AS(FLAG, force, 0),
-      "also one that has a tag, and the only verified one" },
-    { "all", NULL, NULL, AS(FLAG, reshard.all, 0), "all jobs" },
-    { "add", "NAME", "reshard", AS(NAMES, reshard.add, 0),
+    { "delete", NULL, GIVEN, "take the tag off" },
+    { "force", NULL, GIVEN, "also one that has a tag, and the only verified one",
+      .of = "snapshot rm" },
+    { "all", NULL, GIVEN, "all jobs" },
+    { "add", "NAME", AS(NAMES, reshard.add, 0),
       "a shard that is to own a part of it, too; repeat for each" },
-    { "drain", "NAME", "reshard", AS(NAMES, reshard.drain, 0),
-      "a shard to move all off; repeat for each" },
-    { "weight", "NAME=W", "reshard", BY(parse_weight),
+    { "drain", "NAME", AS(NAMES, reshard.drain, 0), "a shard to move all off; repeat for each" },
+    { "weight", "NAME=W", BY(parse_weight),
       "W times as much as a shard without a weight, which has 1; repeat for each" },
-    { "pause", "P%", NULL, AS(PERCENT, reshard.pause, 10000),
+    { "pause", "P%", AS(PERCENT, reshard.pause, 10000),
       "by how much a step may become longer meanwhile (10%)" },
-    { "since", "TIME", NULL, BY(parse_since),
+    { "since", "TIME", BY(parse_since),
       "only what happened since then: 2h (ms, s, m, h, d) before now, or 2026-11-24T14:00:00Z" },
-    { "from", "N", "from-to", AS(TEXT, from, 0), "how many shards before (4)" },
-    { "from", "JOB/ID|FOLDER", "create", AS(TEXT, from, 0),
+    { "from", "N", AS(TEXT, from, 0), "how many shards before (4)", .of = "bench" },
+    { "from", "JOB/ID|FOLDER", AS(TEXT, from, 0),
       "the snapshot that it begins with; an id may be latest" },
-    { "as", "NAME", "create", AS(TEXT, as, 0), "its name (else the snapshot's)" },
-    { "set", "KEY=VALUE", NULL, BY(parse_setting),
+    { "as", "NAME", AS(TEXT, restore.as, 0), "its name (else the snapshot's)" },
+    { "set", "KEY=VALUE", BY(parse_setting),
       "a field of the spec: stage=3, wire=bf16, GROUP.lr=1e-4 (again and again)" },
-    { "dry-run", NULL, "create", AS(FLAG, rules.dry_run, 0),
-      "only say what would be made, and what it takes" },
-    { "to", "N", "from-to", AS(TEXT, to, 0), "and after (one more)" },
-    { "to", "DIR", "export", AS(TEXT, to, 0), "a new folder, which is written" },
-    { "to", "ROOT", "copy", AS(TEXT, to, 0), "a folder of snapshots: the copy is ROOT/JOB/ID" },
-    { "format", "hf|dcp|torch", "export", AS(CHOICE, export.format, 0),
+    { "dry-run", NULL, GIVEN, "only say what would be made, and what it takes",
+      .of = "job create" },
+    { "to", "N", AS(TEXT, to, 0), "and after (one more)", .of = "bench" },
+    { "to", "DIR", AS(TEXT, to, 0), "a new folder, which is written", .of = "snapshot export" },
+    { "to", "ROOT", AS(TEXT, to, 0), "a folder of snapshots: the copy is ROOT/JOB/ID" },
+    { "format", "hf|dcp|torch", AS(CHOICE, export.format, 0),
       "the weights as transformers has them (hf), or with the optimizer's state: a folder of "
       "PyTorch's distributed checkpoint (dcp), or one file of torch.save (torch)" },
-    { "dtype", "f32|bf16", "export", AS(CHOICE, export.dtype, 0),
+    { "dtype", "f32|bf16", AS(CHOICE, export.dtype, 0),
       "write weights as they are (f32), or rounded" },
-    { "max-file", "BYTES", "export", BY(parse_max_file),
-      "of a file, unless one tensor is larger (5GB)" },
-    { "stats", NULL, NULL, AS(FLAG, export.stats, 0),
+    { "max-file", "BYTES", BY(parse_max_file), "of a file, unless one tensor is larger (5GB)" },
+    { "stats", NULL, GIVEN,
       "also every tensor's minimum, maximum, mean, norm, what is not finite (reads all of it)" },
-    { "threads", "N", NULL, AS(NUMBER, bench.threads, 1024),
+    { "threads", "N", AS(NUMBER, bench.threads, 1024),
       "how many compute threads (else one a core)" },
-    { "params", "N", NULL, AS(COUNT, bench.params, UINT64_C(1) << 56),
+    { "params", "N", AS(COUNT, bench.params, UINT64_C(1) << 56),
       "parameters of the model; 64M is 64000000; K, G and T likewise" },
-    { "tensors", "N", NULL, AS(NUMBER, bench.tensors, CAIRN_LAYOUT_TENSORS_MAX),
-      "of how many tensors" },
-    { "wire", "f32|bf16", "wire plan", AS(CHOICE, bench.wire, 0),
+    { "tensors", "N", AS(NUMBER, bench.tensors, CAIRN_LAYOUT_TENSORS_MAX), "of how many tensors" },
+    { "wire", "f32|bf16", AS(CHOICE, bench.wire, 0),
       "dtype of gradients and parameters on the wire (bf16; of a plan: the spec's)" },
-    { "path", "NAME", "way", BY(parse_path), "how the data travels" },
-    { "only", "NAME", NULL, AS(TEXT, bench.only, 0),
+    { "path", "NAME", BY(parse_path), "how the data travels", .of = "bench" },
+    { "only", "NAME", AS(TEXT, bench.only, 0),
       "one part of it: of update adamw, zeros, fold, hash, copy; of snapshot write, read, "
       "interval, export, import, manifest" },
-    { "dir", "FOLDER", NULL, AS(TEXT, bench.folder, 0),
+    { "dir", "FOLDER", AS(TEXT, bench.folder, 0),
       "on the disk that is measured; what is written there is removed" },
-    { "backend", "host|cuda", "backend plan", AS(CHOICE, bench.backend, 0),
+    { "backend", "host|cuda", AS(CHOICE, bench.backend, 0),
       "where state is, and what works on it (host)" },
-    { "device", "N", "backend", BY(parse_device), "of cuda: its number or UUID (the first)" },
-    { "stage", "N", "plan", BY(parse_stage), "0 to 3 (else the spec's)" },
-    { "offload", "X", "plan", AS(REAL, plan.offload, 1),
+    { "device", "N", BY(parse_device), "of cuda: its number or UUID (the first)" },
+    { "stage", "N", BY(parse_stage), "0 to 3 (else the spec's)" },
+    { "offload", "X", AS(REAL, plan.offload, 1),
       "of cuda: the fraction of state in host memory, 0 to 1 (else the spec's)" },
-    { "memory", "host|device", NULL, AS(SWITCH, bench.has_device_memory, 1),
+    { "memory", "host|device", AS(SWITCH, bench.has_device_memory, 1),
       "where workers have gradients and parameters: device is the shards' card (host)" },
-    { "global-batch", "K", "memory", AS(NUMBER, bench.global_batch, CAIRN_SPEC_MICRO_MAX),
+    { "global-batch", "K", AS(NUMBER, bench.global_batch, CAIRN_SPEC_MICRO_MAX),
       "a step of K micro-batches, dealt to the workers, against adding up in each" },
-    { "timeline", "FILE", NULL, AS(TEXT, bench.timeline, 0),
+    { "timeline", "FILE", AS(TEXT, bench.timeline, 0),
       "write what happened when in the last step, as a Chrome trace" },
-    { "backward", "MS", "timeline", AS(MILLISECONDS, bench.backward_ms, 0),
+    { "backward", "MS", AS(MILLISECONDS, bench.backward_ms, 0),
       "gradients become ready one after the other during that time (0: at once)" },
-    { "read", "fetch|map|units", "timeline", AS(TEXT, bench.read, 0),
+    { "read", "fetch|map|units", AS(TEXT, bench.read, 0),
       "parameters into memory of the worker's own (fetch), or lent: all (map), or as stage 3" },
-    { "chunk", "BYTES", NULL, AS(COUNT, bench.chunk, 4 << 20),
+    { "chunk", "BYTES", AS(COUNT, bench.chunk, 4 << 20),
       "message size (1048576), at most 4194304" },
-    { "seconds", "N", NULL, AS(SECONDS, bench.seconds, 0),
+    { "seconds", "N", AS(SECONDS, bench.seconds, 0),
       "how long to measure (5); a run that has begun is finished" },
-    { "help", NULL, "", AS(FLAG, help, 0), "this; which version it is",
-      .shown = "--help, --version" },
-    { "version", NULL, "", BY(parse_version), NULL },
+    { "help", NULL, GIVEN, "this; which version it is", .shown = "--help, --version", .of = "" },
+    { "version", NULL, BY(parse_version), NULL, .of = "" },
 };
 #define ROW_COUNT (sizeof rows / sizeof *rows)
 _Static_assert(ROW_COUNT <= CTL_OPTIONS_MAX, "a flag each");
@@ -589,33 +581,60 @@ static size_t first_row(size_t row)
     return first;
 }
 
-static bool takes_kind(const char *takes, const char *kind)
+/* Returns true if the word stands in `words`, which blanks or commas divide. */
+static bool has_word(const char *words, const char *word)
 {
-    const size_t length = strlen(kind);
-    for (const char *at = takes; (at = strstr(at, kind)) != NULL; at += length)
-        if ((at == takes || at[-1] == ' ') && (at[length] == ' ' || at[length] == '\0'))
+    const size_t length = strlen(word);
+    for (const char *at = words; (at = strstr(at, word)) != NULL; at += length)
+        if ((at == words || strchr(" ,", at[-1]) != NULL) && strchr(" ,", at[length]) != NULL)
             return true;
     return false;
 }
 
-/* True if a subcommand that accepts these kinds accepts the option with the meaning of this row. */
-static bool is_taken(const struct option_row *row, const char *takes)
+/* Returns true if the usage of a command names the option: "[--check [--snapshot-age TIME]]". */
+static bool names_option(const char *usage, const char *name)
 {
-    char kinds[32], *rest = kinds;
-    if (row->kinds == NULL) return takes_kind(takes, row->name);
-    snprintf(kinds, sizeof kinds, "%s", row->kinds);
-    if (kinds[0] == '\0') return true;
-    for (char *kind; (kind = strsep(&rest, " ")) != NULL;)
-        if (takes_kind(takes, kind)) return true;
+    const size_t length = strlen(name);
+    for (const char *at = usage; (at = strstr(at, "--")) != NULL; at += 2)
+        if (strncmp(at + 2, name, length) == 0 && strchr(" ]|", at[2 + length]) != NULL)
+            return true;
     return false;
 }
 
-static void print_options(FILE *out, const char *takes)
+static bool takes(const struct ctl_row *command, const char *name)
+{
+    return has_word(command->takes, name) || names_option(command->arguments, name);
+}
+
+/* Returns true if the option's row is for this command, or for its noun. */
+static bool is_of(const struct option_row *row, const struct ctl_row *command)
+{
+    const size_t noun = strlen(command->noun);
+    if (row->of == NULL || strncmp(row->of, command->noun, noun) != 0) return false;
+    return row->of[noun] == '\0' || strcmp(row->of + noun + 1, command->verb) == 0;
+}
+
+/* True if the command takes the option with the meaning of this row. */
+static bool is_taken(const struct option_row *row, const struct ctl_row *command)
+{
+    if (row->of != NULL && row->of[0] == '\0') return true;
+    if (!takes(command, row->name) || is_of(row, command)) return takes(command, row->name);
+    if (row->of != NULL) return false;
+    for (size_t i = 0; i < ROW_COUNT; i++)
+        if (strcmp(rows[i].name, row->name) == 0 && is_of(&rows[i], command)) return false;
+    return true;
+}
+
+/* Prints the options that any of the commands takes. */
+static void print_options(FILE *out, const struct ctl_row *const *commands, size_t count)
 {
     fprintf(out, "\noptions:\n");
     for (const struct option_row *row = rows; row < rows + ROW_COUNT; row++) {
         char shown[48];
-        if (row->help == NULL || !is_taken(row, takes)) continue;
+        bool is_any = false;
+        for (size_t i = 0; i < count && row->help != NULL; i++)
+            is_any = is_any || is_taken(row, commands[i]);
+        if (!is_any) continue;
         if (row->letter != 0)
             snprintf(shown, sizeof shown, row->value != NULL ? "-%c %s" : "-%c, --%s", row->letter,
                      row->value != NULL ? row->value : row->name);
@@ -664,7 +683,7 @@ static int parse_field(struct ctl *ctl, const struct option_row *row, char *text
     if (field->kind == CAIRN_SPEC_CHOICE || field->kind == CAIRN_SPEC_FLAG) {
         done = parse_choice(row, text, &count);
         if (done >= 0) return done;
-        return add_setting(&ctl->set, row->field, text) ? -1 : too_many(row->name);
+        return add_setting(&ctl->terms.set, row->field, text) ? -1 : too_many(row->name);
     }
     if (field->kind == CAIRN_SPEC_COUNT && strcmp(row->value, "TIME") == 0)
         done = parse_duration(row->name, text, (uint32_t)field->max, &seconds);
@@ -679,7 +698,7 @@ static int parse_field(struct ctl *ctl, const struct option_row *row, char *text
     else
         spec_field_set_number(field, &spec, real);
     if (done >= 0) return done;
-    return ctl_setting_add_field(&ctl->set, row->field, &spec) ? -1 : too_many(row->name);
+    return ctl_setting_add_field(&ctl->terms.set, row->field, &spec) ? -1 : too_many(row->name);
 }
 
 static int parse_value(struct ctl *ctl, const struct option_row *row, char *text)
@@ -689,6 +708,7 @@ static int parse_value(struct ctl *ctl, const struct option_row *row, char *text
     uint64_t number;
     int done = -1;
     switch (row->type) {
+    case BARE: break;
     case FLAG: *(bool *)to = true; break;
     case TEXT: *(const char **)to = text; break;
     case CHOICE:
@@ -702,7 +722,6 @@ static int parse_value(struct ctl *ctl, const struct option_row *row, char *text
     case NAMES: return parse_name(to, name, text);
     case NUMBER: return ctl_parse_number(name, text, (uint32_t)row->max, to);
     case COUNT: return parse_count(name, text, row->max, to);
-    case COUNT_OR_0: return parse_count_or_none(name, text, row->max, to);
     case REAL: return parse_real(name, text, (double)row->max, to);
     case PERCENT: return parse_percent(name, text, (double)row->max, to);
     case SECONDS: return parse_seconds(name, text, to);
@@ -762,7 +781,7 @@ static int read_options(struct ctl *ctl, bool all)
         if (c == '?' || c == ':') return refuse_option(ctl, c, ctl->argv[optind - 1]);
         size_t row = c >= 256 ? (size_t)c - 256 : 0;
         while (c < 256 && rows[row].letter != c) row++;
-        ctl->given[row] = true;
+        ctl->reading.given[row] = true;
         const int done = parse_value(ctl, &rows[row], optarg);
         if (done >= 0) return done;
     }
@@ -774,7 +793,7 @@ static int read_options(struct ctl *ctl, bool all)
 bool ctl_is_given(const struct ctl *ctl, const char *options)
 {
     for (size_t i = 0; i < ROW_COUNT; i++)
-        if (ctl->given[i] && takes_kind(options, rows[i].name)) return true;
+        if (ctl->reading.given[i] && has_word(options, rows[i].name)) return true;
     return false;
 }
 
@@ -783,43 +802,27 @@ uint64_t ctl_option_number(const struct ctl *ctl, const char *option)
     const struct option_row *row = rows;
     while (strcmp(row->name, option) != 0) row++;
     const void *at = (const char *)ctl + row->offset;
-    const bool is_long = row->type == COUNT || row->type == COUNT_OR_0;
-    return is_long ? *(const uint64_t *)at : *(const uint32_t *)at;
+    return row->type == COUNT ? *(const uint64_t *)at : *(const uint32_t *)at;
 }
 
-static int check_options(const struct ctl *ctl, const char *takes)
+static int check_options(const struct ctl *ctl)
 {
     for (size_t i = 0; i < ROW_COUNT; i++) {
-        bool taken = false;
-        if (!ctl->given[i]) continue;
-        for (size_t row = i; row < ROW_COUNT; row++)
-            taken = taken || (first_row(row) == i && is_taken(&rows[row], takes));
-        if (!taken)
+        const struct option_row *row = rows;
+        if (!ctl->reading.given[i]) continue;
+        while (row < rows + ROW_COUNT &&
+               (strcmp(row->name, rows[i].name) != 0 || !is_taken(row, ctl->row)))
+            row++;
+        if (row == rows + ROW_COUNT)
             return ctl_usage_fail(ctl, "cairn %s does not take --%s", ctl->words, rows[i].name);
+        if (row->parse == parse_workers && strcmp(row->value, "N") == 0 &&
+            ctl->terms.workers_max != ctl->bench.workers)
+            return ctl_usage_fail(ctl, "--workers of cairn %s is a number", ctl->words);
     }
-    if (takes_kind(takes, "workers") && ctl->workers_max != ctl->bench.workers)
-        return ctl_usage_fail(ctl, "--workers of cairn %s is a number", ctl->words);
     return -1;
 }
 
 /* ==== words ==== */
-
-/* The order in which usage lists the commands: a noun and its verbs. */
-static const char *const order[] = {
-    "local",
-    "env",
-    "capabilities",
-    "cluster status events adopt backup forget",
-    "key show list trust untrust",
-    "shard forget",
-    "member drain",
-    "reshard plan apply status cancel",
-    "job list show check top plan digest amend park unpark create drop",
-    "snapshot create cancel list show copy diff export verify restore rm tag prune advise",
-    "bench update layout latency fabric step tensors open reshard snapshot map",
-};
-#define ORDER_COUNT (sizeof order / sizeof *order)
-#define ROWS_MAX    128
 
 /* Returns the command of these words; `verb` NULL stands for any verb. Returns NULL if there is no
  * such command. */
@@ -832,41 +835,25 @@ static const struct ctl_row *find_row_of(const struct ctl *ctl, const char *noun
     return NULL;
 }
 
-/* Lists this program's commands in the order of usage, and returns how many there are. */
-static size_t list_rows(const struct ctl *ctl, const struct ctl_row *rows_out[static ROWS_MAX])
-{
-    size_t count = 0;
-    for (size_t i = 0; i < ORDER_COUNT; i++) {
-        char line[128], *rest = line;
-        snprintf(line, sizeof line, "%s", order[i]);
-        const char *noun = strsep(&rest, " ");
-        do {
-            const struct ctl_row *row = find_row_of(ctl, noun,
-                                                    rest != NULL ? strsep(&rest, " ") : "");
-            if (row != NULL && count < ROWS_MAX) rows_out[count++] = row;
-        } while (rest != NULL);
-    }
-    return count;
-}
+#define COMMANDS_MAX 128
 
 /* Prints the usage of all commands, of a noun's commands, or of one command. */
 static void print_usage(FILE *out, const struct ctl *ctl, const char *noun, const char *verb)
 {
-    const struct ctl_row *listed[ROWS_MAX];
-    char takes[1 << 13] = "";
-    size_t used = 0;
-    const size_t count = list_rows(ctl, listed);
+    const struct ctl_row *listed[COMMANDS_MAX];
+    size_t count = 0;
     fprintf(out, noun == NULL ? "usage: cairn [OPTIONS] NOUN VERB [ARGUMENTS]\n\n" : "usage:\n");
-    for (size_t i = 0; i < count; i++) {
-        const struct ctl_row *row = listed[i];
-        if ((noun != NULL && strcmp(row->noun, noun) != 0) ||
-            (verb != NULL && strcmp(row->verb, verb) != 0))
-            continue;
-        fprintf(out, "  cairn %s%s%s%s%s\n        %s\n", row->noun, row->verb[0] != 0 ? " " : "",
-                row->verb, row->arguments[0] != 0 ? " " : "", row->arguments, row->help);
-        used += (size_t)snprintf(takes + used, sizeof takes - used, "%s", row->takes);
-    }
-    print_options(out, takes);
+    for (const struct ctl_row *const *table = ctl->program->tables; *table != NULL; table++)
+        for (const struct ctl_row *row = *table; row->noun != NULL && count < COMMANDS_MAX; row++) {
+            if ((noun != NULL && strcmp(row->noun, noun) != 0) ||
+                (verb != NULL && strcmp(row->verb, verb) != 0))
+                continue;
+            fprintf(out, "  cairn %s%s%s%s%s\n        %s\n", row->noun,
+                    row->verb[0] != 0 ? " " : "", row->verb, row->arguments[0] != 0 ? " " : "",
+                    row->arguments, row->help);
+            listed[count++] = row;
+        }
+    print_options(out, listed, count);
     fprintf(out,
             "\nexit status: 0 done, 1 failed, 2 usage, 4 not found, 5 damaged data, 10 "
             "unreachable,\n  11 busy, 12 not allowed, 13 another protocol, 124 timeout, 130 "
@@ -895,7 +882,7 @@ static int next_word(struct ctl *ctl, const char **word_out)
 static int refuse_words(struct ctl *ctl, const char *noun, const char *verb)
 {
     const bool is_noun = noun != NULL && find_row_of(ctl, noun, NULL) != NULL;
-    if (ctl->help && (noun == NULL || is_noun)) {
+    if (ctl_is_given(ctl, "help") && (noun == NULL || is_noun)) {
         print_usage(stdout, ctl, noun, NULL);
         return 0;
     }
@@ -922,7 +909,7 @@ static int read_words(struct ctl *ctl)
     else
         add_word(ctl, noun);
     if (done >= 0) return done;
-    ctl->noun_at = ctl->argv - line;
+    ctl->reading.noun_at = ctl->argv - line;
     ctl->row = noun != NULL ? find_row_of(ctl, noun, "") : NULL;
     if (ctl->row == NULL && noun != NULL && find_row_of(ctl, noun, NULL) != NULL) {
         done = next_word(ctl, &verb);
@@ -940,11 +927,11 @@ static int parse_line(struct ctl *ctl)
     const struct ctl_row *row = ctl->row;
     done = read_options(ctl, row->max_args != CTL_ANY_ARGS); // a command has its own options
     if (done >= 0) return done;
-    if (ctl->help) {
+    if (ctl_is_given(ctl, "help")) {
         print_usage(stdout, ctl, row->noun, row->verb);
         return 0;
     }
-    done = check_options(ctl, row->takes);
+    done = check_options(ctl);
     if (done >= 0) return done;
     if (ctl->argc >= row->min_args && ctl->argc <= row->max_args) return -1;
     return ctl_usage_fail(ctl, "usage: cairn %s%s%s", ctl->words, row->arguments[0] != 0 ? " " : "",
@@ -958,10 +945,10 @@ static int become_program(const struct ctl *ctl)
 {
     char name[32], path[PATH_MAX];
     struct sentence why = { "" };
-    char **line = ctl->line;
+    char **line = ctl->reading.line;
     snprintf(name, sizeof name, "cairn-%s", ctl->row->noun);
     if (!local_find_program(name, path, &why)) return ctl_fail(CAIRN_ERR_NOT_FOUND, "%s", why.text);
-    for (char **at = line + ctl->noun_at; *at != NULL; at++) at[0] = at[1];
+    for (char **at = line + ctl->reading.noun_at; *at != NULL; at++) at[0] = at[1];
     line[0] = name;
     execv(path, line);
     return ctl_fail(CAIRN_ERR_IO, "%s: %s", path, strerror(errno));
@@ -970,8 +957,8 @@ static int become_program(const struct ctl *ctl)
 static int run_row(struct ctl *ctl)
 {
     const struct ctl_row *row = ctl->row;
+    if (row->question != NULL && row->question->run != NULL) return row->question->run(ctl);
     if (row->question != NULL) return ctl_ask(ctl, row->question);
-    if (row->run != NULL) return row->run(ctl);
     return ctl->program->run != NULL ? ctl->program->run(ctl) : become_program(ctl);
 }
 
@@ -993,14 +980,15 @@ int ctl_main(int argc, char **argv, const struct ctl_program *program)
     static struct ctl ctl;
     ctl = (struct ctl) { .argc = argc, .argv = argv, .program = program };
     // a copy, because reading the line moves its words
-    ctl.line = calloc((size_t)argc + 1, sizeof *ctl.line);
-    if (ctl.line == NULL) return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-    memcpy(ctl.line, argv, (size_t)argc * sizeof *argv);
+    ctl.reading.line = calloc((size_t)argc + 1, sizeof *ctl.reading.line);
+    if (ctl.reading.line == NULL) return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    memcpy(ctl.reading.line, argv, (size_t)argc * sizeof *argv);
     int done = parse_line(&ctl);
-    if (done < 0 && takes_kind(ctl.row->takes, "timeout")) done = find_endpoint(&ctl);
-    const bool repeats = ctl.watch && ctl.row != NULL && takes_kind(ctl.row->takes, "watch");
+    if (done < 0 && takes(ctl.row, "timeout")) done = find_endpoint(&ctl);
+    const bool repeats = done < 0 && ctl.watch && ctl.row->question != NULL &&
+                         ctl.row->question->run == NULL; // a function watches by itself
     if (done < 0) done = repeats ? ctl_watch(&ctl, run_row) : run_row(&ctl);
-    free(ctl.line);
+    free(ctl.reading.line);
     return done;
 }
 
@@ -1014,41 +1002,42 @@ const struct ctl_row ctl_bench_rows[] = {
     { "bench", "update", "",
       "the shard's arithmetic (fold of 2 workers, norm, AdamW, publish) against the speed of "
       "memory; parts of it with --only; on a device with --backend cuda",
-      0, 0, BENCHES "params threads wire only backend ", CTL_RUN(NULL) },
+      0, 0, BENCHES "params threads wire only backend device", NULL },
     { "bench", "layout", "", "the planner, as a process of its own, against 1 s and 1 GiB", 0, 0,
-      BENCHES "params shards tensors ", CTL_RUN(NULL) },
+      BENCHES "params shards tensors", NULL },
     { "bench", "latency", "",
       "an empty step of a tiny model and its parts, in a cluster of its own or in yours, against "
       "raw TCP",
-      0, 0, BENCHES "endpoint shards workers ", CTL_RUN(NULL) },
+      0, 0, BENCHES "endpoint shards workers", NULL },
     { "bench", "fabric", "",
       "pushes and fetches between two processes, as the fabric moves them, against raw UCX or "
       "memcpy",
-      0, 0, BENCHES "way chunk ", CTL_RUN(NULL) },
+      0, 0, BENCHES "path chunk", NULL },
     { "bench", "step", "",
       "a step of worker processes: push, update, fetch; in a cluster of its own or in yours, "
       "against memcpy",
       0, 0,
-      BENCHES "endpoint shards workers params tensors threads wire way timeline backend memory ",
-      CTL_RUN(NULL) },
+      BENCHES "endpoint shards workers params tensors threads wire path timeline backward read "
+              "backend device memory global-batch",
+      NULL },
     { "bench", "tensors", "",
       "a step of many small tensors, in a cluster of its own or in yours, against the step of one "
       "tensor of as many bytes",
-      0, 0, BENCHES "endpoint shards workers params tensors wire way ", CTL_RUN(NULL) },
+      0, 0, BENCHES "endpoint shards workers params tensors wire path", NULL },
     { "bench", "open", "",
       "the longest step of a small job while one of very many tensors is opened, against its "
       "longest step at rest",
-      0, 0, BENCHES "shards tensors ", CTL_RUN(NULL) },
+      0, 0, BENCHES "shards tensors", NULL },
     { "bench", "reshard", "[--from N] [--to N]",
       "a job moves from so many shards to so many, at rest against memcpy, and while it trains", 0,
-      0, BENCHES "params tensors threads wire from-to ", CTL_RUN(NULL) },
+      0, BENCHES "params tensors threads wire", NULL },
     { "bench", "snapshot", "--dir FOLDER",
       "a snapshot, its restore, and what training feels of it, against the raw rate of the disk "
       "and torch.save",
-      0, 0, BENCHES "dir shards workers params tensors only ", CTL_RUN(NULL) },
+      0, 0, BENCHES "shards workers params tensors only", NULL },
     { "bench", "map", "",
       "one tensor over all shards, mapped where they published it and read, in a cluster of its "
       "own or in yours, against memcpy",
-      0, 0, BENCHES "endpoint shards params wire way ", CTL_RUN(NULL) },
+      0, 0, BENCHES "endpoint shards params wire path", NULL },
     { .noun = NULL },
 };

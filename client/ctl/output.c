@@ -16,11 +16,15 @@
 #include "proto/base/machine.h"
 #include "proto/spec/spec.h"
 
+#define COLUMNS_MAX 16
+#define LINE_NAME   18 // the name of a line
+
 struct ctl_table {
-    const char *const *headers;       /* these headers, or the columns below */
-    const struct ctl_column *columns; /* for a table of messages */
+    char *columns;                    /* owned; the texts of the next two lists */
+    const char *headers[COLUMNS_MAX]; /* [column_count] */
+    const char *fields[COLUMNS_MAX];  /* [column_count], of a table of messages */
     size_t column_count;
-    char **cells; /* [cell_count] */
+    char **cells; /* owned, [cell_count] */
     size_t cell_count, capacity;
 };
 
@@ -44,11 +48,15 @@ bool ctl_grow(void *array, size_t *capacity, size_t needed, size_t elem_bytes)
     return true;
 }
 
-struct ctl_table *ctl_table_open(const char *const *headers, size_t column_count)
+struct ctl_table *ctl_table_open(const char *columns)
 {
     struct ctl_table *table = must(calloc(1, sizeof *table));
-    table->headers = headers;
-    table->column_count = column_count;
+    char *rest = table->columns = must(strdup(columns));
+    for (char *column;
+         table->column_count < COLUMNS_MAX && (column = strsep(&rest, "\n")) != NULL;) {
+        table->headers[table->column_count] = strsep(&column, "|");
+        table->fields[table->column_count++] = column;
+    }
     return table;
 }
 
@@ -75,14 +83,9 @@ void ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
     free(text);
 }
 
-static const char *header_of(const struct ctl_table *table, size_t column)
-{
-    return table->columns != NULL ? table->columns[column].header : table->headers[column];
-}
-
 static size_t column_width(const struct ctl_table *table, size_t column, bool headers)
 {
-    size_t width = headers ? strlen(header_of(table, column)) : 0;
+    size_t width = headers ? strlen(table->headers[column]) : 0;
     for (size_t i = column; i < table->cell_count; i += table->column_count) {
         const size_t length = strlen(table->cells[i]);
         width = length > width ? length : width;
@@ -102,25 +105,22 @@ static void print_row(const struct ctl_table *table, const char *const *cells, c
 
 void ctl_table_close(struct ctl_table *table, const struct ctl *ctl)
 {
-    size_t *widths = must(calloc(table->column_count, sizeof *widths));
+    size_t widths[COLUMNS_MAX];
     for (size_t c = 0; c < table->column_count; c++)
         widths[c] = column_width(table, c, !ctl->no_headers);
-    const char **headers = must(calloc(table->column_count, sizeof *headers));
-    for (size_t c = 0; c < table->column_count; c++) headers[c] = header_of(table, c);
-    if (!ctl->no_headers) print_row(table, headers, widths);
-    free(headers);
+    if (!ctl->no_headers) print_row(table, table->headers, widths);
     for (size_t i = 0; i + table->column_count <= table->cell_count; i += table->column_count)
         print_row(table, (const char *const *)&table->cells[i], widths);
     for (size_t i = 0; i < table->cell_count; i++) free(table->cells[i]);
     free(table->cells);
-    free(widths);
+    free(table->columns);
     free(table);
 }
 
 void ctl_line(const char *name, const char *fmt, ...)
 {
     va_list arguments;
-    printf("%-18s", name);
+    printf("%-*s", LINE_NAME, name);
     va_start(arguments, fmt);
     vprintf(fmt, arguments);
     va_end(arguments);
@@ -163,120 +163,142 @@ const char *ctl_bytes(uint64_t bytes)
 
 /* ==== messages ==== */
 
-/* JSON and cells of a message, by its descriptor. The syntax of a field is
- * "[KEY=]FIELD[/HOW][?[OTHER]][!OTHER]":
- *   KEY      the name in JSON; default: the field's name
- *   FIELD    "part.name" is a field of a nested message
+/* Messages as JSON, lines and tables, by their descriptors. The syntax of a field is
+ * "[KEY=]FIELD[/HOW][?[OTHERS]][!OTHERS]":
+ *   KEY      the name in JSON; default: the field's name. "pushed.shared": in an object of its own
+ *   FIELD    "part.name" is a field of a nested message; or a value that shapes.c computes
  *   HOW      a word of `texts` or number_json; default: by the field's type, bytes in hexadecimal
- *   ?        null, or "-", if the field is 0 or empty; with ?OTHER, if the
- *            other field is 0 or empty
- *   !OTHER   null, or "-", if the other field is neither 0 nor empty
+ *   ?        null, or "-", if the field is 0 or empty; with ?OTHERS, unless one of these is met
+ *   !OTHERS  null, or "-", if one of these is met
+ * OTHERS are conditions, which commas divide:
+ *   FIELD    is neither 0 nor empty
+ *   FIELD=up FIELD/HOW=up FIELD>60 FIELD>OTHER
+ *   @yes     this option of the command line was given
  *
  * A text has fields in braces, without KEY: "{slice} of {slices}".
  *   HOW      also a printf format of a double, after a row of `scales`: "{elapsed_ms/1000%.1f} s"
  *   ? and !  the whole text is left out where the field would be null
- *   {?FIELD} prints nothing, and leaves the text out if the field is 0 or empty
- *   {!FIELD} prints nothing, and leaves the text out if the field is neither 0 nor empty
+ *   {?OTHERS} {!OTHERS} prints nothing, and leaves the text out unless, or if, one of these is met
  *   [...]    a part, left out by its own conditions; a part without conditions is left out if
  *            a field in the part is 0 or empty:
  *            "{bytes/bytes}[, {files} files]"
- *   {@0}     argument 0 of the command line */
+ *   {@0}     argument 0 of the command line
+ *   {.}      the text itself, in a list of texts
+ *   {;} {:}  the next line; the next line, beneath the value of this one
+ *
+ * A page consists of lines, which "\n" divides:
+ *   NAME|TEXT  "name: value", left out with its TEXT; NAME is a text, too
+ *   TEXT       the text alone
+ *   *LIST LINE a line for each message or text of the list (or for the nested message, if it is there)
+ *   #LIST      the list as a table, by the columns that shapes.c has; "#running,snapshots": of both;
+ *              "#LIST?": only if it is not empty */
 
-/* The JSON fields of every message type that ctl_json supports; nested messages have their own rows. */
-static const struct {
-    const ProtobufCMessageDescriptor *of;
-    const char *fields;
-} shapes[] = {
-    { &cairn__adopted_job__descriptor, "job=name generation step shards refused" },
-    { &cairn__cluster_backed_up__descriptor, "path bytes" },
-    { &cairn__cluster_status__descriptor,
-      "cluster store/hex version coordinator_incarnation uptime_ms shards_expected jobs=job_count "
-      "storage members strangers" },
-    { &cairn__event__descriptor, "number time=unix_ms/instant event=kind job who text" },
-    { &cairn__home__descriptor,
-      "backend device driver why total_bytes taken_bytes warning failed device_memory "
-      "device_memory_why" },
-    { &cairn__job_parked__descriptor, "job=name parked shards note" },
-    { &cairn__job_removed__descriptor,
-      "job=name generation!version_unknown step!version_unknown shards away note" },
-    { &cairn__job_status__descriptor,
-      "name state epoch round awaited workers workers_min workers_max? shards tensors elems "
-      "generation!version_unknown step!version_unknown loss_scale!version_unknown "
-      "last_grad_norm!version_unknown client_state_bytes!version_unknown steps_applied "
-      "rounds_skipped rounds_abandoned layout_hash extents pieces skips skips_in_row nonfinite "
-      "nonfinite_tensors gradient put_out snapshot_failed passed_over saving path_cut "
-      "seconds_since_step=stepped_ms_ago/1000?stepped restores blobs blob_bytes state_bytes "
-      "pushed_bytes fetched_bytes heaviest_over_mean? leases held_up_by=straggler" },
-    { &cairn__key__descriptor, "id key=line own signs since_ms=since_unix_ms" },
-    { &cairn__keys__descriptor, "keys" },
-    { &cairn__lease_status__descriptor,
-      "generation step holder role/role seconds_left=left_ms/1000" },
-    { &cairn__member_status__descriptor,
-      "name role/role state address path place storage unheard unfit apart since_ms state_bytes "
-      "memory_bytes version without/without home" },
-    { &cairn__reduce_group__descriptor, "relays=host ranks" },
-    { &cairn__replaced_job__descriptor,
-      "state generation!version_unknown step!version_unknown workers readers" },
-    { &cairn__reshard_job__descriptor,
-      "job=name state text layout=layout_hash/hex shards_before shards_after moves=pairs "
-      "bytes=all_bytes least_bytes moved_bytes heaviest_before heaviest_after expected_s? "
-      "expected_pause_s? slices slice elapsed_s=elapsed_ms/1000 longest_step=worst_step? "
-      "pieces_before pieces_after pieces_fresh afresh" },
-    { &cairn__reshard_pair__descriptor, "from to bytes" },
-    { &cairn__reshard_told__descriptor, "jobs" },
-    { &cairn__snapshot_advice__descriptor,
-      "job measured_snapshots=measured shard_faults worker_faults observed_s mtbf_given note "
-      "snapshot_every=every snapshot_every_s=every_s cost_s=cost_us/us?measured "
-      "write_s=write_us/us?measured step_s=step_us/us? mtbf_s? interval_s? interval_steps?" },
-    { &cairn__snapshot_fate__descriptor, "id step bytes created_unix_ms goes reason" },
-    { &cairn__snapshot_removed__descriptor, "id job files bytes" },
-    { &cairn__snapshot_status__descriptor,
-      "id job state path generation step bytes files shards content_root "
-      "created=created_unix_ms/time periodic nonfinite nonfinite_tensors signature latest tags "
-      "checked=checked_unix_ms/time check_failed" },
-    { &cairn__straggler__descriptor,
-      "name rank phase phase_ms=us/1000 others_ms=others_us/1000 waited_seconds=waited_ms/1000 "
-      "text" },
-    { &cairn__strange_part__descriptor,
-      "shard job=part.name number=part.job/hex generation=part.generation "
-      "version_generation=part.version_generation step=part.version_step part=part.shard_index/1+ "
-      "parts=part.shard_count bytes=part.bytes why" },
-};
+static struct {
+    const struct ctl *ctl; /* the command line, whose options and arguments a page shows */
+    const char *element;   /* of a list of texts */
+} shown;
+
+void ctl_output_begin(const struct ctl *ctl)
+{
+    shown.ctl = ctl;
+}
 
 /* A value in a message. */
 struct value {
-    /* NULL: the message that would contain the field is absent */
+    /* NULL: the message that would contain the field is absent, or the value is computed */
     const ProtobufCFieldDescriptor *field;
     const void *at;
-    size_t count; /* the length of a list */
+    size_t count;    /* the length of a list */
+    bool is_element; /* of a list */
+    const struct ctl_computed *computed;
+    bool is_sum; /* of several fields: `sum` */
+    uint64_t sum;
 };
+
+static const struct ctl_computed *find_computed(const ProtobufCMessage *message, const char *name)
+{
+    for (const struct ctl_computed *c = ctl_computed; c->name != NULL; c++)
+        if (c->of == message->descriptor && strcmp(c->name, name) == 0) return c;
+    abort(); // the tables name only values that exist
+}
+
+static bool is_list(struct value v)
+{
+    return v.field != NULL && v.field->label == PROTOBUF_C_LABEL_REPEATED && !v.is_element;
+}
+
+/* Returns element `at` of a list, whose elements are pointers or 32-bit numbers. */
+static struct value element_of(struct value v, size_t at)
+{
+    const size_t size = v.field->type == PROTOBUF_C_TYPE_UINT32 ? sizeof(uint32_t) : sizeof(void *);
+    v.at = *(const char *const *)v.at + at * size;
+    v.is_element = true;
+    return v;
+}
+
+/* Adds up "state+published-landing"; a difference is at least 0. */
+static struct value find_sum(const ProtobufCMessage *message, const char *terms)
+{
+    struct value v = { .is_sum = true };
+    char name[64], sign = '+';
+    for (size_t length; sign != '\0'; terms += length + 1) {
+        length = strcspn(terms, "+-");
+        snprintf(name, sizeof name, "%.*s", (int)length, terms);
+        const uint64_t term = ctl_number(message, name);
+        v.sum = sign == '+' ? v.sum + term : v.sum > term ? v.sum - term : 0;
+        sign = terms[length];
+    }
+    return v;
+}
 
 static struct value find_value(const ProtobufCMessage *message, const char *path)
 {
     char name[64];
+    if (strpbrk(path, "+-") != NULL) return find_sum(message, path);
     for (;;) {
         const size_t length = strcspn(path, ".");
         snprintf(name, sizeof name, "%.*s", (int)length, path);
+        const bool is_last = path[length] == '\0';
+        path += length + !is_last;
         const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(
             message->descriptor, name);
-        if (field == NULL) abort(); // the tables name only existing fields
-        const void *at = (const char *)message + field->offset;
+        if (field == NULL)
+            return (struct value) { .at = message, .computed = find_computed(message, name) };
         const size_t *count = (const void *)((const char *)message + field->quantifier_offset);
-        if (path[length] == '\0')
-            return (struct value) { field, at,
-                                    field->label == PROTOBUF_C_LABEL_REPEATED ? *count : 0 };
-        message = *(ProtobufCMessage *const *)at;
+        const struct value v = { .field = field,
+                                 .at = (const char *)message + field->offset,
+                                 .count = field->label == PROTOBUF_C_LABEL_REPEATED ? *count : 0 };
+        if (is_last) return v;
+        message = *(ProtobufCMessage *const *)v.at;
         if (message == NULL) return (struct value) { .field = NULL };
-        path += length + 1;
     }
+}
+
+/* Writes the text of a computed value, which the caller frees. */
+static char *computed_text(struct value v)
+{
+    char *text = NULL;
+    size_t bytes;
+    FILE *to = must(open_memstream(&text, &bytes));
+    v.computed->text(v.at, to);
+    fclose(to);
+    return must(text);
 }
 
 /* Returns a value as a number: the value of an integer field of any type; the length of a list; 1
  * for a text that is not empty, and for a message that is present. */
 static uint64_t number_of(struct value v)
 {
+    if (v.is_sum) return v.sum;
+    if (v.computed != NULL && v.computed->number != NULL) return v.computed->number(v.at);
+    if (v.computed != NULL) {
+        char *text = computed_text(v);
+        const bool is_set = text[0] != '\0';
+        free(text);
+        return is_set;
+    }
     if (v.field == NULL) return 0;
-    if (v.field->label == PROTOBUF_C_LABEL_REPEATED) return v.count;
+    if (is_list(v)) return v.count;
     switch (v.field->type) {
     case PROTOBUF_C_TYPE_UINT32: return *(const uint32_t *)v.at;
     case PROTOBUF_C_TYPE_UINT64:
@@ -358,13 +380,21 @@ static const char *yes_text(uint64_t is_so)
     return is_so != 0 ? "yes" : "no";
 }
 
+static const char *es_text(uint64_t count)
+{
+    return count == 1 ? "" : "es";
+}
+
 /* Converts numbers to texts. */
 static const struct {
     const char *how;
     const char *(*text)(uint64_t number);
-} texts[] = { { "bytes", ctl_bytes },    { "hex", hex_text },   { "instant", instant_text },
-              { "plural", plural_text }, { "role", role_text }, { "s", seconds_text },
-              { "span", span_text },     { "time", ctl_time },  { "yes", yes_text } };
+} texts[] = {
+    { "bytes", ctl_bytes },      { "es", es_text },         { "hex", hex_text },
+    { "instant", instant_text }, { "plural", plural_text }, { "role", role_text },
+    { "s", seconds_text },       { "span", span_text },     { "time", ctl_time },
+    { "yes", yes_text },
+};
 
 /* Converts a number before it is printed by a format: the value is divided, then `less` is subtracted, and
  * the rest multiplied. */
@@ -375,6 +405,15 @@ static const struct {
     { "", 1, 0, 1 },     { "1000", 1e3, 0, 1 }, { "2", 2, 0, 1 },
     { "us", 1e6, 0, 1 }, { "1+", 1, -1, 1 },    { "longer", 1, 1, 100 }
 }; // percent above a ratio of 1
+
+/* The name of a choice: the capability is called as the field. */
+static const char *word_of(struct value v)
+{
+    for (enum capability_field field = 0; field < CAIRN_CAPABILITY_FIELD_COUNT; field++)
+        if (strcmp(capability_field_name(field), v.field->name) == 0)
+            return capability_name(field, (int)number_of(v));
+    abort();
+}
 
 static json_t *without_json(uint64_t without)
 {
@@ -398,6 +437,19 @@ static json_t *number_json(uint64_t number, const char *how)
 
 static json_t *value_json(struct value v)
 {
+    if (v.computed != NULL && v.computed->text != NULL) {
+        char *text = computed_text(v);
+        json_t *string = json_string(text);
+        free(text);
+        return string;
+    }
+    if (v.field == NULL) return json_integer((json_int_t)number_of(v));
+    if (is_list(v)) {
+        json_t *list = json_array();
+        for (size_t i = 0; i < v.count; i++)
+            json_array_append_new(list, value_json(element_of(v, i)));
+        return list;
+    }
     switch (v.field->type) {
     case PROTOBUF_C_TYPE_DOUBLE: return json_real(*(const double *)v.at);
     case PROTOBUF_C_TYPE_BOOL: return json_boolean(number_of(v) != 0);
@@ -408,31 +460,25 @@ static json_t *value_json(struct value v)
     }
 }
 
-/* Returns the list of a repeated field, whose elements are pointers or 32-bit numbers. */
-static json_t *list_json(struct value v)
+uint64_t ctl_number(const void *message, const char *field)
 {
-    const size_t size = v.field->type == PROTOBUF_C_TYPE_UINT32 ? sizeof(uint32_t) : sizeof(void *);
-    const char *first = *(const char *const *)v.at;
-    json_t *list = json_array();
-    for (size_t i = 0; i < v.count; i++)
-        json_array_append_new(list, value_json((struct value) { v.field, first + i * size, 0 }));
-    return list;
+    return number_of(find_value(message, field));
 }
 
 /* A word of a table, parsed. */
 struct field_word {
-    char text[96];
+    char text[128];
     const char *key, *path, *how;
-    char *other; /* the field after ? or !; NULL: the value is always present */
+    char *others; /* the conditions after ? or !; NULL: the value is always present */
     bool is_unless;
 };
 
 static void parse_word(struct field_word *w, const char *word, size_t length)
 {
     snprintf(w->text, sizeof w->text, "%.*s", (int)length, word);
-    w->other = strpbrk(w->text, "?!");
-    w->is_unless = w->other != NULL && *w->other == '!';
-    if (w->other != NULL) *w->other++ = '\0';
+    w->others = strpbrk(w->text, "?!");
+    w->is_unless = w->others != NULL && *w->others == '!';
+    if (w->others != NULL) *w->others++ = '\0';
     char *how = strchr(w->text, '/');
     if (how != NULL) *how++ = '\0';
     char *equals = strchr(w->text, '=');
@@ -442,11 +488,69 @@ static void parse_word(struct field_word *w, const char *word, size_t length)
     w->how = how;
 }
 
+static void put_value(FILE *to, struct value v, const char *how);
+
+/* Judges "FIELD=TEXT", "FIELD/HOW=TEXT", or "FIELD>NUMBER", whose number may be another field. */
+static bool compares(const ProtobufCMessage *message, const char *condition)
+{
+    struct field_word w;
+    const size_t length = strcspn(condition, "=>");
+    const char *other = condition + length + 1;
+    parse_word(&w, condition, length);
+    const struct value v = find_value(message, w.path);
+    if (condition[length] == '>')
+        return number_of(v) > (other[0] >= '0' && other[0] <= '9' ? strtoull(other, NULL, 10)
+                                                                  : ctl_number(message, other));
+    char *text = NULL;
+    size_t bytes;
+    FILE *to = must(open_memstream(&text, &bytes));
+    put_value(to, v, w.how);
+    fclose(to);
+    const bool is_equal = strcmp(must(text), other) == 0;
+    free(text);
+    return is_equal;
+}
+
+/* Returns true if one of the conditions, which commas divide, is met. */
+static bool is_any_met(const ProtobufCMessage *message, const char *conditions)
+{
+    char all[96], *rest = all;
+    snprintf(all, sizeof all, "%s", conditions);
+    for (char *one; (one = strsep(&rest, ",")) != NULL;)
+        if (one[0] == '@'                ? ctl_is_given(shown.ctl, one + 1)
+            : strpbrk(one, "=>") != NULL ? compares(message, one)
+                                         : ctl_number(message, one) != 0)
+            return true;
+    return false;
+}
+
 static bool is_there(const ProtobufCMessage *message, const struct field_word *w)
 {
-    if (w->other == NULL) return true;
-    const struct value other = find_value(message, w->other[0] != '\0' ? w->other : w->path);
-    return (number_of(other) != 0) != w->is_unless;
+    if (w->others == NULL) return true;
+    return is_any_met(message, w->others[0] != '\0' ? w->others : w->path) != w->is_unless;
+}
+
+/* Sets the value in the object, or in an object of its own: "pushed.shared". */
+static void set_key(json_t *object, const char *key, json_t *value)
+{
+    const char *dot = strchr(key, '.');
+    if (dot == NULL) {
+        json_object_set_new(object, key, value);
+        return;
+    }
+    char name[64];
+    snprintf(name, sizeof name, "%.*s", (int)(dot - key), key);
+    if (json_object_get(object, name) == NULL) json_object_set_new(object, name, json_object());
+    json_object_set_new(json_object_get(object, name), dot + 1, value);
+}
+
+/* Adds a value of the command line: argument 0, or true if the option was given. */
+static void add_of_line(json_t *object, const char *key, const char *of_line)
+{
+    json_object_set_new(object, key,
+                        of_line[0] >= '0' && of_line[0] <= '9'
+                            ? json_string(shown.ctl->argv[of_line[0] - '0'])
+                            : json_boolean(ctl_is_given(shown.ctl, of_line)));
 }
 
 void ctl_json_add(json_t *object, const void *message, const char *fields)
@@ -454,33 +558,62 @@ void ctl_json_add(json_t *object, const void *message, const char *fields)
     struct field_word w;
     for (size_t length; (length = strcspn(fields, " ")) > 0; fields += length) {
         parse_word(&w, fields, length);
-        const struct value v = find_value(message, w.path);
-        json_object_set_new(object, w.key,
-                            !is_there(message, &w)                        ? json_null()
-                            : v.field->label == PROTOBUF_C_LABEL_REPEATED ? list_json(v)
-                            : w.how != NULL ? number_json(number_of(v), w.how)
-                                            : value_json(v));
         if (fields[length] == ' ') length++;
+        if (w.path[0] == '@') {
+            add_of_line(object, w.key, w.path + 1);
+            continue;
+        }
+        const struct value v = find_value(message, w.path);
+        set_key(object, w.key,
+                !is_there(message, &w)         ? json_null()
+                : w.how != NULL && !is_list(v) ? number_json(number_of(v), w.how)
+                                               : value_json(v));
     }
+}
+
+static const struct ctl_shape *shape_of(const ProtobufCMessageDescriptor *type)
+{
+    const struct ctl_shape *shape = ctl_shapes;
+    while (shape->of != NULL && shape->of != type) shape++;
+    return shape;
 }
 
 json_t *ctl_json(const void *message)
 {
     if (message == NULL) return json_null();
     json_t *object = json_object();
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        if (shapes[i].of == ((const ProtobufCMessage *)message)->descriptor)
-            ctl_json_add(object, message, shapes[i].fields);
+    const struct ctl_shape *shape = shape_of(((const ProtobufCMessage *)message)->descriptor);
+    if (shape->json != NULL) ctl_json_add(object, message, shape->json);
+    if (shape->add != NULL) shape->add(object, message);
     return object;
+}
+
+static void put_next_line(FILE *to)
+{
+    fprintf(to, "\n%-*s", LINE_NAME, "");
+}
+
+/* Prints a list of texts, one beneath the other. */
+static void put_texts(FILE *to, struct value v)
+{
+    for (size_t i = 0; i < v.count; i++) {
+        if (i > 0) put_next_line(to);
+        fputs(*(char *const *)element_of(v, i).at, to);
+    }
 }
 
 /* Prints a value as a cell has it. */
 static void put_value(FILE *to, struct value v, const char *how)
 {
     const char *format = how != NULL ? strchr(how, '%') : NULL;
-    if (v.field == NULL) return;
-    const double real = v.field->type == PROTOBUF_C_TYPE_DOUBLE ? *(const double *)v.at
-                                                                : (double)number_of(v);
+    if (v.field == NULL && v.computed == NULL && !v.is_sum) return;
+    if (v.computed != NULL && v.computed->text != NULL) {
+        v.computed->text(v.at, to);
+        return;
+    }
+    const ProtobufCType type = v.field != NULL ? v.field->type : PROTOBUF_C_TYPE_UINT64;
+    const double real = type == PROTOBUF_C_TYPE_DOUBLE ? *(const double *)v.at
+                                                       : (double)number_of(v);
     const size_t length = format != NULL ? (size_t)(format - how) : 0;
     for (size_t i = 0; format != NULL && i < sizeof scales / sizeof *scales; i++) {
         if (strlen(scales[i].name) != length || memcmp(scales[i].name, how, length) != 0) continue;
@@ -489,14 +622,17 @@ static void put_value(FILE *to, struct value v, const char *how)
     }
     for (size_t i = 0; how != NULL && i < sizeof texts / sizeof *texts; i++)
         if (strcmp(texts[i].how, how) == 0) {
-            fputs(texts[i].text(v.field->type == PROTOBUF_C_TYPE_DOUBLE ? (uint64_t)real
-                                                                        : number_of(v)),
+            fputs(texts[i].text(type == PROTOBUF_C_TYPE_DOUBLE ? (uint64_t)real : number_of(v)),
                   to);
             return;
         }
-    if (v.field->type == PROTOBUF_C_TYPE_STRING)
+    if (how != NULL && strcmp(how, "word") == 0)
+        fputs(word_of(v), to);
+    else if (type == PROTOBUF_C_TYPE_STRING && is_list(v))
+        put_texts(to, v);
+    else if (type == PROTOBUF_C_TYPE_STRING)
         fputs(*(char *const *)v.at, to);
-    else if (v.field->type == PROTOBUF_C_TYPE_BYTES)
+    else if (type == PROTOBUF_C_TYPE_BYTES && !is_list(v))
         fputs(hex_of(*(const ProtobufCBinaryData *)v.at), to);
     else
         fprintf(to, "%" PRIu64, number_of(v));
@@ -509,28 +645,36 @@ struct stay {
     bool is_whole; /* no field is 0 or empty */
 };
 
-static const struct ctl *asked; /* the command, whose arguments are "{@0}" */
+/* Judges the condition in braces: "?OTHERS" or "!OTHERS". */
+static void judge_condition(const void *message, const char *condition, struct stay *stay)
+{
+    const bool is_met = is_any_met(message, condition + 1) == (condition[0] == '?');
+    stay->is_met = stay->is_met && is_met;
+    stay->has_condition = true;
+}
 
-/* Prints the field in braces, or judges the condition in braces. */
-static void put_field(FILE *to, const void *message, const char *text, size_t length,
-                      struct stay *stay)
+/* Prints what the braces hold, or judges the condition in them. */
+static void put_field(FILE *to, const void *message, const char *word, struct stay *stay)
 {
     struct field_word w;
-    const bool is_condition = text[0] == '?' || text[0] == '!';
-    char word[96];
-    snprintf(word, sizeof word, "%.*s", (int)length - is_condition, text + is_condition);
     if (word[0] == '@') {
-        fputs(asked->argv[word[1] - '0'], to);
-        return;
+        fputs(shown.ctl->argv[word[1] - '0'], to);
+    } else if (strcmp(word, ".") == 0) {
+        fputs(shown.element, to);
+    } else if (strcmp(word, ";") == 0) {
+        fputc('\n', to);
+    } else if (strcmp(word, ":") == 0) {
+        put_next_line(to);
+    } else if (word[0] == '?' || word[0] == '!') {
+        judge_condition(message, word, stay);
+    } else {
+        parse_word(&w, word, strlen(word));
+        const struct value v = find_value(message, w.path);
+        put_value(to, v, w.how);
+        stay->is_whole = stay->is_whole && number_of(v) != 0;
+        stay->is_met = stay->is_met && is_there(message, &w);
+        stay->has_condition = stay->has_condition || w.others != NULL;
     }
-    parse_word(&w, word, strlen(word));
-    const struct value v = find_value(message, w.path);
-    const bool is_set = number_of(v) != 0;
-    const bool is_met = is_condition ? is_set == (text[0] == '?') : is_there(message, &w);
-    if (!is_condition) put_value(to, v, w.how);
-    stay->is_whole = stay->is_whole && (is_condition || is_set);
-    stay->is_met = stay->is_met && is_met;
-    stay->has_condition = stay->has_condition || is_condition || w.other != NULL;
 }
 
 /* Prints the text up to its end, or to the bracket that ends a part; *text then points to this
@@ -541,8 +685,10 @@ static struct stay put_text(FILE *to, const void *message, const char **text)
     while (**text != '\0' && **text != ']') {
         const char *at = (*text)++;
         if (*at == '{') {
+            char word[96];
             const size_t length = strcspn(at + 1, "}");
-            put_field(to, message, at + 1, length, &stay);
+            snprintf(word, sizeof word, "%.*s", (int)length, at + 1);
+            put_field(to, message, word, &stay);
             *text = at + length + 2;
         } else if (*at == '[') {
             char *part = NULL;
@@ -573,66 +719,94 @@ char *ctl_text_of(const void *message, const char *text)
     return NULL;
 }
 
-void ctl_line_of(const char *name, const void *message, const char *text)
-{
-    char *made = ctl_text_of(message, text);
-    if (made != NULL && name != NULL) ctl_line(name, "%s", made);
-    if (made != NULL && name == NULL) printf("%s\n", made);
-    free(made);
-}
+/* ---- pages ---- */
 
-void ctl_lines(const void *message, const char *lines)
+/* Adds a row for each message, with the columns of the table. */
+static void add_rows(struct ctl_table *table, const void *message)
 {
-    char *all = must(strdup(lines)), *rest = all;
-    for (char *line; (line = strsep(&rest, "\n")) != NULL;) {
-        char *bar = strchr(line, '|');
-        if (bar != NULL) *bar = '\0';
-        ctl_line_of(bar != NULL ? line : NULL, message, bar != NULL ? bar + 1 : line);
+    for (size_t c = 0; c < table->column_count; c++) {
+        const char *field = table->fields[c];
+        char braced[128];
+        snprintf(braced, sizeof braced, "{%s}", field);
+        char *cell = ctl_text_of(message, strchr(field, '{') != NULL ? field : braced);
+        ctl_table_cell(table, "%s", cell != NULL ? cell : "-");
+        free(cell);
     }
-    free(all);
 }
 
-static void add_field(struct ctl_table *table, const void *message, const char *field)
+struct ctl_table *ctl_table_of(const ProtobufCMessageDescriptor *type)
 {
-    char *cell = NULL;
-    size_t bytes;
-    struct field_word w;
-    FILE *to = must(open_memstream(&cell, &bytes));
-    parse_word(&w, field, strlen(field));
-    const bool is_text = strchr(field, '{') != NULL;
-    const bool stays = is_text ? put_text(to, message, &field).is_met : is_there(message, &w);
-    if (!is_text && stays) put_value(to, find_value(message, w.path), w.how);
-    fclose(to);
-    must(cell);
-    ctl_table_cell(table, "%s", stays ? cell : "-");
-    free(cell);
-}
-
-struct ctl_table *ctl_table_of(const struct ctl_column *columns, size_t column_count)
-{
-    struct ctl_table *table = ctl_table_open(NULL, column_count);
-    table->columns = columns;
-    return table;
+    return ctl_table_open(shape_of(type)->columns);
 }
 
 void ctl_table_rows(struct ctl_table *table, const void *messages, size_t count)
 {
     const void *const *list = messages;
-    for (size_t i = 0; i < count; i++)
-        for (const struct ctl_column *c = table->columns; c < table->columns + table->column_count;
-             c++)
-            if (c->add != NULL)
-                c->add(table, list[i]);
-            else
-                add_field(table, list[i], c->field);
+    for (size_t i = 0; i < count; i++) add_rows(table, list[i]);
 }
 
-void ctl_table_print(const struct ctl *ctl, const struct ctl_column *columns, size_t column_count,
-                     const void *messages, size_t count)
+/* Prints the messages of the lists, which commas divide, as one table. "LIST?": only if there are any. */
+static void print_lists(const void *message, char *lists)
 {
-    struct ctl_table *table = ctl_table_of(columns, column_count);
-    ctl_table_rows(table, messages, count);
-    ctl_table_close(table, ctl);
+    struct ctl_table *table = NULL;
+    char *condition = strchr(lists, '?');
+    if (condition != NULL) *condition = '\0';
+    if (condition != NULL && !is_any_met(message, lists)) return;
+    for (char *name; (name = strsep(&lists, ",")) != NULL;) {
+        const struct value v = find_value(message, name);
+        if (table == NULL) table = ctl_table_of(v.field->descriptor);
+        ctl_table_rows(table, *(const void *const *)v.at, v.count);
+    }
+    ctl_table_close(table, shown.ctl);
+}
+
+static void print_line(const void *message, const char *line)
+{
+    const char *bar = strchr(line, '|');
+    char *text = ctl_text_of(message, bar != NULL ? bar + 1 : line);
+    if (text != NULL && bar != NULL) {
+        char pattern[128];
+        snprintf(pattern, sizeof pattern, "%.*s", (int)(bar - line), line);
+        char *name = ctl_text_of(message, pattern);
+        ctl_line(name != NULL ? name : "", "%s", text);
+        free(name);
+    } else if (text != NULL) {
+        printf("%s\n", text);
+    }
+    free(text);
+}
+
+/* Prints the line for each element of the list, unless the list's condition leaves it out. */
+static void print_each(const void *message, const char *list, const char *line)
+{
+    struct field_word w;
+    parse_word(&w, list, strlen(list));
+    const struct value v = find_value(message, w.path);
+    if (v.field == NULL || !is_there(message, &w)) return;
+    const size_t count = is_list(v) ? v.count : number_of(v);
+    for (size_t i = 0; i < count; i++) {
+        const struct value one = is_list(v) ? element_of(v, i) : v;
+        const void *element = *(const void *const *)one.at;
+        const bool is_text = v.field->type == PROTOBUF_C_TYPE_STRING;
+        if (is_text) shown.element = element;
+        print_line(is_text ? message : element, line);
+    }
+}
+
+void ctl_page(const void *message, const char *page)
+{
+    char *all = must(strdup(page)), *rest = all;
+    for (char *line; (line = strsep(&rest, "\n")) != NULL;) {
+        if (line[0] == '#') {
+            print_lists(message, line + 1);
+        } else if (line[0] == '*') {
+            char *list = strsep(&line, " ") + 1;
+            print_each(message, list, line != NULL ? line : "");
+        } else {
+            print_line(message, line);
+        }
+    }
+    free(all);
 }
 
 /* ==== progress ==== */
@@ -682,260 +856,4 @@ void ctl_progress_end(struct ctl_progress *p)
 {
     if (p->line_open) fprintf(stderr, "\r\033[K");
     p->line_open = false;
-}
-
-/* ==== confirm ==== */
-
-/* Asks for confirmation before a step that cannot be undone. On a terminal the user types the name of the
- * thing that is deleted; without a terminal --yes is needed. */
-
-int ctl_confirm(const struct ctl *ctl, const char *what, const char *name)
-{
-    char line[512];
-    if (ctl->yes) return -1;
-    if (!isatty(STDIN_FILENO))
-        return ctl_usage_fail(ctl, "%s cannot be brought back: without a terminal say --yes", what);
-    fprintf(stderr, "%s cannot be brought back. To go on, type %s: ", what, name);
-    fflush(stderr);
-    if (fgets(line, sizeof line, stdin) != NULL) {
-        line[strcspn(line, "\n")] = '\0';
-        if (strcmp(line, name) == 0) return -1;
-    }
-    return ctl_fail(CAIRN_ERR_CANCELED, "nothing was done");
-}
-
-/* ==== interrupt ==== */
-
-/* The line printed when a signal interrupts the command. */
-
-static char farewell[512];
-
-static void on_signal_interrupt(int signal)
-{
-    (void)signal;
-    const ssize_t written = write(STDERR_FILENO, farewell, strlen(farewell));
-    (void)written;
-    _exit(130);
-}
-
-void ctl_on_interrupt(const char *fmt, ...)
-{
-    const struct sigaction action = { .sa_handler = on_signal_interrupt };
-    va_list arguments;
-    va_start(arguments, fmt);
-    vsnprintf(farewell, sizeof farewell, fmt, arguments);
-    va_end(arguments);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
-
-/* ==== absolute ==== */
-
-/* Makes paths absolute, because the coordinator, which opens these paths, runs in another
- * folder. */
-
-int ctl_absolute(const char *what, const char *path, char out[static PATH_MAX])
-{
-    char here[PATH_MAX] = "";
-    const bool relative = path[0] != '/';
-    if (relative && getcwd(here, sizeof here) == NULL)
-        return ctl_fail(CAIRN_ERR_IO, "the working folder: %s", strerror(errno));
-    const int n = snprintf(out, PATH_MAX, "%s%s%s", here, relative ? "/" : "", path);
-    if (n < PATH_MAX) return -1;
-    return ctl_fail(CAIRN_ERR_INVALID, "%s %.60s...: it is too long", what, path);
-}
-
-/* ==== connection ==== */
-
-/* The command's single request, over the same kind of connection as calls of the library
- * (client/admin.h). */
-
-int ctl_fail(cairn_status status, const char *fmt, ...)
-{
-    va_list arguments;
-    va_start(arguments, fmt);
-    fprintf(stderr, "cairn: ");
-    vfprintf(stderr, fmt, arguments);
-    fprintf(stderr, " [CAIRN-E%04d]\n", (int)status);
-    va_end(arguments);
-    return status_exit((int)status);
-}
-
-/* Prints for whom a snapshot or digest waits, if the awaited processes are away, or if the snapshot
- * or digest is late. Prints this only once. */
-static void on_awaited(void *context, const Cairn__Awaited *awaited, bool is_late)
-{
-    struct ctl *ctl = context;
-    const bool worth = awaited->text[0] != '\0' && (awaited->away || is_late);
-    if (!worth || ctl->awaited_said) return;
-    fprintf(stderr, "cairn: %s: waits for %s\n", ctl->words, awaited->text);
-    ctl->awaited_said = true;
-}
-
-cairn_status ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
-                            uint16_t reply_type, ProtobufCMessage **reply_out, struct paged *pages)
-{
-    char name[CAIRN_NAME_MAX];
-    struct sentence why;
-    snprintf(name, sizeof name, "cairn %s, pid %ld", ctl->words, (long)getpid());
-    if (ctl->timeout_ms == 0) ctl->timeout_ms = 30000;
-    struct admin admin = {
-        .endpoint = ctl->endpoint,
-        .name = name,
-        .build = ctl->program->build,
-        .advice = ", is --endpoint or CAIRN_ENDPOINT right? (without them it is looked for in "
-                  "$XDG_RUNTIME_DIR/cairn and /run/cairn)",
-        .timeout_ms = ctl->timeout_ms,
-        .cut_of = ctl->cut_of,
-        .on_awaited = on_awaited,
-        .context = ctl,
-    };
-    const cairn_status status = admin_call(&admin, type, message, reply_type, reply_out, pages,
-                                           &why);
-    const bool passes = status == CAIRN_ERR_UNREACHABLE || status == CAIRN_ERR_TIMEOUT;
-    if (status != CAIRN_OK && ctl->failed != NULL)
-        *ctl->failed = why;
-    else if (status != CAIRN_OK && !(passes && ctl->tries_again))
-        ctl_fail(status, "%s", why.text);
-    return status;
-}
-
-cairn_status ctl_call(struct ctl *ctl, uint16_t type, const ProtobufCMessage *message,
-                      uint16_t reply_type, ProtobufCMessage **reply_out)
-{
-    return ctl_call_paged(ctl, type, message, reply_type, reply_out, NULL);
-}
-
-/* `fields` has the syntax of `fields` in struct ctl_question. */
-static json_t *answer_json(const struct ctl *ctl, const void *reply, const char *fields)
-{
-    json_t *object = json_object();
-    char all[256], *rest = all;
-    snprintf(all, sizeof all, "%s", fields);
-    for (char *word; (word = strsep(&rest, " ")) != NULL;) {
-        char *of_line = strstr(word, "=@");
-        if (of_line == NULL) {
-            ctl_json_add(object, reply, word);
-            continue;
-        }
-        *of_line = '\0';
-        of_line += 2;
-        json_object_set_new(object, word,
-                            of_line[0] >= '0' && of_line[0] <= '9'
-                                ? json_string(ctl->argv[of_line[0] - '0'])
-                                : json_boolean(ctl_is_given(ctl, of_line)));
-    }
-    return object;
-}
-
-/* Fills one field of the request. -1: continue; else the exit status. */
-static int fill_field(struct ctl *ctl, ProtobufCMessage *request, const char *word)
-{
-    static char path[PATH_MAX];
-    char name[64], options[128];
-    const char *value = strchr(word, '=') + 1;
-    const int argument = value[1] >= '0' && value[1] <= '9' ? value[1] - '0' : -1;
-    snprintf(name, sizeof name, "%.*s", (int)(value - 1 - word), word);
-    snprintf(options, sizeof options, "%s", value + 1);
-    for (char *comma; (comma = strchr(options, ',')) != NULL;) *comma = ' ';
-    const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(
-        request->descriptor, name);
-    void *to = (char *)request + field->offset;
-    if (value[0] == '/') {
-        *(char **)to = path;
-        return ctl_absolute(ctl->row->arguments, ctl->argv[argument], path);
-    }
-    if (argument >= 0) {
-        if (ctl->argc > argument) *(char **)to = ctl->argv[argument];
-    } else if (field->type == PROTOBUF_C_TYPE_UINT32) {
-        *(uint32_t *)to = (uint32_t)ctl_option_number(ctl, options);
-    } else if (field->type == PROTOBUF_C_TYPE_UINT64) {
-        *(uint64_t *)to = ctl_option_number(ctl, options);
-    } else {
-        *(protobuf_c_boolean *)to = value[0] == '1' ||
-                                    ctl_is_given(ctl, options) == (value[0] == '@');
-    }
-    return -1;
-}
-
-static void print_reply(struct ctl *ctl, const struct ctl_question *q, const void *reply)
-{
-    if (ctl->json)
-        ctl_print_json(q->json != NULL     ? q->json(ctl, reply)
-                       : q->fields != NULL ? answer_json(ctl, reply, q->fields)
-                                           : ctl_json(reply));
-    else if (ctl->quiet && q->quiet != NULL)
-        ctl_line_of(NULL, reply, q->quiet);
-    else if ((!ctl->quiet || q->is_quiet_too) && q->print != NULL)
-        q->print(ctl, reply);
-    else if (!ctl->quiet && q->lines != NULL)
-        ctl_lines(reply, q->lines);
-}
-
-static int ask_by(struct ctl *ctl, const struct ctl_question *q, const ProtobufCMessage *request)
-{
-    ProtobufCMessage *reply;
-    const int refused = q->confirm != NULL ? ctl_confirm(ctl, q->confirm, ctl->argv[ctl->argc - 1])
-                                           : -1;
-    if (refused >= 0) return refused;
-    if (q->awaits) ctl->cut_of = ctl->argv[0];
-    if (q->timeout_ms != 0 && ctl->timeout_ms == 0) ctl->timeout_ms = q->timeout_ms;
-    if (q->farewell != NULL) ctl_on_interrupt("%s", q->farewell);
-    const cairn_status called = ctl_call(ctl, q->type, request, q->reply_type, &reply);
-    if (called != CAIRN_OK) return status_exit((int)called);
-    print_reply(ctl, q, reply);
-    const int status = q->check != NULL ? q->check(ctl, reply) : 0;
-    message_free(reply);
-    return status;
-}
-
-int ctl_ask(struct ctl *ctl, const struct ctl_question *q)
-{
-    char words[256], *rest = words;
-    int done = -1;
-    ProtobufCMessage *request = must(malloc(q->request->sizeof_message));
-    q->request->message_init(request);
-    snprintf(words, sizeof words, "%s", q->fill);
-    asked = ctl;
-    for (char *word; done < 0 && (word = strsep(&rest, " ")) != NULL && word[0] != '\0';)
-        done = fill_field(ctl, request, word);
-    if (done < 0 && q->fill_by != NULL) done = q->fill_by(ctl, request);
-    if (done < 0) done = ask_by(ctl, q, request);
-    free(request);
-    return done;
-}
-
-/* ==== watch ==== */
-
-/* --watch and `job top`: repeat a command until it is interrupted. */
-
-#define HOME_AND_CLEAR "\033[H\033[J"
-
-/* Exits immediately, even during a call to a coordinator that does not answer. An incomplete screen is not
- * shown. */
-static void on_signal_watch(int signal)
-{
-    (void)signal;
-    _exit(130);
-}
-
-int ctl_watch(struct ctl *ctl, int (*run)(struct ctl *ctl))
-{
-    static char buffer[1 << 16];
-    const bool is_terminal = isatty(STDOUT_FILENO) == 1;
-    const struct sigaction action = { .sa_handler = on_signal_watch };
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    setvbuf(stdout, buffer, _IOFBF, sizeof buffer); // show a complete screen at once
-    for (bool first = true;; first = false) {
-        if (is_terminal)
-            printf(HOME_AND_CLEAR);
-        else if (!first)
-            printf("\n");
-        const int status = run(ctl);
-        if (fflush(stdout) != 0) return 1; // nobody reads the output
-        // An unreachable coordinator may come back, as after a restart.
-        if (status != 0 && (first || status != status_exit(CAIRN_ERR_UNREACHABLE))) return status;
-        poll(NULL, 0, (int)(ctl->every_s * 1000));
-    }
 }

@@ -134,7 +134,7 @@ static void print_plan(const struct ctl *ctl, const struct plan *plan)
     ctl_job_memory_print(ctl, plan->list, plan->shards);
 }
 
-int ctl_job_plan(struct ctl *ctl)
+static int run_job_plan(struct ctl *ctl)
 {
     struct plan plan = { .shards = ctl->shards, .workers_max = WORKERS_MAX };
     struct sentence why;
@@ -169,6 +169,8 @@ int ctl_job_plan(struct ctl *ctl)
     free(plan.list);
     return status == CAIRN_OK ? 0 : status_exit((int)status);
 }
+
+const struct ctl_question ctl_job_plan = { .run = run_job_plan };
 
 /* ==== plan spec ==== */
 
@@ -336,7 +338,7 @@ static bool memory_of(const Cairn__JobStatus *job, const Cairn__StepTimes *t, ui
     for (size_t i = 0; i < job->n_memory; i++) {
         const Cairn__MemoryTold *m = job->memory[i];
         if (m->shard_index != t->number || m->untold) continue;
-        *bytes_out = ctl_job_memory_sum(m);
+        *bytes_out = ctl_number(m, CTL_MEMORY_SUM);
         return true;
     }
     return false;
@@ -404,10 +406,8 @@ static void add_memory(struct ctl_table *table, const Cairn__JobStatus *job,
 
 static void print_workers(const struct ctl *ctl, const Cairn__JobStatus *job)
 {
-    static const char *const headers[] = { "RANK",    "COMPUTE", "PUSH",     "WAIT",
-                                           "FETCH",   "STEP MS", "OF STEPS", "PUSHED",
-                                           "FETCHED", "MEMORY",  "WORKER",   "" };
-    struct ctl_table *table = ctl_table_open(headers, 12);
+    struct ctl_table *table = ctl_table_open(
+        "RANK\nCOMPUTE\nPUSH\nWAIT\nFETCH\nSTEP MS\nOF STEPS\nPUSHED\nFETCHED\nMEMORY\nWORKER\n");
     for (size_t i = 0; i < job->n_times; i++) {
         const Cairn__StepTimes *t = job->times[i];
         if (t->of_shard) continue;
@@ -425,9 +425,8 @@ static void print_workers(const struct ctl *ctl, const Cairn__JobStatus *job)
 
 static void print_shards(const struct ctl *ctl, const Cairn__JobStatus *job)
 {
-    static const char *const headers[] = { "SHARD",   "COLLECT",  "FOLD",   "UPDATE", "PUBLISH",
-                                           "STEP MS", "OF STEPS", "MEMORY", "" };
-    struct ctl_table *table = ctl_table_open(headers, 9);
+    struct ctl_table *table = ctl_table_open(
+        "SHARD\nCOLLECT\nFOLD\nUPDATE\nPUBLISH\nSTEP MS\nOF STEPS\nMEMORY\n");
     for (size_t i = 0; i < job->n_times; i++) {
         const Cairn__StepTimes *t = job->times[i];
         if (!t->of_shard) continue;
@@ -439,30 +438,34 @@ static void print_shards(const struct ctl *ctl, const Cairn__JobStatus *job)
     ctl_table_close(table, ctl);
 }
 
-static void print_job(struct ctl *ctl, const void *reply)
+static int print_job(struct ctl *ctl, const void *reply)
 {
     const Cairn__JobStatus *job = reply;
-    ctl_line_of(NULL, job,
-                "job {name}: {state}[, step {step!version_unknown}][, waits for {awaited}]; "
-                "medians of the last steps, in milliseconds\n");
+    if (ctl->json) return 0;
+    ctl_page(job, "job {name}: {state}[, step {step!version_unknown}][, waits for {awaited}]; "
+                  "medians of the last steps, in milliseconds{;}");
     print_workers(ctl, job);
     printf("\n");
     print_shards(ctl, job);
+    return 0;
 }
 
 static int show_top(struct ctl *ctl)
 {
-    static const struct ctl_question question = CTL_QUESTION(
-        JOB_SHOW, job_show, "name=@0 times=1", JOB_STATUS, .print = print_job, .json = top_json);
+    static const struct ctl_question question = { CTL_ASKS(JOB_SHOW, job_show, JOB_STATUS),
+                                                  .fill = "name=@0 times=1", .json = top_json,
+                                                  .after = print_job };
     return ctl_ask(ctl, &question);
 }
 
 static int run_job_top(struct ctl *ctl)
 {
-    if (ctl->json || ctl->once) return show_top(ctl);
-    if (ctl->every_s == 0) ctl->every_s = 1;
+    if (ctl->json || ctl_is_given(ctl, "once")) return show_top(ctl);
+    if (ctl->times.every_s == 0) ctl->times.every_s = 1;
     return ctl_watch(ctl, show_top);
 }
+
+const struct ctl_question ctl_job_top = { .run = run_job_top };
 
 /* ==== env ==== */
 
@@ -496,8 +499,7 @@ static int print_json_env(const struct env_report *report)
 
 static void print_table_env(const struct ctl *ctl, const struct env_report *report)
 {
-    static const char *const headers[] = { "WHAT", "VALUE", "FROM" };
-    struct ctl_table *table = ctl_table_open(headers, 3);
+    struct ctl_table *table = ctl_table_open("WHAT\nVALUE\nFROM");
     ctl_table_cell(table, "launcher\t%s\t%s", report->launcher, source_of(report, CAIRN_ENV_RANK));
     for (enum env_key key = 0; key < CAIRN_ENV_KEYS; key++)
         ctl_table_cell(table, "%s\t%s\t%s", env_key_name(key), report->values[key].text,
@@ -519,6 +521,8 @@ static int run_env(struct ctl *ctl)
     return 0;
 }
 
+const struct ctl_question ctl_env = { .run = run_env };
+
 /* ==== capabilities ==== */
 
 /* cairn capabilities: what this version supports, from the table that validates specs. Needs no
@@ -538,11 +542,10 @@ static int print_json_capabilities(const struct capability *rows, size_t count)
 
 static int run_capabilities(struct ctl *ctl)
 {
-    static const char *const headers[] = { "FIELD", "VALUE", "NAME", "SUPPORTED" };
     size_t count;
     const struct capability *rows = capability_table(&count);
     if (ctl->json) return print_json_capabilities(rows, count);
-    struct ctl_table *table = ctl_table_open(headers, 4);
+    struct ctl_table *table = ctl_table_open("FIELD\nVALUE\nNAME\nSUPPORTED");
     for (size_t i = 0; i < count; i++)
         ctl_table_cell(table, "%s\t%d\t%s\t%s%s", capability_field_name(rows[i].field),
                        rows[i].value, rows[i].value_name, rows[i].supported ? "yes" : "no: ",
@@ -553,21 +556,4 @@ static int run_capabilities(struct ctl *ctl)
     return 0;
 }
 
-/* ==== commands ==== */
-
-const struct ctl_row ctl_plan_rows[] = {
-    { "env", "", "", "what the environment says of this process, and which variable says it", 0, 0,
-      "endpoint output no-headers ", CTL_RUN(run_env) },
-    { "capabilities", "", "",
-      "what a job may ask for: every choice of its spec, and whether this version supports it", 0,
-      0, "output no-headers ", CTL_RUN(run_capabilities) },
-    { "job", "top", "JOB [--every SECONDS] [--once]",
-      "where the last steps went: each worker's and shard's time by phase, and who is slow", 1, 1,
-      CTL_ASKS "no-headers every ", CTL_RUN(run_job_top) },
-    { "job", "plan",
-      "SPEC|JOB [--shards N] [--workers N] [--stage N] [--wire f32|bf16] [--backend host|cuda "
-      "[--offload X]]",
-      "how much memory a job takes on its shards, by kind; a file or folder needs no coordinator",
-      1, 1, CTL_ASKS "no-headers shards workers plan ", CTL_RUN(ctl_job_plan) },
-    { .noun = NULL },
-};
+const struct ctl_question ctl_capabilities = { .run = run_capabilities };

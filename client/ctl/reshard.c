@@ -1,4 +1,4 @@
-/* cairn reshard plan | apply | status | cancel, cairn member drain */
+/* cairn reshard plan | apply | status | cancel */
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
@@ -7,63 +7,28 @@
 
 #include "client/ctl/ctl.h"
 
-#define DRAIN_TIMEOUT_MS 600000
-
-/* ==== reshard print ==== */
-
-/* Prints a re-sharding: before it starts, while it runs, and after it ends. */
-
-static void print_pairs(const struct ctl *ctl, const Cairn__ReshardJob *job)
-{
-    static const struct ctl_column columns[] = { { "FROM", "from", NULL },
-                                                 { "TO", "to", NULL },
-                                                 { "BYTES", "bytes/bytes", NULL } };
-    if (job->n_pairs == 0) return;
-    printf("\n");
-    ctl_table_print(ctl, CTL_COLUMNS(columns), job->pairs, job->n_pairs);
-}
-
-/* Prints all of a re-sharding: the moves from shard to shard, and the expected or measured times.
- * The number of pieces in a fresh layout is known only if the plan was compared with a fresh
- * layout. A plan that must move only the minimum is not compared with a fresh layout. */
-static void reshard_print(const struct ctl *ctl, const Cairn__ReshardJob *job)
-{
-    ctl_lines(job, "job|{name}\n"
-                   "state|{state}[: {text}]\n"
-                   "shards|{shards_before}, then {shards_after}\n"
-                   "moves|{all_bytes/bytes} in {slices} slice{slices/plural}; the least that "
-                   "levels the shards is {least_bytes/bytes}");
-    if (job->afresh > 0 && job->all_bytes > job->least_bytes)
-        ctl_line("", "%s more than the least, since %u tensor%s would lie in too many pieces",
-                 ctl_bytes(job->all_bytes - job->least_bytes), job->afresh,
-                 job->afresh == 1 ? "" : "s");
-    ctl_lines(job, "moved|{moved_bytes/bytes?}\n"
-                   "heaviest shard|{heaviest_before/%.2f} of the mean, then {heaviest_after/%.2f}\n"
-                   "pieces|{pieces_before} of its tensors on shards, then {pieces_after?}[; a "
-                   "fresh layout has {pieces_fresh}]\n"
-                   "expected|{expected_s/%.1f?} s\n"
-                   "longest step|{expected_pause_s/%.3f?} s longer (expected)\n"
-                   "took|{elapsed_ms/1000%.1f?} s\n"
-                   "longest step|{worst_step/longer%.1f?} % longer than the median before");
-    print_pairs(ctl, job);
-}
-
-/* Prints the progress of the re-shardings, one line each. */
-static void reshard_list(struct ctl *ctl, const void *reply)
-{
-    static const struct ctl_column columns[] = {
-        { "JOB", "name", NULL },
-        { "STATE", "state", NULL },
-        { "SLICE", "{slice} of {slices}", NULL },
-        { "MOVED", "moved_bytes/bytes", NULL },
-        { "OF", "all_bytes/bytes", NULL },
-        { "FOR", "{elapsed_ms/1000%.1f} s", NULL },
-        { "LONGEST STEP", "{?worst_step}{worst_step/longer%+.1f} %", NULL },
-        { "", "text", NULL },
-    };
-    const Cairn__ReshardTold *told = reply;
-    ctl_table_print(ctl, CTL_COLUMNS(columns), told->jobs, told->n_jobs);
-}
+/* All of a re-sharding: the moves from shard to shard, and the expected or measured times. The number of
+ * pieces in a fresh layout is known only if the plan was compared with a fresh layout. A plan that must
+ * move only the minimum is not compared with a fresh layout. */
+#define RESHARD_PAGE                                                                       \
+    "job|{name}\n"                                                                         \
+    "state|{state}[: {text}]\n"                                                            \
+    "shards|{shards_before}, then {shards_after}\n"                                        \
+    "moves|{all_bytes/bytes} in {slices} slice{slices/plural}; the least that levels the " \
+    "shards is {least_bytes/bytes}\n"                                                      \
+    "|{all_bytes-least_bytes/bytes?} more than the least, since {?afresh}{afresh} "        \
+    "tensor{afresh/plural} "                                                               \
+    "would lie in too many pieces\n"                                                       \
+    "moved|{moved_bytes/bytes?}\n"                                                         \
+    "heaviest shard|{heaviest_before/%.2f} of the mean, then {heaviest_after/%.2f}\n"      \
+    "pieces|{pieces_before} of its tensors on shards, then {pieces_after?}[; a fresh "     \
+    "layout has {pieces_fresh}]\n"                                                         \
+    "expected|{expected_s/%.1f?} s\n"                                                      \
+    "longest step|{expected_pause_s/%.3f?} s longer (expected)\n"                          \
+    "took|{elapsed_ms/1000%.1f?} s\n"                                                      \
+    "longest step|{worst_step/longer%.1f?} % longer than the median before\n"              \
+    "{?pairs}\n"                                                                           \
+    "#pairs?"
 
 /* ==== reshard wait ==== */
 
@@ -134,11 +99,12 @@ static void show_progress(struct progress *p, const struct sum *sum)
 static int ask_again(struct ctl *ctl, const Cairn__ReshardAsk *ask, ProtobufCMessage **told_out)
 {
     for (int tries = 0;; tries++) {
-        ctl->tries_again = tries < AWAY_MAX;
+        ctl->call.tries_again = tries < AWAY_MAX;
         const cairn_status called = ctl_call(ctl, CAIRN_MSG_RESHARD_ASK, &ask->base,
                                              CAIRN_MSG_RESHARD_TOLD, told_out);
         if (called == CAIRN_OK) return -1;
-        if (called != CAIRN_ERR_UNREACHABLE || !ctl->tries_again) return status_exit((int)called);
+        if (called != CAIRN_ERR_UNREACHABLE || !ctl->call.tries_again)
+            return status_exit((int)called);
         poll(NULL, 0, ASK_EVERY_MS);
     }
 }
@@ -177,20 +143,25 @@ static void copy_names(const struct ctl_names *names, char **out)
 /* Returns -1 to continue, else the exit status. */
 static int name_jobs(const struct ctl *ctl, Cairn__ReshardAsk *ask, bool optional)
 {
-    if (ctl->argc == 1 && ctl->reshard.all)
+    if (ctl->argc == 1 && ctl_is_given(ctl, "all"))
         return ctl_usage_fail(ctl, "give a job or --all, not both");
-    if (ctl->argc == 0 && !ctl->reshard.all && !optional)
+    if (ctl->argc == 0 && !ctl_is_given(ctl, "all") && !optional)
         return ctl_usage_fail(ctl, "name a job, or give --all");
     ask->all = ctl->argc == 0;
     if (ctl->argc == 1) ask->job = ctl->argv[0];
     return -1;
 }
 
-/* Fills in the request. -1: continue. */
-static int fill_ask(const struct ctl *ctl, Cairn__ReshardAsk *ask, uint32_t op)
+/* Fills in the request of the command, which is called as one of these. -1: continue. */
+static int fill_ask(struct ctl *ctl, void *request)
 {
+    static const char *const ops[] = { [CAIRN_RESHARD_PLAN] = "plan",
+                                       [CAIRN_RESHARD_APPLY] = "apply",
+                                       [CAIRN_RESHARD_STATUS] = "status",
+                                       [CAIRN_RESHARD_CANCEL] = "cancel" };
+    Cairn__ReshardAsk *ask = request;
     const struct ctl_reshard *r = &ctl->reshard;
-    ask->op = op;
+    while (strcmp(ops[ask->op], ctl->row->verb) != 0) ask->op++;
     ask->shards = ctl->shards;
     ask->pause = r->pause;
     copy_names(&r->add, lists.add);
@@ -207,7 +178,7 @@ static int fill_ask(const struct ctl *ctl, Cairn__ReshardAsk *ask, uint32_t op)
     }
     ask->weights = lists.weight_list;
     ask->n_weights = r->weight.count;
-    return name_jobs(ctl, ask, op == CAIRN_RESHARD_STATUS);
+    return name_jobs(ctl, ask, ask->op == CAIRN_RESHARD_STATUS);
 }
 
 /* Returns -1 to continue, else the exit status. */
@@ -224,24 +195,21 @@ static bool is_refused(const Cairn__ReshardJob *job)
     return strcmp(job->state, "refused") == 0;
 }
 
-static void print_plans(struct ctl *ctl, const void *reply)
+static void print_plans(const Cairn__ReshardTold *told)
 {
-    const Cairn__ReshardTold *told = reply;
     size_t printed = 0;
     for (size_t i = 0; i < told->n_jobs; i++) {
         if (is_refused(told->jobs[i])) continue;
         if (printed++ > 0) printf("\n");
-        reshard_print(ctl, told->jobs[i]);
+        ctl_page(told->jobs[i], RESHARD_PAGE);
     }
 }
 
 /* Returns the exit status of the worst job. Prints each failure with the text that the job
  * reports. */
-static int say_ends(struct ctl *ctl, const void *reply)
+static int say_ends(const Cairn__ReshardTold *told)
 {
-    const Cairn__ReshardTold *told = reply;
     int worst = 0;
-    (void)ctl;
     for (size_t i = 0; i < told->n_jobs; i++) {
         const Cairn__ReshardJob *job = told->jobs[i];
         if (strcmp(job->state, "canceled") == 0)
@@ -252,14 +220,10 @@ static int say_ends(struct ctl *ctl, const void *reply)
     return worst;
 }
 
-static void print_canceled(struct ctl *ctl, const void *reply)
+static int end_plan(struct ctl *ctl, const void *told)
 {
-    const Cairn__ReshardTold *told = reply;
-    (void)ctl;
-    for (size_t i = 0; i < told->n_jobs; i++)
-        if (!is_refused(told->jobs[i]))
-            ctl_lines(told->jobs[i], "canceled|job {name}: its move ends after slice {slice} of "
-                                     "{slices}; {moved_bytes/bytes} have moved");
+    if (!ctl->json) print_plans(told);
+    return say_ends(told);
 }
 
 /* A cancel for all jobs ends the running re-shardings. The command fails only if no re-sharding is
@@ -274,30 +238,16 @@ static int check_canceled(struct ctl *ctl, const void *reply)
     return ctl_fail(CAIRN_ERR_NOT_FOUND, "no re-sharding is under way: there is nothing to cancel");
 }
 
-static int fill_plan(struct ctl *ctl, void *ask)
-{
-    return fill_ask(ctl, ask, CAIRN_RESHARD_PLAN);
-}
-
-static int fill_status(struct ctl *ctl, void *ask)
-{
-    return fill_ask(ctl, ask, CAIRN_RESHARD_STATUS);
-}
-
-static int fill_cancel(struct ctl *ctl, void *ask)
-{
-    return fill_ask(ctl, ask, CAIRN_RESHARD_CANCEL);
-}
-
-static const struct ctl_question
-    plan_question = CTL_QUESTION(RESHARD_ASK, reshard_ask, "", RESHARD_TOLD, .fill_by = fill_plan,
-                                 .print = print_plans, .is_quiet_too = true, .check = say_ends),
-    status_question = CTL_QUESTION(RESHARD_ASK, reshard_ask, "", RESHARD_TOLD,
-                                   .fill_by = fill_status, .print = reshard_list,
-                                   .is_quiet_too = true),
-    cancel_question = CTL_QUESTION(RESHARD_ASK, reshard_ask, "", RESHARD_TOLD,
-                                   .fill_by = fill_cancel, .print = print_canceled,
-                                   .check = check_canceled);
+const struct ctl_question
+    ctl_reshard_plan = { CTL_ASKS(RESHARD_ASK, reshard_ask, RESHARD_TOLD), .fill = "",
+                         .fill_by = fill_ask, .after = end_plan },
+    ctl_reshard_status = { CTL_ASKS(RESHARD_ASK, reshard_ask, RESHARD_TOLD), .fill = "",
+                           .fill_by = fill_ask, .page = "#jobs", .quiet = "#jobs" },
+    ctl_reshard_cancel = { CTL_ASKS(RESHARD_ASK, reshard_ask, RESHARD_TOLD), .fill = "",
+                           .fill_by = fill_ask,
+                           .page = "*jobs canceled|{!state=refused}job {name}: its move ends after "
+                                   "slice {slice} of {slices}; {moved_bytes/bytes} have moved",
+                           .after = check_canceled };
 
 /* ---- apply ---- */
 
@@ -326,7 +276,7 @@ static int show_plan(struct ctl *ctl, Cairn__ReshardAsk *ask)
     const Cairn__ReshardTold *told = (const Cairn__ReshardTold *)reply;
     if (told->n_jobs == 1) ask->layout_hash = told->jobs[0]->layout_hash;
     if (!ctl->json && !ctl->quiet) {
-        print_plans(ctl, told);
+        print_plans(told);
         printf("\n");
         fflush(stdout);
     }
@@ -339,7 +289,7 @@ static int run_reshard_apply(struct ctl *ctl)
 {
     Cairn__ReshardAsk ask = CAIRN__RESHARD_ASK__INIT;
     ProtobufCMessage *begun, *ended;
-    int done = fill_ask(ctl, &ask, CAIRN_RESHARD_APPLY);
+    int done = fill_ask(ctl, &ask);
     if (done < 0) done = show_plan(ctl, &ask);
     if (done < 0) done = ask_reshard(ctl, &ask, &begun);
     if (done >= 0) return done;
@@ -355,42 +305,12 @@ static int run_reshard_apply(struct ctl *ctl)
         if (ctl->json)
             ctl_print_json(ctl_json(told));
         else if (!ctl->quiet)
-            reshard_list(ctl, told);
-        done = say_ends(ctl, told);
+            ctl_page(told, "#jobs");
+        done = say_ends(told);
         message_free(ended);
     }
     message_free(begun);
     return done;
 }
 
-/* ---- a complete shard ---- */
-
-static const struct ctl_question member_drain_question = CTL_QUESTION(
-    MEMBER_DRAIN, member_drain, "name=@0 wait=1", DONE, .timeout_ms = DRAIN_TIMEOUT_MS,
-    .farewell = "\ncairn: the drain goes on: `cairn reshard status` says how far it is, `cairn "
-                "reshard cancel --all` ends it\n",
-    .lines = "drained|{@0}, which ends and is forgotten", .fields = "drained=@0");
-
-/* ==== commands ==== */
-
-#define RESHARDS CTL_ASKS "no-headers shards all reshard "
-
-const struct ctl_row ctl_reshard_rows[] = {
-    { "member", "drain", "NAME",
-      "move all that a shard holds to the others while jobs train; then it ends, and is forgotten",
-      1, 1, CTL_ASKS "quiet ", CTL_ASK(member_drain_question) },
-    { "reshard", "plan",
-      "JOB|--all [--shards N] [--add NAME]... [--drain NAME]... [--weight NAME=W]...",
-      "what would move from where to where, how long it would take, and what a step would feel", 0,
-      1, RESHARDS, CTL_ASK(plan_question) },
-    { "reshard", "apply",
-      "JOB|--all [--shards N] [--add NAME]... [--drain NAME]... [--weight NAME=W]... [--pause P%]",
-      "spread a job over other shards while it trains, and wait for the end", 0, 1,
-      RESHARDS "quiet pause ", CTL_RUN(run_reshard_apply) },
-    { "reshard", "status", "[JOB]", "how far the move is, or how the last ended", 0, 1,
-      CTL_ASKS "no-headers watch ", CTL_ASK(status_question) },
-    { "reshard", "cancel", "JOB|--all",
-      "end the move after the current slice: what has moved stays where it is", 0, 1,
-      CTL_ASKS "quiet all ", CTL_ASK(cancel_question) },
-    { .noun = NULL },
-};
+const struct ctl_question ctl_reshard_apply = { .run = run_reshard_apply };

@@ -1,12 +1,18 @@
-/* cairn snapshot create | cancel | list */
-#include "client/ctl/snapshot.h"
-
+/* cairn snapshot create | list | restore | verify, cairn job create, cairn key. A restore, and a job that is
+ * made from a snapshot, ask for confirmation before they replace a job that is not lost. */
 #include <inttypes.h>
+#include <errno.h>
+#include <limits.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
+#include "client/admin.h"
 #include "client/ctl/ctl.h"
-#include "proto/spec/spec.h"
+#include "client/ctl/snapshot.h"
+#include "proto/snapshot/snapshot.h"
+#include "proto/snapshot_io/snapshot_io.h"
 
 /* ==== place ==== */
 
@@ -62,36 +68,11 @@ int ctl_place_open(const char *folder, struct snapshot *snapshot_out)
     return status == CAIRN_OK ? -1 : ctl_place_fail(folder, status, &why);
 }
 
-/* ==== snapshot ==== */
+/* ==== create, list ==== */
 
-/* Adds the names of the snapshot: "latest, paper"; "-" for none. */
-static void add_names(const Cairn__SnapshotStatus *s, struct sentence *out)
-{
-    out->text[0] = '\0';
-    if (s->latest) sentence_set(out, "latest");
-    for (size_t i = 0; i < s->n_tags; i++)
-        sentence_add(out, "%s%s", out->text[0] != '\0' ? ", " : "", s->tags[i]);
-    if (out->text[0] == '\0') sentence_set(out, "-");
-}
-
-/* Adds the time or result of the last check: "3 h ago", "damaged", "never". */
-static void add_check(const Cairn__SnapshotStatus *s, struct sentence *out)
-{
-    const uint64_t now_s = (uint64_t)time(NULL), then_s = s->checked_unix_ms / 1000;
-    const uint64_t age_s = now_s > then_s ? now_s - then_s : 0;
-    const uint64_t unit_s = age_s < 120 ? 1 : age_s < 7200 ? 60 : age_s < 172800 ? 3600 : 86400;
-    if (then_s == 0)
-        sentence_set(out, "never");
-    else
-        sentence_set(out, "%s%" PRIu64 " %s ago", s->check_failed ? "damaged, " : "",
-                     (age_s / unit_s),
-                     unit_s == 1      ? "s"
-                     : unit_s == 60   ? "min"
-                     : unit_s == 3600 ? "h"
-                                      : "d");
-}
-
-void ctl_warn_damaged(const Cairn__SnapshotStatus *s, const char *what)
+/* Warns on stderr about a snapshot with non-finite elements; `what` says what happens to the
+ * snapshot, such as "is passed over". */
+static void warn_damaged(const Cairn__SnapshotStatus *s, const char *what)
 {
     if (s->nonfinite == 0)
         fprintf(stderr,
@@ -106,255 +87,449 @@ void ctl_warn_damaged(const Cairn__SnapshotStatus *s, const char *what)
             s->id, s->job, what, s->nonfinite, s->nonfinite_tensors);
 }
 
-void ctl_snapshot_print(const Cairn__SnapshotStatus *s)
-{
-    ctl_lines(s, "snapshot|{id}\n"
-                 "job|{job}\n"
-                 "state|{state}\n"
-                 "version|generation {generation}, step {step}\n"
-                 "size|{bytes/bytes} in {files?} files of {shards} shards\n"
-                 "content root|{content_root?}\n"
-                 "created|{created_unix_ms/time?}\n"
-                 "periodic|{?periodic}yes\n"
-                 "signature|{signature?}\n" CTL_DAMAGED_LINE "\n"
-                 "path|{path?}");
-}
-
-static void print_snapshot(struct ctl *ctl, const void *reply)
-{
-    const Cairn__SnapshotStatus *snapshot = reply;
-    if (ctl->quiet)
-        printf("%s\n", snapshot->id);
-    else
-        ctl_snapshot_print(snapshot);
-    if (snapshot->nonfinite > 0) ctl_warn_damaged(snapshot, "is no good one");
-}
-
-static json_t *created_json(struct ctl *ctl, const void *reply)
+static int warn_if_damaged(struct ctl *ctl, const void *reply)
 {
     const Cairn__SnapshotStatus *snapshot = reply;
     (void)ctl;
-    if (snapshot->nonfinite > 0) ctl_warn_damaged(snapshot, "is no good one");
-    return ctl_json(reply);
+    if (snapshot->nonfinite > 0) warn_damaged(snapshot, "is no good one");
+    return 0;
 }
 
-static const struct ctl_question snapshot_create_question = CTL_QUESTION(
-    SNAPSHOT_CREATE, snapshot_create, "job=@0 wait=@wait", SNAPSHOT_STATUS,
-    .timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS, .awaits = true, .print = print_snapshot,
-    .is_quiet_too = true, .json = created_json);
-
-static json_t *canceled_json(struct ctl *ctl, const void *reply)
-{
-    const Cairn__SnapshotCanceled *canceled = reply;
-    (void)ctl;
-    return json_pack("{s:s, s:s, s:s}", "job", canceled->job, "what",
-                     canceled->digest ? "digest" : "snapshot", "id", canceled->id);
-}
-
-static const struct ctl_question snapshot_cancel_question = CTL_QUESTION(
-    SNAPSHOT_CANCEL, snapshot_cancel, "job=@0 id=@1", SNAPSHOT_CANCELED, .awaits = true,
-    .lines = "given up|[{?digest}digest][{!digest}snapshot] {id}[{?id} ]of job {job}",
-    .json = canceled_json);
-
-static void add_checked(struct ctl_table *table, const void *message)
-{
-    const Cairn__SnapshotStatus *s = message;
-    struct sentence text = { "-" };
-    if (s->files > 0) add_check(s, &text);
-    ctl_table_cell(table, "%s", text.text);
-}
-
-static void add_all_names(struct ctl_table *table, const void *message)
-{
-    struct sentence text;
-    add_names(message, &text);
-    ctl_table_cell(table, "%s", text.text);
-}
-
-/* Returns the JSON of a committed snapshot, with the progress added; null stands for values that are not
- * reported yet. */
-static json_t *running_json(const Cairn__SnapshotStatus *s)
-{
-    json_t *object = ctl_json(s);
-    ctl_json_add(
-        object, s,
-        "done_bytes?total_bytes total_bytes? bytes_per_s? seconds_left=left_s?bytes_per_s");
-    return object;
-}
-
-static void say_unread(const Cairn__SnapshotList *list)
-{
-    if (list->unread[0] != '\0') fprintf(stderr, "cairn: not all are listed: %s\n", list->unread);
-}
-
-static json_t *list_json(struct ctl *ctl, const void *reply)
-{
-    const Cairn__SnapshotList *list = reply;
-    json_t *running = json_array();
-    (void)ctl;
-    for (size_t i = 0; i < list->n_running; i++)
-        json_array_append_new(running, running_json(list->running[i]));
-    json_t *object = json_pack("{s:o}", "running", running);
-    ctl_json_add(object, list, "snapshots");
-    say_unread(list);
-    return object;
-}
-
-/* A running snapshot has no files yet. */
-static void print_list(struct ctl *ctl, const void *reply)
-{
-    static const struct ctl_column columns[] = {
-        { "JOB", "job", NULL },
-        { "ID", "id?", NULL },
-        { "GENERATION", "generation", NULL },
-        { "STEP", "step", NULL },
-        { "SIZE", "bytes/bytes?files", NULL },
-        { "SHARDS", "shards", NULL },
-        { "CREATED", "created_unix_ms/time?", NULL },
-        { "PERIODIC", "periodic/yes", NULL },
-        { "DAMAGED",
-          "[{?nonfinite}yes][{!nonfinite}{?check_failed}yes]"
-          "[{!nonfinite}{!check_failed}no]",
-          NULL },
-        { "CHECKED", NULL, add_checked },
-        { "NAMES", NULL, add_all_names },
-        { "STATE",
-          "{state}[{?total_bytes}: {done_bytes/bytes} of {total_bytes/bytes}[{?bytes_per_s}, "
-          "{bytes_per_s/bytes}/s, {left_s} s left]]",
-          NULL },
-    };
-    const Cairn__SnapshotList *list = reply;
-    if (ctl->quiet) { // ids that can be restored, verified, shown
-        for (size_t i = 0; i < list->n_snapshots; i++) printf("%s\n", list->snapshots[i]->id);
-    } else {
-        struct ctl_table *table = ctl_table_of(CTL_COLUMNS(columns));
-        ctl_table_rows(table, list->running, list->n_running);
-        ctl_table_rows(table, list->snapshots, list->n_snapshots);
-        ctl_table_close(table, ctl);
-        for (size_t i = 0; i < list->n_snapshots; i++)
-            if (list->snapshots[i]->check_failed)
-                ctl_warn_damaged(list->snapshots[i], "is no good one");
-    }
-    say_unread(list);
-}
-
-static const struct ctl_question snapshot_list_question = CTL_QUESTION(
-    SNAPSHOT_LIST_GET, snapshot_list_get, "job=@0", SNAPSHOT_LIST, .print = print_list,
-    .is_quiet_too = true, .json = list_json);
-
-/* ==== rm ==== */
-
-static const struct ctl_question snapshot_rm_question = CTL_QUESTION(
-    SNAPSHOT_REMOVE, snapshot_remove, "job=@0 id=@1 force=@force", SNAPSHOT_REMOVED,
-    .timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS, .confirm = "The snapshot's files",
-    .lines = "removed|{id} of job {job}\n"
-             "size|{bytes/bytes} in {files} files");
-
-/* ==== advise ==== */
-
-/* cairn snapshot advise */
-
-/* Returns the command that applies the advice. */
-static const char *advised_command(const Cairn__SnapshotAdvice *a)
-{
-    static char line[CAIRN_NAME_MAX + 64];
-    snprintf(line, sizeof line, "cairn job amend %s --snapshot-every %" PRIu64 "s", a->job,
-             a->interval_s);
-    return line;
-}
-
-static json_t *advice_json(struct ctl *ctl, const void *reply)
-{
-    const Cairn__SnapshotAdvice *a = reply;
-    json_t *object = ctl_json(a);
-    (void)ctl;
-    json_object_set_new(object, "amend",
-                        a->interval_s > 0 ? json_string(advised_command(a)) : json_null());
-    return object;
-}
-
-static void print_advice(struct ctl *ctl, const void *reply)
-{
-    const Cairn__SnapshotAdvice *a = reply;
-    (void)ctl;
-    ctl_lines(a, "job|{job}\n"
-                 "cost|{cost_us/us%.3f} s of training a snapshot, which takes {write_us/us%.3f} s "
-                 "(median of {measured?})\n"
-                 "cost|{!measured}not measured yet\n"
-                 "step|{step_us/us%.6f?} s\n"
-                 "faults|{shard_faults} of shards, {worker_faults} of workers, in {observed_s} s\n"
-                 "between faults|{mtbf_s?} s ([{?mtbf_given}given][{!mtbf_given}seen])\n"
-                 "advice|{!interval_s}none: {note}\n"
-                 "advice|every {interval_s?} s[, that is {interval_steps} steps]\n"
-                 "note|{?interval_s}{?note}{note}");
-    if (a->interval_s > 0) ctl_line("set it by", "%s", advised_command(a));
-}
-
-static const struct ctl_question snapshot_advise_question = CTL_QUESTION(
-    SNAPSHOT_ADVISE, snapshot_advise, "job=@0 mtbf_s=@mtbf", SNAPSHOT_ADVICE, .print = print_advice,
-    .json = advice_json);
-
-/* ==== prune ==== */
-
-/* cairn snapshot prune | tag */
-
-static void print_pruned(struct ctl *ctl, const void *reply)
-{
-    const Cairn__SnapshotPruned *pruned = reply;
-    const struct ctl_column columns[] = {
-        { "ID", "id", NULL },
-        { "STEP", "step", NULL },
-        { "SIZE", "bytes/bytes", NULL },
-        { "FATE",
-          ctl->rules.dry_run ? "[{?goes}would go][{!goes}stays]" : "[{?goes}goes][{!goes}stays]",
-          NULL },
-        { "REASON", "reason", NULL },
-    };
-    if (!ctl->quiet) ctl_table_print(ctl, CTL_COLUMNS(columns), pruned->fates, pruned->n_fates);
-    for (size_t i = 0; i < pruned->n_fates && ctl->quiet; i++)
-        if (pruned->fates[i]->goes) printf("%s\n", pruned->fates[i]->id);
-}
-
-static const struct ctl_question snapshot_prune_question = CTL_QUESTION(
-    SNAPSHOT_PRUNE, snapshot_prune,
-    "job=@0 plan=@dry-run has_rules=@keep-last,keep-every,keep-within,max-bytes "
-    "keep_last=@keep-last "
-    "keep_every=@keep-every keep_within_s=@keep-within max_bytes=@max-bytes",
-    SNAPSHOT_PRUNED, .timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS, .print = print_pruned,
-    .is_quiet_too = true, .fields = "job=@0 dry_run=@dry-run snapshots=fates");
-
-static void print_tagged(struct ctl *ctl, const void *reply)
-{
-    ctl_line_of(ctl->deletes ? "tag off" : "tagged", reply, "{id} of job {job}: {name}");
-}
-
-static const struct ctl_question snapshot_tag_question = CTL_QUESTION(
-    SNAPSHOT_TAG, snapshot_tag, "job=@0 id=@1 name=@2 remove=@delete", SNAPSHOT_TAGGED,
-    .print = print_tagged, .fields = "job id tag=name deleted=@delete");
-
-/* ==== commands ==== */
-
-const struct ctl_row ctl_snapshot_rows[] = {
-    { "snapshot", "create", "JOB [--wait]", "take a snapshot while training goes on", 1, 1,
-      CTL_ASKS "quiet wait ", CTL_ASK(snapshot_create_question) },
-    { "snapshot", "cancel", "JOB [ID]",
-      "give up the snapshot or digest that is being taken; what was written of it is removed", 1, 2,
-      CTL_ASKS "quiet ", CTL_ASK(snapshot_cancel_question) },
-    { "snapshot", "list", "[JOB]", "committed snapshots, the newest first", 0, 1, CTL_LISTS,
-      CTL_ASK(snapshot_list_question) },
-    { "snapshot", "rm", "JOB ID [--yes] [--force]", "remove a snapshot, for good", 2, 2,
-      CTL_ASKS "quiet yes rm ", CTL_ASK(snapshot_rm_question) },
-    { "snapshot", "tag", "JOB ID NAME [--delete]",
-      "name a snapshot: it stays until the tag is off; a tag of another snapshot moves here", 3, 3,
-      CTL_ASKS "quiet delete ", CTL_ASK(snapshot_tag_question) },
-    { "snapshot", "prune",
-      "JOB [--dry-run] [--keep-last N] [--keep-every N] [--keep-within TIME] [--max-bytes N]",
-      "remove periodic snapshots that no rule keeps (the job's, or those given), and what a crash "
-      "left; says of each why",
-      1, 1, CTL_ASKS "no-headers quiet keeping ", CTL_ASK(snapshot_prune_question) },
-    { "snapshot", "advise", "JOB [--mtbf TIME]",
-      "how often to take snapshots, from what they cost and how often something fails (Young's "
-      "rule)",
-      1, 1, CTL_ASKS "mtbf ", CTL_ASK(snapshot_advise_question) },
-    { .noun = NULL },
+const struct ctl_question ctl_snapshot_create = {
+    CTL_ASKS(SNAPSHOT_CREATE, snapshot_create, SNAPSHOT_STATUS),
+    .fill = "job=@0 wait=@wait",
+    .timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS,
+    .awaits = true,
+    .page = CTL_SNAPSHOT_LINES,
+    .quiet = "{id}",
+    .after = warn_if_damaged,
 };
+
+static int say_unread(struct ctl *ctl, const void *reply)
+{
+    const Cairn__SnapshotList *list = reply;
+    for (size_t i = 0; i < list->n_snapshots && !ctl->json && !ctl->quiet; i++)
+        if (list->snapshots[i]->check_failed) warn_damaged(list->snapshots[i], "is no good one");
+    if (list->unread[0] != '\0') fprintf(stderr, "cairn: not all are listed: %s\n", list->unread);
+    return 0;
+}
+
+/* With -q it prints the ids that can be restored, verified, shown. */
+const struct ctl_question ctl_snapshot_list = {
+    CTL_ASKS(SNAPSHOT_LIST_GET, snapshot_list_get, SNAPSHOT_LIST),
+    .fill = "job=@0",
+    .page = "#running,snapshots",
+    .quiet = "*snapshots {id}",
+    .after = say_unread,
+};
+
+/* ==== key ==== */
+
+/* cairn key show | list | trust | untrust: the keys whose signatures of snapshots are trusted. */
+
+static int print_own(const struct ctl *ctl, const Cairn__Key *key)
+{
+    struct public_key public_key;
+    struct sentence why;
+    char text[CAIRN_KEY_TEXT_BYTES];
+    const cairn_status status = public_key_parse(key->line, &public_key, &why);
+    if (status != CAIRN_OK) return ctl_fail(status, "the coordinator's key: %s", why.text);
+    if (ctl->json) return ctl_print_json(ctl_json(key));
+    public_key_text(&public_key, text);
+    printf("%s%s", ctl->quiet ? key->line : text, ctl->quiet ? "\n" : "");
+    return 0;
+}
+
+static int show_own_key(struct ctl *ctl, const void *reply)
+{
+    const Cairn__Keys *keys = reply;
+    for (size_t i = 0; i < keys->n_keys; i++)
+        if (keys->keys[i]->signs) return print_own(ctl, keys->keys[i]);
+    return ctl_fail(CAIRN_ERR_NOT_FOUND, "the coordinator names no key of its own");
+}
+
+const struct ctl_question ctl_key_show = { CTL_ASKS(KEYS_GET, keys_get, KEYS), .fill = "",
+                                           .show = show_own_key };
+
+/* Copies the given key, or the contents of the file that `given` names, to `text`. False: the text is too
+ * large for a key. */
+static bool read_key(const char *given, char text[CAIRN_KEY_TEXT_BYTES])
+{
+    FILE *file = fopen(given, "re");
+    if (file == NULL)
+        return (size_t)snprintf(text, CAIRN_KEY_TEXT_BYTES, "%s", given) < CAIRN_KEY_TEXT_BYTES;
+    const size_t got = fread(text, 1, CAIRN_KEY_TEXT_BYTES - 1, file);
+    text[got] = '\0';
+    const bool fits = fgetc(file) == EOF;
+    fclose(file);
+    return fits;
+}
+
+/* Parses a key, given as text or as the name of a file that contains the key. */
+static int key_read(const char *given, struct public_key *out)
+{
+    char text[CAIRN_KEY_TEXT_BYTES];
+    struct sentence why = { "it is too long for one" };
+    const bool is_read = read_key(given, text);
+    const cairn_status status = is_read ? public_key_parse(text, out, &why) : CAIRN_ERR_MALFORMED;
+    if (status == CAIRN_OK) return -1;
+    return ctl_fail(CAIRN_ERR_INVALID, "%s is neither a key nor a file of one: %s", given,
+                    why.text);
+}
+
+/* Fetches the keys that the coordinator trusts. */
+static int key_ring(struct ctl *ctl, struct key_ring *out)
+{
+    const Cairn__KeysGet get = CAIRN__KEYS_GET__INIT;
+    ProtobufCMessage *reply;
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_KEYS_GET, &get.base, CAIRN_MSG_KEYS,
+                                         &reply);
+    if (called != CAIRN_OK) return status_exit((int)called);
+    const Cairn__Keys *keys = (const Cairn__Keys *)reply;
+    out->count = 0;
+    for (size_t i = 0; i < keys->n_keys && out->count < CAIRN_KEYS_MAX; i++)
+        if (public_key_parse(keys->keys[i]->line, &out->keys[out->count], NULL) == CAIRN_OK)
+            out->count++;
+    message_free(reply);
+    return -1;
+}
+
+static int fill_trust(struct ctl *ctl, void *request)
+{
+    static char line[CAIRN_KEY_LINE_BYTES];
+    struct public_key key;
+    const int done = key_read(ctl->argv[0], &key);
+    if (done >= 0) return done;
+    public_key_line(&key, line);
+    ((Cairn__KeyTrust *)request)->key = line;
+    return -1;
+}
+
+const struct ctl_question ctl_key_trust = { CTL_ASKS(KEY_TRUST, key_trust, KEYS), .fill = "",
+                                            .fill_by = fill_trust, .page = "#keys",
+                                            .quiet_hides_all = true };
+
+/* ==== restore ==== */
+
+/* Asks before a restore that loses steps. -1: continue; else the exit status. A lost job can lose no more
+ * steps, unless its parts return. */
+static int confirm_restore(struct ctl *ctl, const Cairn__SnapshotRestore *restore)
+{
+    Cairn__SnapshotRestore question = *restore;
+    ProtobufCMessage *reply;
+    struct sentence what;
+    if (ctl->yes) return -1;
+    question.plan = true;
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_RESTORE, &question.base,
+                                         CAIRN_MSG_SNAPSHOT_STATUS, &reply);
+    if (called != CAIRN_OK) return status_exit((int)called);
+    const Cairn__SnapshotStatus *plan = (const Cairn__SnapshotStatus *)reply;
+    int refused = -1;
+    if (admin_replaces(plan, &what)) refused = ctl_confirm(ctl, what.text, plan->job);
+    message_free(reply);
+    return refused;
+}
+
+int ctl_snapshot_latest(struct ctl *ctl, const char *job, char id_out[CAIRN_SNAPSHOT_ID_BYTES])
+{
+    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
+    get.job = wire_text(job);
+    ProtobufCMessage *reply;
+    const cairn_status called = ctl_call(ctl, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base,
+                                         CAIRN_MSG_SNAPSHOT_LIST, &reply);
+    if (called != CAIRN_OK) return status_exit((int)called);
+    const Cairn__SnapshotList *list = (const Cairn__SnapshotList *)reply;
+    const bool is_any = list->n_snapshots > 0;
+    const Cairn__SnapshotStatus *latest = admin_latest(list, warn_damaged);
+    const bool found = latest != NULL;
+    if (found) snprintf(id_out, CAIRN_SNAPSHOT_ID_BYTES, "%s", latest->id);
+    message_free(reply);
+    if (found) return -1;
+    return ctl_fail(
+        CAIRN_ERR_NOT_FOUND,
+        !is_any ? "job %s has no committed snapshot; see cairn snapshot list"
+                : "job %s has only damaged snapshots; name one by its id, or make the job anew",
+        job);
+}
+
+static int say_passed_over(struct ctl *ctl, const void *reply)
+{
+    const Cairn__SnapshotStatus *restored = reply;
+    (void)ctl;
+    if (restored->passed_over[0] != '\0')
+        fprintf(stderr,
+                "cairn: passed over: %s; %s, of step %" PRIu64 ", was restored in its place\n",
+                restored->passed_over, restored->id, restored->step);
+    return 0;
+}
+
+static int fill_restore(struct ctl *ctl, void *request)
+{
+    static char path[PATH_MAX], latest[CAIRN_SNAPSHOT_ID_BYTES];
+    Cairn__SnapshotRestore *restore = request;
+    const bool by_id = ctl->argc == 2 && ctl->path == NULL && ctl->restore.job == NULL;
+    const bool by_path = ctl->argc == 0 && ctl->path != NULL;
+    if (!by_id && !by_path)
+        return ctl_fail(CAIRN_ERR_INVALID,
+                        "usage: cairn snapshot restore JOB ID|latest, or cairn snapshot "
+                        "restore --path FOLDER [--job NAME]");
+    int refused = by_path ? ctl_absolute("--path", ctl->path, path) : -1;
+    if (refused >= 0) return refused;
+    if (by_id) {
+        restore->job = ctl->argv[0];
+        restore->id = ctl->argv[1];
+    } else {
+        restore->path = path;
+        if (ctl->restore.job != NULL) restore->job = wire_text(ctl->restore.job);
+    }
+    if (by_id && strcmp(restore->id, "latest") == 0) {
+        restore->id = latest;
+        refused = ctl_snapshot_latest(ctl, restore->job, latest);
+        if (refused >= 0) return refused;
+    }
+    return confirm_restore(ctl, restore);
+}
+
+#define RESTORED_PAGE                                                           \
+    CTL_SNAPSHOT_LINES "\n"                                                     \
+                       "restored|job {job}, generation {restored_generation}\n" \
+                       "*replaced replaced|" CTL_VERSION "\n"                   \
+                       "*replaced must open again|{members}"
+
+#define RESTORES                                                                       \
+    CTL_ASKS(SNAPSHOT_RESTORE, snapshot_restore, SNAPSHOT_STATUS),                     \
+        .fill = "allow_unsigned=@allow-unsigned allow_untrusted=@allow-untrusted "     \
+                "fallback=@fallback",                                                  \
+        .timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS, .page = RESTORED_PAGE, .quiet = "{id}", \
+        .fields = "* restored_generation replaced passed_over", .after = say_passed_over
+
+const struct ctl_question ctl_snapshot_restore = { RESTORES, .fill_by = fill_restore };
+
+/* ==== create ==== */
+
+/* "JOB/ID" names a snapshot of the coordinator; anything else is a folder. -1: continue; else the exit
+ * status. */
+static int find_from(struct ctl *ctl, char folder_out[static PATH_MAX])
+{
+    char job[CAIRN_NAME_MAX + 1];
+    const char *slash = strchr(ctl->from, '/');
+    const size_t length = slash != NULL ? (size_t)(slash - ctl->from) : 0;
+    if (length == 0 || length >= sizeof job || strchr(slash + 1, '/') != NULL ||
+        ctl->from[0] == '.')
+        return ctl_absolute("--from", ctl->from, folder_out);
+    snprintf(job, sizeof job, "%.*s", (int)length, ctl->from);
+    return ctl_place_ask(ctl, job, slash + 1, folder_out);
+}
+
+static char created_from[PATH_MAX]; // the folder of the snapshot
+
+static int fill_create(struct ctl *ctl, void *request)
+{
+    Cairn__SnapshotRestore *restore = request;
+    if (ctl->from == NULL)
+        return ctl_usage_fail(ctl, "job create needs --from: a snapshot, as JOB/ID or a folder; a "
+                                   "job without one is made by the first worker that opens it");
+    if (ctl->restore.as != NULL && ctl->argc > 0)
+        return ctl_usage_fail(ctl, "the job's name is given twice: %s, and --as %s", ctl->argv[0],
+                              ctl->restore.as);
+    const char *name = ctl->argc > 0 ? ctl->argv[0] : ctl->restore.as;
+    const int found = find_from(ctl, created_from);
+    if (found >= 0) return found;
+    restore->path = created_from;
+    if (name != NULL) restore->job = wire_text(name);
+    restore->settings = ctl->terms.set.list;
+    restore->n_settings = ctl->terms.set.count;
+    restore->plan = ctl_is_given(ctl, "dry-run");
+    return restore->plan ? -1 : confirm_restore(ctl, restore);
+}
+
+/* With --dry-run: prints the snapshot, the job that would be replaced, and the memory that the job needs on
+ * the shards. */
+static int show_dry_run(struct ctl *ctl, const void *plan)
+{
+    static char *argument[] = { created_from, NULL };
+    if (!ctl_is_given(ctl, "dry-run")) return -1;
+    if (!ctl->json && !ctl->quiet)
+        ctl_page(plan, CTL_SNAPSHOT_LINES "\n*replaced replaces|" CTL_VERSION);
+    ctl->argv = argument;
+    ctl->argc = 1;
+    return ctl_job_plan.run(ctl);
+}
+
+const struct ctl_question ctl_job_create = { RESTORES, .fill_by = fill_create,
+                                             .show = show_dry_run };
+
+/* ==== verify ==== */
+
+/* cairn snapshot verify: checks every block of a snapshot against the block's checksum, and checks the
+ * snapshot's signature. */
+
+struct verification {
+    const struct ctl *ctl;
+    struct ctl_progress progress;
+    json_t *damages;
+    size_t damage_count;
+    struct sentence signature;
+    bool is_signature_bad;
+};
+
+static bool on_progress(void *context, uint64_t done, uint64_t total, const char *file)
+{
+    struct verification *v = context;
+    (void)total;
+    (void)file;
+    ctl_progress_at(&v->progress, done);
+    return true;
+}
+
+static void on_damage(void *context, const char *what)
+{
+    struct verification *v = context;
+    v->damage_count++;
+    ctl_progress_end(&v->progress);
+    json_array_append_new(v->damages, json_string(what));
+    fprintf(stderr, "cairn: %s\n", what);
+}
+
+/* Finds the keys to verify with: the given key, else the keys that the coordinator trusts, if the
+ * coordinator was asked. -1: continue; else the exit status. */
+static int find_ring(struct ctl *ctl, bool *found_out, struct key_ring *ring)
+{
+    *found_out = ctl->verify.key != NULL || ctl->path == NULL;
+    if (ctl->verify.key != NULL) {
+        ring->count = 1;
+        return key_read(ctl->verify.key, &ring->keys[0]);
+    }
+    return *found_out ? key_ring(ctl, ring) : -1;
+}
+
+static void check_signature(struct verification *v, const struct manifest *manifest,
+                            const struct key_ring *ring)
+{
+    const enum trust trust = manifest_trust(manifest, ring, &v->signature);
+    v->is_signature_bad = trust == CAIRN_TRUST_BROKEN;
+    if (trust == CAIRN_TRUST_UNSIGNED || trust == CAIRN_TRUST_STRANGE)
+        fprintf(stderr, "cairn: the snapshot is %s\n", v->signature.text);
+    if (v->is_signature_bad) on_damage(v, v->signature.text);
+}
+
+static int print_verify(const struct verification *v, const char *folder, uint64_t bytes,
+                        bool is_good)
+{
+    const struct ctl *ctl = v->ctl;
+    const char *state = is_good ? "good" : "damaged";
+    const double read = ctl_is_given(ctl, "quick") ? 0.0
+                        : ctl->verify.subset > 0   ? ctl->verify.subset
+                                                   : 1.0;
+    if (ctl->json)
+        return ctl_print_json(json_pack("{s:s, s:s, s:I, s:f, s:s, s:O}", "path", folder, "state",
+                                        state, "bytes", (json_int_t)bytes, "read", read,
+                                        "signature", v->signature.text, "damages", v->damages));
+    if (ctl->quiet) return 0;
+    ctl_line("snapshot", "%s", folder);
+    ctl_line("state", "%s", state);
+    ctl_line("size", "%s", ctl_bytes(bytes));
+    if (ctl_is_given(ctl, "quick"))
+        ctl_line("read", "manifest, sizes and headers");
+    else
+        ctl_line("read", "%g%% of the blocks", 100 * read);
+    ctl_line("signature", "%s", v->signature.text);
+    if (v->damage_count > 0) ctl_line("damaged", "in %zu places", v->damage_count);
+    return 0;
+}
+
+/* Splits the path into the root of the snapshots and the id. False: the folder is not in such a root, so
+ * nobody would look for a check result there. */
+static bool split_place(const char *folder, const struct manifest *m, char root[PATH_MAX],
+                        char id[CAIRN_SNAPSHOT_ID_BYTES])
+{
+    uint64_t generation, step;
+    snprintf(root, PATH_MAX, "%s", folder);
+    char *slash = strrchr(root, '/');
+    if (slash == NULL || strlen(slash + 1) >= CAIRN_SNAPSHOT_ID_BYTES ||
+        !snapshot_id_parse(slash + 1, &generation, &step))
+        return false;
+    snprintf(id, CAIRN_SNAPSHOT_ID_BYTES, "%s", slash + 1);
+    *slash = '\0';
+    slash = strrchr(root, '/');
+    if (slash == NULL || strcmp(slash + 1, m->spec.name) != 0) return false;
+    *slash = '\0';
+    return true;
+}
+
+/* If this process runs as root, gives the check result to the owner of the job's folder. The owner is the
+ * user of the coordinator, which later replaces and removes the check result. */
+static void give_to_owner(const char *root, const char *job, const char *id)
+{
+    char path[PATH_MAX + CAIRN_NAME_MAX + CAIRN_SNAPSHOT_ID_BYTES + 16];
+    struct stat info;
+    snprintf(path, sizeof path, "%s/%s", root, job);
+    if (geteuid() != 0 || stat(path, &info) != 0) return;
+    snprintf(path, sizeof path, "%s/%s/checks", root, job);
+    int done = lchown(path, info.st_uid, info.st_gid);
+    snprintf(path, sizeof path, "%s/%s/checks/%s", root, job, id);
+    if (done == 0) done = lchown(path, info.st_uid, info.st_gid);
+    if (done != 0) fprintf(stderr, "cairn: %s stays root's: %s\n", path, strerror(errno));
+}
+
+/* Records the damage beside the snapshot, where the coordinator's own scrub stores its result. `snapshot
+ * list` and restores use this record. */
+static void note_damage(const char *folder, const struct manifest *m)
+{
+    struct snapshot_check check = { .is_good = false, .unix_s = (uint64_t)time(NULL) };
+    struct sentence why = { "" };
+    char root[PATH_MAX];
+    if (!split_place(folder, m, root, check.id)) return;
+    if (snapshot_check_set(root, m->spec.name, &check, &why) == CAIRN_OK)
+        give_to_owner(root, m->spec.name, check.id);
+    else
+        fprintf(stderr,
+                "cairn: the damage is not noted beside the snapshot, so `cairn snapshot list` does "
+                "not show it: %s; verify it as the user who owns the snapshots\n",
+                why.text);
+}
+
+static int verify(struct verification *v, const char *folder, struct snapshot *snapshot)
+{
+    struct sentence why = { "" };
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < snapshot->manifest.file_count; i++)
+        bytes += snapshot->manifest.files[i].bytes;
+    const struct verify asked = { .quick = ctl_is_given(v->ctl, "quick"),
+                                  .fraction = v->ctl->verify.subset,
+                                  .progress = on_progress,
+                                  .damage = on_damage,
+                                  .context = v };
+    ctl_progress_begin(&v->progress, v->ctl, "verified", bytes);
+    const cairn_status status = snapshot_verify(snapshot, &asked, &why);
+    ctl_progress_end(&v->progress);
+    const bool is_damage = status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT;
+    if (status != CAIRN_OK && !is_damage) return ctl_fail(status, "%s", why.text);
+    if (v->damage_count > 0) note_damage(folder, &snapshot->manifest);
+    print_verify(v, folder, bytes, v->damage_count == 0);
+    return v->damage_count == 0 ? 0 : status_exit((int)CAIRN_ERR_CHECKSUM);
+}
+
+static int run_snapshot_verify(struct ctl *ctl)
+{
+    struct verification v = { .ctl = ctl };
+    struct snapshot snapshot;
+    struct key_ring ring = { .count = 0 };
+    char folder[PATH_MAX];
+    bool has_ring = false;
+    if (ctl_is_given(ctl, "quick") && ctl->verify.subset > 0)
+        return ctl_usage_fail(ctl, "--quick reads no block: give it, or --read-data-subset");
+    int done = ctl_place_find(ctl, folder);
+    if (done < 0) done = find_ring(ctl, &has_ring, &ring);
+    if (done < 0) done = ctl_place_open(folder, &snapshot);
+    if (done >= 0) return done;
+    v.damages = json_array();
+    sentence_set(&v.signature, "not checked (give --key FILE)");
+    if (has_ring) check_signature(&v, &snapshot.manifest, &ring);
+    done = verify(&v, folder, &snapshot);
+    json_decref(v.damages);
+    snapshot_close(&snapshot);
+    return done;
+}
+
+const struct ctl_question ctl_snapshot_verify = { .run = run_snapshot_verify };

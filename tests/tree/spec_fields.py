@@ -191,9 +191,12 @@ def nests(one, having):
 def of_options(table, _):
     def row(one):
         how = "BY(parse_every)" if one.unit == "N|TIME" else f"SETS({one.name})"
+        head = f'    {{ "{one.option}", "{one.unit}", {how},'
+        if len(head) + len(one.help) + 6 <= 100:
+            return f'{head} "{one.help}" }},\n'
         lines = textwrap.wrap(one.help, 88, break_on_hyphens=False)
         text = " \"\n      \"".join(lines)
-        return f'    {{ "{one.option}", "{one.unit}", "terms", {how},\n      "{text}" }},\n'
+        return f'{head}\n      "{text}" }},\n'
     return ["".join(row(head) + "".join(map(row, more)) for head, more in amendable(table))]
 
 
@@ -216,7 +219,7 @@ def of_readme(table, _):
 
 PARTS = {"proto/wire/control.proto": of_proto, "client/include/cairn.h": of_header,
          "client/python/cairn/_c.py": of_mirror, "client/python/cairn/spec.py": of_python,
-         "client/ctl/options.c": of_options, "client/ctl/job.c": of_usage, "client/README.md": of_readme}
+         "client/ctl/options.c": of_options, "client/ctl/main.c": of_usage, "client/README.md": of_readme}
 
 
 def main(root, check):

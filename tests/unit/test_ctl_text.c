@@ -56,4 +56,46 @@ TEST(a_part_is_left_out_by_itself)
            "running, 0 restores");
 }
 
+TEST(conditions_compare_fields)
+{
+    Cairn__JobStatus job = CAIRN__JOB_STATUS__INIT;
+    Cairn__JobSpec spec = CAIRN__JOB_SPEC__INIT;
+    job.state = wire_text("running");
+    job.workers_min = 2;
+    job.workers_max = 3;
+    expect(&job, "{?state=running}runs", "runs");
+    expect(&job, "{!state=running,state=parked}stopped", NULL);
+    expect(&job, "{?workers_max>workers_min}elastic", "elastic");
+    expect(&job, "{?workers_max>3}many", NULL);
+    expect(&job,
+           "[{?spec.on_worker_loss/word=wait}waits][{!spec.on_worker_loss/word=wait}does not]",
+           "does not");
+    job.spec = &spec;
+    spec.on_worker_loss = CAIRN_WORKER_LOSS_WAIT;
+    expect(&job, "{?spec.on_worker_loss/word=wait}{spec.on_worker_loss/word}", "wait");
+    expect(&job, "{?skips,restores}one of both", NULL);
+    job.restores = 1;
+    expect(&job, "{?skips,restores}one of both", "one of both");
+}
+
+TEST(fields_are_added_up)
+{
+    Cairn__JobStatus job = CAIRN__JOB_STATUS__INIT;
+    job.step = 7;
+    job.skips = 2;
+    expect(&job, "{step+skips}, {step-skips}, {skips-step}", "9, 5, 0");
+    expect(&job, "{skips-step?} more", NULL);
+}
+
+TEST(a_list_of_texts_stands_one_beneath_the_other)
+{
+    Cairn__JobStatus job = CAIRN__JOB_STATUS__INIT;
+    char *names[] = { wire_text("a"), wire_text("b") };
+    job.frozen_tensors = names;
+    job.n_frozen_tensors = 2;
+    job.frozen_tensor_count = 5;
+    expect(&job, "{frozen_tensors?}[{:}and {frozen_tensor_count-frozen_tensors} more]",
+           "a\n                  b\n                  and 3 more");
+}
+
 SUITE(30);

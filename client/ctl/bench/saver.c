@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
+#include <sodium.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +28,7 @@ static void connect_task(struct bench_task *task)
 {
     task->ctl = *task->b->ctl;
     task->ctl.endpoint = task->b->local->endpoint;
-    task->ctl.timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
+    task->ctl.call.timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS;
 }
 
 static void *run_task(void *context)
@@ -79,7 +80,6 @@ static cairn_status set_every(struct bench_saver *s, uint64_t every)
     Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
     Cairn__Setting settings[2], *const list[] = { &settings[0], &settings[1] };
     char number[24];
-    uint64_t revision;
     snprintf(number, sizeof number, "%" PRIu64, every);
     const char *const pairs[][2] = { { "snapshot_every", number }, { "snapshot_keep", "0" } };
     for (size_t i = 0; i < 2; i++) {
@@ -90,7 +90,9 @@ static cairn_status set_every(struct bench_saver *s, uint64_t every)
     amend.name = wire_text(s->task.b->model.job);
     amend.settings = (Cairn__Setting **)(uintptr_t)list;
     amend.n_settings = 2;
-    return ctl_amend(&s->task.ctl, &amend, &revision);
+    randombytes_buf(&amend.key, sizeof amend.key);
+    amend.key |= 1; // never 0
+    return ask(s, CAIRN_MSG_JOB_AMEND, &amend.base, CAIRN_MSG_JOB_AMENDED, NULL);
 }
 
 /* Records when the snapshot begins. The previous snapshot was removed, so the first listed snapshot is the
