@@ -243,31 +243,30 @@ uint32_t bench_core_count(void)
     return count > 0 ? (uint32_t)count : 1;
 }
 
-uint64_t bench_memory_bytes(void)
+/* Reads the text behind `name` in the first line that begins with it; false: the file has no such line. */
+static bool read_line_of(const char *path, const char *name, char text_out[static 128])
 {
-    char line[128];
-    uint64_t kib = 0;
-    FILE *file = fopen("/proc/meminfo", "re");
-    while (file != NULL && kib == 0 && fgets(line, sizeof line, file) != NULL)
-        if (sscanf(line, "MemAvailable: %" PRIu64 " kB", &kib) != 1) kib = 0;
-    if (file != NULL) fclose(file);
-    return (uint64_t)kib << 10;
-}
-
-/* Reads "model name : X" of the first core; "unknown" if the kernel does not report it. */
-static void read_cpu(char *name_out, size_t name_bytes)
-{
+    const size_t length = strlen(name);
     char line[256];
     bool is_found = false;
-    snprintf(name_out, name_bytes, "unknown");
-    FILE *file = fopen("/proc/cpuinfo", "re");
-    while (file != NULL && !is_found && fgets(line, sizeof line, file) != NULL) {
-        const char *colon = strchr(line, ':');
-        is_found = strncmp(line, "model name", 10) == 0 && colon != NULL;
-        if (is_found)
-            snprintf(name_out, name_bytes, "%.*s", (int)strcspn(colon + 2, "\n"), colon + 2);
-    }
+    FILE *file = fopen(path, "re");
+    while (file != NULL && !is_found && fgets(line, sizeof line, file) != NULL)
+        is_found = strncmp(line, name, length) == 0;
     if (file != NULL) fclose(file);
+    if (is_found) snprintf(text_out, 128, "%.*s", (int)strcspn(line + length, "\n"), line + length);
+    return is_found;
+}
+
+/* Returns the bytes in such a line, which has kibibytes; 0: there is none. */
+static uint64_t read_bytes_of(const char *path, const char *name)
+{
+    char text[128];
+    return read_line_of(path, name, text) ? strtoull(text, NULL, 10) << 10 : 0;
+}
+
+uint64_t bench_memory_bytes(void)
+{
+    return read_bytes_of("/proc/meminfo", "MemAvailable:");
 }
 
 /* Returns the value of this name; 0: the system does not report the value. */
@@ -281,9 +280,9 @@ static json_int_t cache(int name)
  * and _ways, l2_bytes, l3_bytes (of one core). */
 static json_t *bench_machine(void)
 {
-    char cpu[128];
+    char cpu[128] = "unknown";
     struct utsname name = { .release = "unknown" };
-    read_cpu(cpu, sizeof cpu);
+    (void)read_line_of("/proc/cpuinfo", "model name\t: ", cpu); // of the first core
     uname(&name);
     const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGE_SIZE);
     return json_pack(
@@ -686,30 +685,18 @@ double bench_used_s(pid_t pid)
 
 /* ==== memory of processes ==== */
 
-/* Returns the bytes in the line that begins with `name`; the line has kibibytes. */
-static uint64_t status_bytes(pid_t pid, const char *name)
-{
-    const size_t length = strlen(name);
-    char path[48], line[128];
-    uint64_t kib = 0;
-    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    FILE *file = fopen(path, "re");
-    while (file != NULL && kib == 0 && fgets(line, sizeof line, file) != NULL)
-        if (strncmp(line, name, length) != 0 || sscanf(line + length, "%" PRIu64 " kB", &kib) != 1)
-            kib = 0;
-    if (file != NULL) fclose(file);
-    return (uint64_t)kib << 10;
-}
-
 uint64_t bench_process_bytes(pid_t pid)
 {
-    return status_bytes(pid, "VmRSS:");
+    char path[48];
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    return read_bytes_of(path, "VmRSS:");
 }
 
 uint64_t bench_process_peak(pid_t pid)
 {
     char path[48];
-    const uint64_t peak = status_bytes(pid, "VmHWM:");
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    const uint64_t peak = read_bytes_of(path, "VmHWM:");
     snprintf(path, sizeof path, "/proc/%d/clear_refs", (int)pid);
     FILE *file = fopen(path, "we");
     if (file == NULL) return peak; // the next peak then counts from the start of the process, too

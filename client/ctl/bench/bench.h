@@ -468,15 +468,12 @@ bool bench_task_begin(struct bench_task *task);
 /* Waits for the thread to end, and returns the result of `run`. */
 bool bench_task_end(struct bench_task *task);
 
-/* Takes a snapshot of the bench's job (on request, or by the job's own rule), or restores the snapshot. */
+/* Takes a snapshot of the bench's job, or restores the snapshot. */
 
 struct bench_saver {
-    /* the caller sets task.b and the next two fields before bench_save_begin */
+    /* the caller sets task.b and the next field before bench_save_begin */
     struct bench_task task;
     bool restores; /* true: restores the last snapshot that was taken; false: takes one */
-    /* 0: the thread requests the snapshot; else the job takes the snapshot, at the next step that is a
-     * multiple of this number */
-    uint64_t every;
     /* The last snapshot; valid after end */
     char id[CAIRN_SNAPSHOT_ID_BYTES]; /* "": none */
     char path[PATH_MAX];              /* the folder of the snapshot */

@@ -121,7 +121,7 @@ static double try_pair(char **server_line, char **client_line)
     return us;
 }
 
-static double bench_perftest(size_t chunk_bytes, uint64_t chunks)
+static double time_perftest(size_t chunk_bytes, uint64_t chunks)
 {
     char port[8], size[24], count[24], warm[8], window[8];
     uint16_t number = 0;
@@ -203,7 +203,7 @@ static bool pour(int fd, size_t chunk_bytes, uint64_t chunks)
 }
 
 /* Measures write() and read() over loopback, between two processes. */
-static double bench_raw_tcp(size_t chunk_bytes, uint64_t chunks)
+static double time_raw_tcp(size_t chunk_bytes, uint64_t chunks)
 {
     struct tcp tcp = { .chunk_bytes = chunk_bytes, .chunks = chunks };
     struct bench_child child = { .pid = 0 };
@@ -222,7 +222,7 @@ static double bench_raw_tcp(size_t chunk_bytes, uint64_t chunks)
 /* ---- memcpy ---- */
 
 /* Measures memcpy of one area to another, each of `area_bytes`. */
-static double bench_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunks)
+static double time_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunks)
 {
     // The memory is kept between calls, because the fabric's memory was touched before, too.
     static uint8_t *from, *to;
@@ -726,10 +726,10 @@ static double run_fabric(void *bench)
 static double run_reference(void *bench)
 {
     const struct fabric_bench *f = bench;
-    if (f->is_mapped) return bench_memcpy(BENCH_AREA_BYTES, f->worker.chunk_bytes, f->chunks);
+    if (f->is_mapped) return time_memcpy(BENCH_AREA_BYTES, f->worker.chunk_bytes, f->chunks);
     if (f->has_perftest) // perftest counts bytes in sockets as sent, so it gets a longer run
-        return bench_perftest(f->worker.chunk_bytes, PERFTEST_RUNS * f->chunks);
-    return bench_raw_tcp(f->worker.chunk_bytes, f->chunks);
+        return time_perftest(f->worker.chunk_bytes, PERFTEST_RUNS * f->chunks);
+    return time_raw_tcp(f->worker.chunk_bytes, f->chunks);
 }
 
 static int prepare_fabric(void *bench)

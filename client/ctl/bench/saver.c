@@ -20,7 +20,6 @@
 /* ==== saver ==== */
 
 #define SAVER_LOOK_MS 5
-#define LOOK_DUE_MS   20 /* each poll reads the store */
 
 /* ---- a thread ---- */
 
@@ -55,7 +54,7 @@ bool bench_task_end(struct bench_task *task)
     return task->is_ok;
 }
 
-/* ---- the job's own snapshots ---- */
+/* ---- requests ---- */
 
 static cairn_status ask(struct bench_saver *s, uint16_t type, const ProtobufCMessage *message,
                         uint16_t reply_type, void (*take)(struct bench_saver *, const void *reply))
@@ -75,54 +74,11 @@ static void take_status(struct bench_saver *s, const void *reply)
     s->bytes = status->bytes;
 }
 
-static cairn_status set_every(struct bench_saver *s, uint64_t every)
-{
-    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    Cairn__Setting settings[2], *const list[] = { &settings[0], &settings[1] };
-    char number[24];
-    snprintf(number, sizeof number, "%" PRIu64, every);
-    const char *const pairs[][2] = { { "snapshot_every", number }, { "snapshot_keep", "0" } };
-    for (size_t i = 0; i < 2; i++) {
-        cairn__setting__init(&settings[i]);
-        settings[i].key = wire_text(pairs[i][0]);
-        settings[i].value = wire_text(pairs[i][1]);
-    }
-    amend.name = wire_text(s->task.b->model.job);
-    amend.settings = (Cairn__Setting **)(uintptr_t)list;
-    amend.n_settings = 2;
-    randombytes_buf(&amend.key, sizeof amend.key);
-    amend.key |= 1; // never 0
-    return ask(s, CAIRN_MSG_JOB_AMEND, &amend.base, CAIRN_MSG_JOB_AMENDED, NULL);
-}
-
-/* Records when the snapshot begins. The previous snapshot was removed, so the first listed snapshot is the
- * new one. */
-static void take_list(struct bench_saver *s, const void *reply)
-{
-    const Cairn__SnapshotList *list = reply;
-    const bool is_seen = list->n_running > 0 || list->n_snapshots > 0;
-    if (is_seen && !(s->begin > 0)) s->begin = bench_now();
-    if (list->n_snapshots > 0) take_status(s, list->snapshots[0]);
-}
-
-static cairn_status await_due(struct bench_saver *s)
-{
-    Cairn__SnapshotListGet get = CAIRN__SNAPSHOT_LIST_GET__INIT;
-    get.job = wire_text(s->task.b->model.job);
-    s->begin = 0;
-    cairn_status status = set_every(s, s->every);
-    while (status == CAIRN_OK && s->id[0] == '\0') {
-        poll(NULL, 0, LOOK_DUE_MS);
-        status = ask(s, CAIRN_MSG_SNAPSHOT_LIST_GET, &get.base, CAIRN_MSG_SNAPSHOT_LIST, take_list);
-    }
-    s->end = bench_now();
-    return status == CAIRN_OK ? set_every(s, 0) : status;
-}
-
 /* ---- saving ---- */
 
-static cairn_status save_or_restore(struct bench_saver *s)
+static bool run_saver(struct bench_task *task)
 {
+    struct bench_saver *s = (struct bench_saver *)task;
     Cairn__SnapshotCreate create = CAIRN__SNAPSHOT_CREATE__INIT;
     Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
     create.job = restore.job = wire_text(s->task.b->model.job);
@@ -134,13 +90,7 @@ static cairn_status save_or_restore(struct bench_saver *s)
                                             : ask(s, CAIRN_MSG_SNAPSHOT_CREATE, &create.base,
                                                   CAIRN_MSG_SNAPSHOT_STATUS, take_status);
     s->end = bench_now();
-    return status;
-}
-
-static bool run_saver(struct bench_task *task)
-{
-    struct bench_saver *s = (struct bench_saver *)task;
-    return (s->every > 0 && !s->restores ? await_due(s) : save_or_restore(s)) == CAIRN_OK;
+    return status == CAIRN_OK;
 }
 
 bool bench_save_begin(struct bench_saver *s)

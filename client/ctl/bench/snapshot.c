@@ -30,19 +30,12 @@
 #define SNAPSHOT_RUNS 5     /* the runs of each kind */
 #define AT_LEAST_S    0.001 /* so short that no more than the least number of runs is made */
 
-struct disk {
-    const struct bench *b; /* borrowed; the file is in the folder of the bench's cluster */
-    bool is_buffered;      /* the file system refuses direct I/O: use the page cache, and sync */
-    /* owned: created by the first read, until close */
-    int fd; /* 0: none */
-};
-
 struct snapshot_bench {
     struct step_plan plan;
-    double seconds; /* per interval */
-    struct disk disk;
+    double seconds;   /* per interval */
+    bool is_buffered; /* the disk refuses direct I/O: raw files use the page cache, and sync */
+    int raw_fd;       /* the raw file to read, of this part; 0: none */
     struct bench_saver saver;
-    uint64_t steps; /* the number of steps that the job has completed */
     double stall_s; /* how long async_save of the same state blocks its callers; 0: not measured */
 };
 
@@ -65,15 +58,6 @@ struct snapshot_bench {
 static uint64_t snapshot_bytes(const struct snapshot_bench *b)
 {
     return bench_model_params(&b->plan.b.model) * STATE_BYTES;
-}
-
-/* Runs a step of all workers. Returns the seconds of the slowest worker. Returns 0 after printing the error
- * if the step failed. */
-static double snapshot_step(struct snapshot_bench *b, uint32_t word)
-{
-    const double seconds = bench_order(&b->plan.b, word, 1);
-    if (seconds > 0) b->steps++;
-    return seconds;
 }
 
 /* ==== disk ==== */
@@ -133,9 +117,11 @@ static void move_blocks(void *own, uint32_t number)
 
 /* Processes all blocks, and syncs the written bytes. Returns GB/s. Returns 0 after printing the error if
  * the pass failed, and if a signal came. */
-static double make_pass(struct disk *disk, int from, int to, uint64_t bytes)
+static double make_pass(struct snapshot_bench *b, int from, int to)
 {
-    struct pass pass = { .local = disk->b->local, .from = from, .to = to, .bytes = bytes };
+    const uint64_t blocks = (snapshot_bytes(b) + BLOCK_BYTES - 1) / BLOCK_BYTES;
+    const uint64_t bytes = blocks * BLOCK_BYTES;
+    struct pass pass = { .local = b->plan.b.local, .from = from, .to = to, .bytes = bytes };
     const double begin = bench_now();
     (void)bench_threads_run(DISK_THREADS, move_blocks, &pass); // the blocks are moved by fewer, too
     int error = atomic_load(&pass.error);
@@ -143,7 +129,7 @@ static double make_pass(struct disk *disk, int from, int to, uint64_t bytes)
     const double seconds = bench_now() - begin;
     if (error == 0) return atomic_load(&pass.gives_up) ? 0 : (double)bytes * 1e-9 / seconds;
     (void)ctl_fail(CAIRN_ERR_IO, "a file of %s in %s cannot be %s: %s", ctl_bytes(bytes),
-                   disk->b->local->folder, to >= 0 ? "written" : "read", strerror(error));
+                   b->plan.b.local->folder, to >= 0 ? "written" : "read", strerror(error));
     return 0;
 }
 
@@ -157,78 +143,64 @@ static int open_unnamed(const char *folder, int flags)
 }
 
 /* Opens a file that has no name. Returns -1 after printing the error if this failed. */
-static int open_file(struct disk *disk)
+static int open_file(struct snapshot_bench *b)
 {
-    const char *folder = disk->b->local->folder;
-    int fd = disk->is_buffered ? -1 : open_unnamed(folder, O_DIRECT);
+    const char *folder = b->plan.b.local->folder;
+    int fd = b->is_buffered ? -1 : open_unnamed(folder, O_DIRECT);
     if (fd >= 0) return fd;
-    if (!disk->is_buffered)
+    if (!b->is_buffered)
         fprintf(stderr,
                 "note: %s takes no direct I/O (%s): the raw rate is through the page cache\n",
                 folder, strerror(errno));
-    disk->is_buffered = true;
+    b->is_buffered = true;
     fd = open_unnamed(folder, 0);
     if (fd < 0)
         (void)ctl_fail(CAIRN_ERR_IO, "no file in %s can be made: %s", folder, strerror(errno));
     return fd;
 }
 
-static uint64_t whole_blocks(uint64_t bytes)
+/* Writes the bytes of a snapshot, read from `from` if that is not -1, to a file. Returns the GB/s up to the
+ * moment when all bytes are on the disk; 0 as for make_pass. */
+static double write_file(struct snapshot_bench *b, int from)
 {
-    return (bytes + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
-}
-
-static void close_disk(struct disk *disk)
-{
-    if (disk->fd > 0) close(disk->fd);
-    disk->fd = 0;
-}
-
-/* Opens the file to write, has it moved there, and closes it. `from`: the file to read, or -1. */
-static double write_file(struct disk *disk, int from, uint64_t bytes)
-{
-    const int fd = open_file(disk);
+    const int fd = open_file(b);
     if (fd < 0) return 0;
-    const double speed = make_pass(disk, from, fd, bytes);
+    const double speed = make_pass(b, from, fd);
     close(fd);
     return speed;
 }
 
-/* Writes the bytes, and returns the GB/s up to the moment when all bytes are on the disk. Returns 0 after
- * printing the error if the write failed or a signal came. */
-static double disk_write(struct disk *disk, uint64_t bytes)
+static double write_raw(void *bench)
 {
-    return write_file(disk, -1, whole_blocks(bytes));
+    return write_file(bench, -1);
 }
 
 /* Ensures that the file to read exists, and is not in the page cache. Returns false after printing the
  * error if this failed. */
-static bool have_file(struct disk *disk, uint64_t bytes)
+static bool have_file(struct snapshot_bench *b)
 {
-    if (disk->fd == 0) {
-        const int fd = open_file(disk);
+    if (b->raw_fd == 0) {
+        const int fd = open_file(b);
         if (fd < 0) return false;
-        disk->fd = fd;
-        if (!(make_pass(disk, -1, fd, bytes) > 0)) return false;
+        b->raw_fd = fd;
+        if (!(make_pass(b, -1, fd) > 0)) return false;
     }
-    if (disk->is_buffered) posix_fadvise(disk->fd, 0, 0, POSIX_FADV_DONTNEED);
+    if (b->is_buffered) posix_fadvise(b->raw_fd, 0, 0, POSIX_FADV_DONTNEED);
     return true;
 }
 
-/* Reads the file's bytes, which are not in the page cache, and returns the GB/s; 0 as for disk_write.
- * The first call writes the file. */
-static double disk_read(struct disk *disk, uint64_t bytes)
+/* The first call writes the file. */
+static double read_raw(void *bench)
 {
-    bytes = whole_blocks(bytes);
-    return have_file(disk, bytes) ? make_pass(disk, disk->fd, -1, bytes) : 0;
+    struct snapshot_bench *b = bench;
+    return have_file(b) ? make_pass(b, b->raw_fd, -1) : 0;
 }
 
-/* Like disk_read, but the same threads also write what they read to another file, and the time ends
- * when all bytes are on the disk. */
-static double disk_copy(struct disk *disk, uint64_t bytes)
+/* Reads the file and writes another one at the same time. */
+static double copy_raw(void *bench)
 {
-    bytes = whole_blocks(bytes);
-    return have_file(disk, bytes) ? write_file(disk, disk->fd, bytes) : 0;
+    struct snapshot_bench *b = bench;
+    return have_file(b) ? write_file(b, b->raw_fd) : 0;
 }
 
 /* ==== torch ==== */
@@ -277,20 +249,12 @@ static double write_once(void *bench)
     return seconds > 0 ? (double)b->saver.bytes * 1e-9 / seconds : 0;
 }
 
-/* Writes the bytes of a snapshot directly to the disk, and returns GB/s. Returns 0
- * after printing the error if the write failed. */
-static double snapshot_write_raw(void *bench)
-{
-    struct snapshot_bench *b = bench;
-    return disk_write(&b->disk, snapshot_bytes(b));
-}
-
 /* Creates the job's first version; afterwards nobody trains the job. */
 static int make_job(void *bench)
 {
     struct snapshot_bench *b = bench;
     const bool is_made = bench_crew_start(bench, bench_step_work) &&
-                         snapshot_step(b, STEP_ORDER_STEP) > 0;
+                         bench_order(&b->plan.b, STEP_ORDER_STEP, 1) > 0;
     bench_crew_stop(bench);
     return is_made ? -1 : 1;
 }
@@ -338,12 +302,6 @@ static double read_once(void *bench)
     return bench_save_drop_job(&b->saver) ? read_over_job(b) : 0;
 }
 
-static double read_raw(void *bench)
-{
-    struct snapshot_bench *b = bench;
-    return disk_read(&b->disk, snapshot_bytes(b));
-}
-
 /* Restores the snapshot in place of the job. Then restores the snapshot onto one more shard than
  * the number of shards that wrote it. */
 static int report_read(void *bench)
@@ -366,23 +324,17 @@ static int report_read(void *bench)
 /* ==== interval ==== */
 
 /* Measures a training job with one snapshot per interval. Intervals without and with a snapshot
- * alternate, so that other load on the machine affects both kinds. The part runs three times: with
- * a backward that sleeps; with a backward that computes on every core; and with a backward that
- * sleeps, while the job takes the snapshot by its own rule, at a step. */
+ * alternate, so that other load on the machine affects both kinds. The part runs twice: with a backward
+ * that sleeps, and with a backward that computes on every core. */
 
 #define PAIRS     2
 #define STEPS_MIN 5   /* per interval, however short it is */
 #define BEFORE    0.1 /* the fraction of an interval before the snapshot is requested */
-/* steps until a snapshot by the job's own rule is due, so that shards have time to prepare */
-#define DUE 30
 
 static const struct kind {
     const char *how;
     uint32_t word; /* the order for a step */
-    bool is_due;   /* the job takes the snapshot by its own rule */
-} kinds[] = { { "sleeping", STEP_ORDER_STEP, false },
-              { "computing", STEP_ORDER_BUSY, false },
-              { "due", STEP_ORDER_STEP, true } };
+} kinds[] = { { "sleeping", STEP_ORDER_STEP }, { "computing", STEP_ORDER_BUSY } };
 #define KINDS ((int)(sizeof kinds / sizeof *kinds))
 
 static void forget_peaks(const struct local *local)
@@ -400,7 +352,7 @@ static void take_peaks(const struct local *local, struct bench_interval *interva
 /* Runs one more step. Returns false after printing the error if the step failed. */
 static bool add_step(struct snapshot_bench *b, uint32_t word, struct bench_interval *interval)
 {
-    const double seconds = snapshot_step(b, word);
+    const double seconds = bench_order(&b->plan.b, word, 1);
     if (!(seconds > 0)) return false;
     if (bench_interval_add(interval, seconds)) return true;
     (void)ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
@@ -431,8 +383,6 @@ static bool run_with(struct snapshot_bench *b, const struct kind *kind,
     while (is_ok && (interval->count < STEPS_MIN || bench_now() < end ||
                      !atomic_load(&b->saver.task.is_over))) {
         if (!is_asked && interval->count > 0 && bench_now() >= ask) {
-            // the job's rule then takes the snapshot after DUE steps
-            b->saver.every = kind->is_due ? b->steps + DUE : 0;
             if (!bench_save_begin(&b->saver)) return false;
             is_asked = true;
         }
@@ -549,7 +499,7 @@ static int measure_intervals(void *bench)
     struct snapshot_bench *b = bench;
     struct bench_result *result = &b->plan.b.result;
     struct bench_slowdown figures[KINDS];
-    bool is_ok = snapshot_step(b, STEP_ORDER_STEP) > 0;
+    bool is_ok = bench_order(&b->plan.b, STEP_ORDER_STEP, 1) > 0;
     for (int k = 0; k < KINDS; k++) is_ok = is_ok && measure_interval(b, &kinds[k], &figures[k]);
     if (!is_ok) return 1;
     const struct bench_slowdown *sleeping = &figures[0];
@@ -839,12 +789,6 @@ static double export_once(void *bench)
     return is_ok ? (double)b->saver.bytes * 1e-9 / seconds : 0;
 }
 
-static double copy_raw(void *bench)
-{
-    struct snapshot_bench *b = bench;
-    return disk_copy(&b->disk, snapshot_bytes(b));
-}
-
 /* An export cannot be faster than the disk reads and writes the same bytes. The ratio shows which part of
  * that speed the export reaches. */
 static int report_export(void *bench)
@@ -920,9 +864,8 @@ static int prepare_part(void *bench)
     model->durable_s = DURABLE_S;
     snprintf(model->job, sizeof model->job, "bench.snapshot");
     b->saver = (struct bench_saver) { .task.b = bench };
-    close_disk(&b->disk);
-    b->disk = (struct disk) { .b = bench };
-    b->steps = 0;
+    if (b->raw_fd > 0) close(b->raw_fd); // of the part before
+    b->raw_fd = 0;
     bench_add_params(bench, json_pack("{s:f, s:s}", "seconds", b->seconds, "folder",
                                       b->plan.b.ctl->bench.folder));
     const int done = b->plan.b.row->params > 0 ? check_room(b) : -1;
@@ -938,14 +881,14 @@ static int prepare_part(void *bench)
 
 static const struct bench_row parts[] = {
     { PART, WRITES, .name = "write", .params = REST_PARAMS, .workers = 1, .open = make_job,
-      .run = write_once, .reference = snapshot_write_raw, .report = report_torch },
+      .run = write_once, .reference = write_raw, .report = report_torch },
     { PART, READS, .name = "read", .params = REST_PARAMS, .workers = 1, .open = make_snapshot,
       .run = read_once, .reference = read_raw, .report = report_read },
     { PART, .name = "interval", .unit = "s", .reference_name = "the mean step without a snapshot",
       .less_is_better = true, .params = INTERVAL_PARAMS, .workers = 2, .open = measure_stall,
       .work = bench_step_work, .report = measure_intervals },
     { PART, WRITES, .name = "export", .params = REST_PARAMS, .workers = 1, .open = make_snapshot,
-      .run = export_once, .reference = snapshot_write_raw, .report = report_export },
+      .run = export_once, .reference = write_raw, .report = report_export },
     { PART, READS, .name = "import", .params = INTERVAL_PARAMS, .workers = 1,
       .report = measure_import },
     { PART, .name = "manifest", .unit = "s", .reference_name = "a limit of 5 s",

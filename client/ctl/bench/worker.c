@@ -315,13 +315,18 @@ static double copy_on_card(struct step_worker *w, int copies)
  *
  * Using a unit means reading a byte of each of its pages and sleeping. */
 
+static cairn_status map_tensor(struct step_worker *w, struct cairn_version version, uint32_t i,
+                               cairn_op **op_out)
+{
+    size_t count = 1;
+    w->views[i] = (struct cairn_view) { .struct_size = sizeof w->views[i] };
+    return cairn_map(w->member.job, version, w->member.names[i], &w->views[i], &count, op_out);
+}
+
 static cairn_status ask_unit(struct step_worker *w, struct cairn_version version, uint32_t i)
 {
-    struct cairn_view *view = &w->views[i];
-    size_t count = 1;
-    *view = (struct cairn_view) { .struct_size = sizeof *view };
     w->asked = (struct step_asked) { .tensor = i, .begin = bench_now() };
-    return cairn_map(w->member.job, version, w->member.names[i], view, &count, &w->asked.op);
+    return map_tensor(w, version, i, &w->asked.op);
 }
 
 /* Waits for the requested unit; CAIRN_ERR_TIMEOUT: the unit has not arrived yet. */
@@ -471,14 +476,11 @@ static cairn_status map_all(struct step_worker *w, struct cairn_version version)
     cairn_status status = give_views_back(w);
     const double begin = bench_now();
     for (uint32_t i = 0; i < w->plan->b.model.tensors && status == CAIRN_OK; i++) {
-        struct cairn_view *view = &w->views[i];
-        size_t count = 1;
-        *view = (struct cairn_view) { .struct_size = sizeof *view };
-        status = cairn_map(w->member.job, version, w->member.names[i], view, &count, &w->ops[i]);
+        status = map_tensor(w, version, i, &w->ops[i]);
         if (status == CAIRN_OK) status = cairn_wait(w->ops[i], BENCH_CALL_MS);
         if (status != CAIRN_OK) break;
         w->lent++;
-        look_at(w, view);
+        look_at(w, &w->views[i]);
         add_span(w, BENCH_SPAN_FETCH, i, begin);
     }
     return status;
