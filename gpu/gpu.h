@@ -314,74 +314,95 @@ void home_unpin(struct home *home, void *host, uint64_t bytes);
 
 /* ---- work ---- */
 
-enum work_kind {
-    CAIRN_WORK_FOLD,      /* backend.fold */
-    CAIRN_WORK_FOLD_SUMS, /* .fold_leaves; if there is no source, .sum_leaves */
-    CAIRN_WORK_UPDATE,    /* .update */
-    CAIRN_WORK_CONVERT,   /* .convert */
-    CAIRN_WORK_COPY,      /* copies bytes from any memory to any memory; the two do not overlap */
-    CAIRN_WORK_ZERO,
-    CAIRN_WORK_HASH, /* the leaf hashes of .hash_each */
-    CAIRN_WORK_INIT, /* init_elems */
-    /* copies runs of bytes at constant distances, to pack or unpack a box of a plane */
-    CAIRN_WORK_RUNS,
-    CAIRN_WORK_KINDS
+/* Planes are in the home. All other memory is host memory, unless a comment says "any memory". */
+
+struct fold_work {
+    float *acc;                        /* [elems] */
+    const struct fold_source *sources; /* [source_count]; `data` of each: any memory */
+    size_t source_count;
+    bool first;
+    size_t elems;
 };
 
-/* Planes are in the home. All other memory is host memory, unless a comment says "any memory". */
+struct update_work {
+    struct update planes; /* the planes are in the home; wire: any memory */
+    const struct group_scalars *scalars;
+    uint64_t *nonfinite; /* the run sets it to the number that update_fn returns */
+};
+
+struct convert_work {
+    void *dst; /* any memory */
+    const void *src;
+    cairn_dtype dst_dtype, src_dtype;
+    size_t elems;
+};
+
+/* From any memory to any memory; the two do not overlap. */
+struct copy_work {
+    void *to;
+    const void *from;
+    size_t bytes;
+};
+
+struct zero_work {
+    void *at;
+    size_t bytes;
+};
+
+struct hash_work {
+    const void *plane; /* the first element of first_leaf */
+    cairn_dtype dtype;
+    const struct geometry *geometry;
+    uint64_t first_leaf, leaf_count;
+    struct hash *hashes; /* [leaf_count] */
+};
+
+struct init_work {
+    float *out; /* [elems] */
+    struct init_source source;
+    uint64_t first_elem; /* the index of out[0] in the tensor */
+    size_t elems;
+};
+
+/* Copies runs of bytes at constant distances, to pack or unpack a box of a plane. */
+struct runs_work {
+    /* any memory. If one of `to` and `from` is on a device and the other is not, the runs on the host's
+     * side are packed */
+    void *to;
+    const void *from;
+    size_t run_bytes;
+    /* strides in bytes; packed runs have the stride run_bytes */
+    uint64_t run_count, to_stride, from_stride;
+};
+
+/* The kinds of work: the name, the member of struct home_work and its struct, and the size of `w`, such a
+ * struct, by which a device cuts the work into parts. Each home has a function for each row: host_<member>
+ * in gpu/host/home.c, add_<member> in gpu/cuda/run.c. */
+#define CAIRN_WORKS(X)                                                                              \
+    X(FOLD, fold, struct fold_work, w->elems) /* backend.fold */                                    \
+    /* .fold_leaves; if there is no source, .sum_leaves. acc is in the home; sources: any memory */ \
+    X(FOLD_SUMS, fold_sums, struct leaf_fold, w->leaf_count)                                        \
+    X(UPDATE, update, struct update_work, w->planes.elems) /* .update */                            \
+    X(CONVERT, convert, struct convert_work, w->elems)     /* .convert */                           \
+    X(COPY, copy, struct copy_work, w->bytes)                                                       \
+    X(ZERO, zero, struct zero_work, w->bytes)                                                       \
+    X(HASH, hash, struct hash_work, w->leaf_count) /* the leaf hashes of .hash_each */              \
+    X(INIT, init, struct init_work, w->elems)      /* init_elems */                                 \
+    X(RUNS, runs, struct runs_work, w->run_count * w->run_bytes)
+
+enum work_kind {
+#define CAIRN_WORK_KIND(name, member, type, size) CAIRN_WORK_##name,
+    CAIRN_WORKS(CAIRN_WORK_KIND)
+#undef CAIRN_WORK_KIND
+        CAIRN_WORK_KINDS
+};
+
 struct home_work {
     enum work_kind kind;
     union {
-        struct {
-            float *acc;                        /* [elems] */
-            const struct fold_source *sources; /* [source_count]; `data` of each: any memory */
-            size_t source_count;
-            bool first;
-            size_t elems;
-        } fold;
-        struct leaf_fold fold_sums; /* acc is in the home; `data` of each source: any memory */
-        struct {
-            struct update planes; /* the planes are in the home; wire: any memory */
-            const struct group_scalars *scalars;
-            uint64_t *nonfinite; /* the run sets it to the number that update_fn returns */
-        } update;
-        struct {
-            void *dst; /* any memory */
-            const void *src;
-            cairn_dtype dst_dtype, src_dtype;
-            size_t elems;
-        } convert;
-        struct {
-            void *to;
-            const void *from;
-            size_t bytes;
-        } copy;
-        struct {
-            void *at;
-            size_t bytes;
-        } zero;
-        struct {
-            const void *plane; /* the first element of first_leaf */
-            cairn_dtype dtype;
-            const struct geometry *geometry;
-            uint64_t first_leaf, leaf_count;
-            struct hash *hashes; /* [leaf_count] */
-        } hash;
-        struct {
-            float *out; /* [elems] */
-            struct init_source source;
-            uint64_t first_elem; /* the index of out[0] in the tensor */
-            size_t elems;
-        } init;
-        struct {
-            /* any memory. If one of `to` and `from` is on a device and the other is not, the runs on the
-             * host's side are packed */
-            void *to;
-            const void *from;
-            size_t run_bytes;
-            /* strides in bytes; packed runs have the stride run_bytes */
-            uint64_t run_count, to_stride, from_stride;
-        } runs;
+#define CAIRN_WORK_MEMBER(name, member, type, size) type member;
+        CAIRN_WORKS(CAIRN_WORK_MEMBER)
+#undef CAIRN_WORK_MEMBER
     };
 };
 

@@ -8,7 +8,7 @@
 
 void home_close(struct home *home)
 {
-    if (home != NULL) home->kind->close(home);
+    if (home != NULL && home->kind->close != NULL) home->kind->close(home);
 }
 
 const struct home_info *home_info(const struct home *home)
@@ -33,7 +33,7 @@ bool home_has_failed(struct home *home)
 
 struct home_use home_use(struct home *home)
 {
-    return home->kind->use(home);
+    return home->kind->use != NULL ? home->kind->use(home) : (struct home_use) { 0 };
 }
 
 static cairn_status open_memory(const char *label, struct home_memory memory,
@@ -129,12 +129,12 @@ void home_import_release(struct home *home, const void *address, uint64_t bytes)
 
 cairn_status home_pin(struct home *home, void *host, uint64_t bytes, struct sentence *why)
 {
-    return home->kind->pin(home, host, bytes, why);
+    return home->kind->pin != NULL ? home->kind->pin(home, host, bytes, why) : CAIRN_OK;
 }
 
 void home_unpin(struct home *home, void *host, uint64_t bytes)
 {
-    home->kind->unpin(home, host, bytes);
+    if (home->kind->unpin != NULL) home->kind->unpin(home, host, bytes);
 }
 
 cairn_status home_stream_open(struct home *home, struct home_stream **stream_out,
@@ -145,7 +145,8 @@ cairn_status home_stream_open(struct home *home, struct home_stream **stream_out
 
 void home_stream_close(struct home_stream *stream)
 {
-    if (stream != NULL) stream->home->kind->stream_close(stream);
+    if (stream != NULL && stream->home->kind->stream_close != NULL)
+        stream->home->kind->stream_close(stream);
 }
 
 cairn_status home_stream_begin(struct home_stream *stream, struct sentence *why)
@@ -175,11 +176,10 @@ cairn_status home_run_finish(struct home_stream *stream, struct sentence *why)
     return kind->run_finish == NULL ? CAIRN_OK : kind->run_finish(stream, why);
 }
 
-void home_copy_runs(const struct home_work *work)
+void home_copy_runs(const struct runs_work *runs)
 {
-    uint8_t *to = work->runs.to;
-    const uint8_t *from = work->runs.from;
-    for (uint64_t i = 0; i < work->runs.run_count; i++)
-        memcpy(to + i * work->runs.to_stride, from + i * work->runs.from_stride,
-               work->runs.run_bytes);
+    uint8_t *to = runs->to;
+    const uint8_t *from = runs->from;
+    for (uint64_t i = 0; i < runs->run_count; i++)
+        memcpy(to + i * runs->to_stride, from + i * runs->from_stride, runs->run_bytes);
 }

@@ -5,10 +5,10 @@
 #include "gpu/gpu.h"
 
 struct home_kind {
-    void (*close)(struct home *home);
+    void (*close)(struct home *home); /* NULL: static memory */
     uint64_t (*free_bytes)(struct home *home);
     const char *(*failure)(struct home *home); /* NULL: the home never fails */
-    struct home_use (*use)(struct home *home);
+    struct home_use (*use)(struct home *home); /* NULL: nothing is counted */
     /* The caller has set home, bytes, room_bytes and is_exportable of *memory_out; bytes is not 0. */
     cairn_status (*memory_open)(struct home *home, const char *label,
                                 struct home_memory *memory_out, struct sentence *why);
@@ -27,11 +27,12 @@ struct home_kind {
     /* The caller has checked that the segment number is valid. The segment may have been given back
      * before. */
     void (*memory_give)(struct home_memory *memory, uint64_t segment);
+    /* NULL, as is unpin: no device copies host memory */
     cairn_status (*pin)(struct home *home, void *host, uint64_t bytes, struct sentence *why);
     void (*unpin)(struct home *home, void *host, uint64_t bytes);
     cairn_status (*stream_open)(struct home *home, struct home_stream **stream_out,
                                 struct sentence *why);
-    void (*stream_close)(struct home_stream *stream);
+    void (*stream_close)(struct home_stream *stream); /* NULL: static memory */
     cairn_status (*stream_begin)(struct home_stream *stream,
                                  struct sentence *why); /* NULL: a run allocates nothing */
     cairn_status (*run_begin)(struct home_stream *stream, struct home_work *works, size_t count,
@@ -50,8 +51,8 @@ struct home_stream {
     struct home *home; /* borrowed */
 };
 
-/* Does the work of a CAIRN_WORK_RUNS that is all in host memory (home.c). */
-void home_copy_runs(const struct home_work *work);
+/* Does the work of runs that are all in host memory (home.c). */
+void home_copy_runs(const struct runs_work *runs);
 
 /* ==== the host ==== */
 

@@ -177,9 +177,9 @@ struct cuda_plan {
 /* How much of a work item is already in plans. */
 struct cuda_plan_cursor {
     uint64_t done; /* elements, leaves or bytes */
-    /* for a fold with sums whose sources do not fit: it is folded, and only its sums are still to be
-     * computed */
-    bool is_folded;
+    /* for a fold with sums whose sources do not fit: so many elements are folded, and their sums are still
+     * to be computed */
+    uint64_t folded;
 };
 
 /* ==== lower ==== */
@@ -188,14 +188,6 @@ struct cuda_plan_cursor {
 
 /* An upper bound for the bytes of an item, with the rounding of one or two buffers. */
 #define CAIRN_CUDA_PLAN_ITEM_ROOM ((size_t)256)
-
-struct cuda_plan_fold {
-    float *acc;
-    const struct fold_source *sources;
-    size_t source_count;
-    bool first;
-    uint64_t elems;
-};
 
 static inline uint64_t cuda_plan_address(const void *at)
 {

@@ -726,7 +726,7 @@ static void cuda_import_release(struct home *home, const void *address, uint64_t
 /* ==== card ==== */
 
 static const char *const kernel_names[CAIRN_KERNEL_COUNT] = {
-#define CAIRN_KERNEL_NAME(name, item, warps) "cairn_kernel_" #name,
+#define CAIRN_KERNEL_NAME(name, item, warps, size) "cairn_kernel_" #name,
     CAIRN_KERNELS(CAIRN_KERNEL_NAME)
 #undef CAIRN_KERNEL_NAME
 };

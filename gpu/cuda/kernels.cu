@@ -5,7 +5,7 @@
  * as PTX of sm_120 for future devices. */
 #include "gpu/kernel/bodies.h"
 
-#define CAIRN_CUDA_KERNEL(name, item, warps)                                                  \
+#define CAIRN_CUDA_KERNEL(name, item, warps, size)                                            \
     extern "C" __global__ void __launch_bounds__(warps *CAIRN_KERNEL_WARP)                    \
         cairn_kernel_##name(const __grid_constant__ struct kernel_list list)                  \
     {                                                                                         \

@@ -10,15 +10,15 @@
 /* ==== plan ==== */
 
 static const size_t item_bytes[CAIRN_KERNEL_COUNT] = {
-#define CAIRN_KERNEL_ITEM(name, item, warps) sizeof(item),
+#define CAIRN_KERNEL_ITEM(name, item, warps, size) sizeof(item),
     CAIRN_KERNELS(CAIRN_KERNEL_ITEM)
 #undef CAIRN_KERNEL_ITEM
 };
 
-static uint64_t cuda_plan_add_fold(struct cuda_plan *plan, const struct cuda_plan_fold *fold,
-                                   uint64_t done);
-static bool cuda_plan_add_fold_sums(struct cuda_plan *plan, const struct leaf_fold *fold,
-                                    struct cuda_plan_cursor *cursor);
+static uint64_t add_fold(struct cuda_plan *plan, const struct fold_work *fold,
+                         const struct cuda_plan_cursor *cursor);
+static uint64_t add_fold_sums(struct cuda_plan *plan, const struct leaf_fold *fold,
+                              struct cuda_plan_cursor *cursor);
 
 static size_t round_up(size_t bytes)
 {
@@ -107,7 +107,8 @@ static size_t cuda_plan_take_top(struct cuda_plan_side *side, size_t bytes)
 static bool cuda_plan_has_parts(const struct cuda_plan *plan, enum kernel_number kernel)
 {
     return plan->kernels[kernel].count < CAIRN_CUDA_PLAN_PARTS &&
-           plan->end_count + 2 <= CAIRN_CUDA_PLAN_PARTS;
+           plan->end_count + 2 <= CAIRN_CUDA_PLAN_PARTS &&
+           cuda_plan_in_room(plan) >= CAIRN_CUDA_PLAN_ITEM_ROOM;
 }
 
 /* Returns how many of `left` elements (or leaves, or bytes), each of `each` bytes, fit into `room`; if
@@ -238,13 +239,11 @@ static void cuda_plan_end(const struct cuda_plan *plan)
 
 /* ---- updates ---- */
 
-static enum kernel_number update_kernel(uint32_t optimizer)
-{
-    if (optimizer == CAIRN_OPTIMIZER_ADAMW) return CAIRN_KERNEL_update_adamw;
-    if (optimizer == CAIRN_OPTIMIZER_ADAM) return CAIRN_KERNEL_update_adam;
-    assert(optimizer == CAIRN_OPTIMIZER_SGD);
-    return CAIRN_KERNEL_update_sgd;
-}
+static const enum kernel_number update_kernels[CAIRN_OPTIMIZER_COUNT] = {
+    [CAIRN_OPTIMIZER_ADAMW] = CAIRN_KERNEL_update_adamw,
+    [CAIRN_OPTIMIZER_ADAM] = CAIRN_KERNEL_update_adam,
+    [CAIRN_OPTIMIZER_SGD] = CAIRN_KERNEL_update_sgd,
+};
 
 static uint64_t moved(const float *plane, uint64_t elems)
 {
@@ -261,46 +260,49 @@ static uint64_t new_count(struct cuda_plan *plan, uint64_t *to)
     return plan->out.device + offset;
 }
 
-static uint64_t add_update(struct cuda_plan *plan, struct home_work *work, uint64_t done)
+static uint64_t add_update(struct cuda_plan *plan, const struct update_work *work,
+                           const struct cuda_plan_cursor *cursor)
 {
-    const struct update *planes = &work->update.planes;
-    const enum kernel_number kernel = update_kernel(work->update.scalars->optimizer);
+    const struct update *planes = &work->planes;
+    const uint64_t done = cursor->done;
+    const enum kernel_number kernel = update_kernels[work->scalars->optimizer];
     const bool goes_out = planes->wire != NULL && !cuda_plan_has(plan, planes->wire);
     const size_t wire_bytes = planes->wire == NULL ? 0 : dtype_size((int)planes->wire_dtype);
-    if (!cuda_plan_has_parts(plan, kernel) || cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
-        return 0;
+    if (!cuda_plan_has_parts(plan, kernel)) return 0;
     const uint64_t elems = cuda_plan_fit(plan, planes->elems - done, cuda_plan_out_room(plan),
                                          CAIRN_CUDA_PLAN_ITEM_ROOM, goes_out ? wire_bytes : 0,
                                          CAIRN_PIECE_ELEMS);
     if (elems == 0) return 0;
-    if (done == 0) *work->update.nonfinite = 0;
+    if (done == 0) *work->nonfinite = 0;
     struct update_item item = {
         .grad = cuda_plan_address(planes->grad + done),
         .param = cuda_plan_address(planes->param + done),
         .exp_avg = moved(planes->exp_avg, done),
         .exp_avg_sq = moved(planes->exp_avg_sq, done),
         .elems = elems,
-        .nonfinite = new_count(plan, work->update.nonfinite),
+        .nonfinite = new_count(plan, work->nonfinite),
         .wire_dtype = (uint64_t)planes->wire_dtype,
-        .scalars = *work->update.scalars,
+        .scalars = *work->scalars,
     };
     if (planes->wire != NULL)
         item.wire = cuda_plan_give(plan, (uint8_t *)planes->wire + done * wire_bytes,
                                    (size_t)elems * wire_bytes);
-    cuda_plan_item(plan, kernel, &item, update_pieces(&item));
+    cuda_plan_item(plan, kernel, &item, update_adamw_pieces(&item));
     return elems;
 }
 
 /* ---- converts, copies, zeroes, hashes, initial values ---- */
 
-static uint64_t add_convert(struct cuda_plan *plan, const struct home_work *work, uint64_t done)
+static uint64_t add_convert(struct cuda_plan *plan, const struct convert_work *work,
+                            const struct cuda_plan_cursor *cursor)
 {
-    uint8_t *dst = work->convert.dst;
-    const uint8_t *src = work->convert.src;
-    const size_t dst_bytes = dtype_size((int)work->convert.dst_dtype);
-    const size_t src_bytes = dtype_size((int)work->convert.src_dtype);
+    const uint64_t done = cursor->done;
+    uint8_t *dst = work->dst;
+    const uint8_t *src = work->src;
+    const size_t dst_bytes = dtype_size((int)work->dst_dtype);
+    const size_t src_bytes = dtype_size((int)work->src_dtype);
     if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_convert)) return 0;
-    uint64_t elems = cuda_plan_fit(plan, work->convert.elems - done, cuda_plan_out_room(plan),
+    uint64_t elems = cuda_plan_fit(plan, work->elems - done, cuda_plan_out_room(plan),
                                    CAIRN_CUDA_PLAN_ITEM_ROOM,
                                    cuda_plan_has(plan, dst) ? 0 : dst_bytes, CAIRN_PIECE_ELEMS);
     elems = cuda_plan_fit(plan, elems, cuda_plan_in_room(plan), CAIRN_CUDA_PLAN_ITEM_ROOM,
@@ -310,8 +312,8 @@ static uint64_t add_convert(struct cuda_plan *plan, const struct home_work *work
         .dst = cuda_plan_give(plan, dst + done * dst_bytes, (size_t)elems * dst_bytes),
         .src = cuda_plan_bring(plan, src + done * src_bytes, (size_t)elems * src_bytes),
         .elems = elems,
-        .dst_dtype = (uint32_t)work->convert.dst_dtype,
-        .src_dtype = (uint32_t)work->convert.src_dtype,
+        .dst_dtype = (uint32_t)work->dst_dtype,
+        .src_dtype = (uint32_t)work->src_dtype,
     };
     cuda_plan_item(plan, CAIRN_KERNEL_convert, &item, convert_pieces(&item));
     return elems;
@@ -319,9 +321,7 @@ static uint64_t add_convert(struct cuda_plan *plan, const struct home_work *work
 
 static uint64_t copy_in_home(struct cuda_plan *plan, void *to, const void *from, uint64_t bytes)
 {
-    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_copy) ||
-        cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
-        return 0;
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_copy)) return 0;
     struct copy_item item = { .to = cuda_plan_address(to),
                               .from = cuda_plan_address(from),
                               .run_bytes = bytes,
@@ -378,10 +378,12 @@ static uint64_t copy_some(struct cuda_plan *plan, uint8_t *to, const uint8_t *fr
     return left;
 }
 
-static uint64_t add_copy(struct cuda_plan *plan, const struct home_work *work, uint64_t done)
+static uint64_t add_copy(struct cuda_plan *plan, const struct copy_work *work,
+                         const struct cuda_plan_cursor *cursor)
 {
-    return copy_some(plan, (uint8_t *)work->copy.to + done, (const uint8_t *)work->copy.from + done,
-                     work->copy.bytes - done);
+    const uint64_t done = cursor->done;
+    return copy_some(plan, (uint8_t *)work->to + done, (const uint8_t *)work->from + done,
+                     work->bytes - done);
 }
 
 /* Adds complete runs. Runs in host memory are packed, so one copy brings them to the device, or takes them
@@ -390,9 +392,7 @@ static uint64_t add_whole_runs(struct cuda_plan *plan, uint8_t *to, const uint8_
                                struct copy_item item)
 {
     const bool brings = !cuda_plan_has(plan, from), gives = !cuda_plan_has(plan, to);
-    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_copy) ||
-        cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
-        return 0;
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_copy)) return 0;
     item.run_count = cuda_plan_fit(plan, item.run_count, cuda_plan_in_room(plan),
                                    CAIRN_CUDA_PLAN_ITEM_ROOM, brings ? item.run_bytes : 0, 1);
     item.run_count = cuda_plan_fit(plan, item.run_count, cuda_plan_out_room(plan),
@@ -407,76 +407,75 @@ static uint64_t add_whole_runs(struct cuda_plan *plan, uint8_t *to, const uint8_
     return bytes;
 }
 
-/* `done` counts bytes of the runs, without the gaps between them. */
-static uint64_t add_runs(struct cuda_plan *plan, const struct home_work *work, uint64_t done)
+/* cursor->done counts bytes of the runs, without the gaps between them. */
+static uint64_t add_runs(struct cuda_plan *plan, const struct runs_work *work,
+                         const struct cuda_plan_cursor *cursor)
 {
-    const uint64_t run = done / work->runs.run_bytes, within = done % work->runs.run_bytes;
-    uint8_t *to = (uint8_t *)work->runs.to + run * work->runs.to_stride + within;
-    const uint8_t *from = (const uint8_t *)work->runs.from + run * work->runs.from_stride + within;
+    const uint64_t done = cursor->done;
+    const uint64_t run = done / work->run_bytes, within = done % work->run_bytes;
+    uint8_t *to = (uint8_t *)work->to + run * work->to_stride + within;
+    const uint8_t *from = (const uint8_t *)work->from + run * work->from_stride + within;
     if (!cuda_plan_has(plan, to) && !cuda_plan_has(plan, from)) {
         home_copy_runs(work);
-        return work->runs.run_count * work->runs.run_bytes;
+        return work->run_count * work->run_bytes;
     }
-    if (work->runs.run_bytes > plan->bytes / 4) // too large for a plan: copies a part of one run
-        return copy_some(plan, to, from, work->runs.run_bytes - within);
-    const struct copy_item item = { .run_bytes = work->runs.run_bytes,
-                                    .run_count = work->runs.run_count - run,
-                                    .to_stride = work->runs.to_stride,
-                                    .from_stride = work->runs.from_stride };
+    if (work->run_bytes > plan->bytes / 4) // too large for a plan: copies a part of one run
+        return copy_some(plan, to, from, work->run_bytes - within);
+    const struct copy_item item = { .run_bytes = work->run_bytes,
+                                    .run_count = work->run_count - run,
+                                    .to_stride = work->to_stride,
+                                    .from_stride = work->from_stride };
     return add_whole_runs(plan, to, from, item);
 }
 
-static uint64_t add_zero(struct cuda_plan *plan, const struct home_work *work)
+static uint64_t add_zero(struct cuda_plan *plan, const struct zero_work *work,
+                         const struct cuda_plan_cursor *cursor)
 {
-    if (!cuda_plan_has(plan, work->zero.at)) {
-        memset(work->zero.at, 0, work->zero.bytes);
-        return work->zero.bytes;
+    (void)cursor; // one item holds any number of bytes
+    if (!cuda_plan_has(plan, work->at)) {
+        memset(work->at, 0, work->bytes);
+        return work->bytes;
     }
-    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_zero) ||
-        cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
-        return 0;
-    struct zero_item item = { .at = cuda_plan_address(work->zero.at), .bytes = work->zero.bytes };
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_zero)) return 0;
+    struct zero_item item = { .at = cuda_plan_address(work->at), .bytes = work->bytes };
     cuda_plan_item(plan, CAIRN_KERNEL_zero, &item, zero_pieces(&item));
-    return work->zero.bytes;
+    return work->bytes;
 }
 
-static uint64_t add_hash(struct cuda_plan *plan, const struct home_work *work, uint64_t done)
+static uint64_t add_hash(struct cuda_plan *plan, const struct hash_work *work,
+                         const struct cuda_plan_cursor *cursor)
 {
-    const struct geometry *geometry = work->hash.geometry;
-    const uint64_t leaf = work->hash.first_leaf + done;
-    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_hash) ||
-        cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
-        return 0;
-    const uint64_t leaves = cuda_plan_fit(plan, work->hash.leaf_count - done,
-                                          cuda_plan_out_room(plan), CAIRN_CUDA_PLAN_ITEM_ROOM,
-                                          sizeof(struct hash), CAIRN_PIECE_HASHES);
+    const struct geometry *geometry = work->geometry;
+    const uint64_t done = cursor->done, leaf = work->first_leaf + done;
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_hash)) return 0;
+    const uint64_t leaves = cuda_plan_fit(plan, work->leaf_count - done, cuda_plan_out_room(plan),
+                                          CAIRN_CUDA_PLAN_ITEM_ROOM, sizeof(struct hash),
+                                          CAIRN_PIECE_HASHES);
     if (leaves == 0) return 0;
-    const uint64_t skipped = leaf_start(geometry, leaf) -
-                             leaf_start(geometry, work->hash.first_leaf);
+    const uint64_t skipped = leaf_start(geometry, leaf) - leaf_start(geometry, work->first_leaf);
     struct hash_item item = {
-        .plane = cuda_plan_address(work->hash.plane) + skipped * dtype_size((int)work->hash.dtype),
-        .dtype = (uint64_t)work->hash.dtype,
+        .plane = cuda_plan_address(work->plane) + skipped * dtype_size((int)work->dtype),
+        .dtype = (uint64_t)work->dtype,
         .geometry = cuda_plan_geometry(geometry),
         .first_leaf = leaf,
         .leaf_count = leaves,
-        .hashes = cuda_plan_give(plan, work->hash.hashes + done,
-                                 (size_t)leaves * sizeof(struct hash)),
+        .hashes = cuda_plan_give(plan, work->hashes + done, (size_t)leaves * sizeof(struct hash)),
     };
     cuda_plan_item(plan, CAIRN_KERNEL_hash, &item, hash_pieces(&item));
     return leaves;
 }
 
-static uint64_t add_init(struct cuda_plan *plan, const struct home_work *work)
+static uint64_t add_init(struct cuda_plan *plan, const struct init_work *work,
+                         const struct cuda_plan_cursor *cursor)
 {
-    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_init) ||
-        cuda_plan_in_room(plan) < CAIRN_CUDA_PLAN_ITEM_ROOM)
-        return 0;
-    struct init_item item = { .out = cuda_plan_address(work->init.out),
-                              .first_elem = work->init.first_elem,
-                              .elems = work->init.elems,
-                              .source = work->init.source };
+    (void)cursor; // one item holds any number of elements
+    if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_init)) return 0;
+    struct init_item item = { .out = cuda_plan_address(work->out),
+                              .first_elem = work->first_elem,
+                              .elems = work->elems,
+                              .source = work->source };
     cuda_plan_item(plan, CAIRN_KERNEL_init, &item, init_pieces(&item));
-    return work->init.elems;
+    return work->elems;
 }
 
 /* ---- any work item ---- */
@@ -484,37 +483,26 @@ static uint64_t add_init(struct cuda_plan *plan, const struct home_work *work)
 static uint64_t size_of(const struct home_work *work)
 {
     switch (work->kind) {
-    case CAIRN_WORK_FOLD: return work->fold.elems;
-    case CAIRN_WORK_FOLD_SUMS: return work->fold_sums.leaf_count;
-    case CAIRN_WORK_UPDATE: return work->update.planes.elems;
-    case CAIRN_WORK_CONVERT: return work->convert.elems;
-    case CAIRN_WORK_COPY: return work->copy.bytes;
-    case CAIRN_WORK_ZERO: return work->zero.bytes;
-    case CAIRN_WORK_HASH: return work->hash.leaf_count;
-    case CAIRN_WORK_INIT: return work->init.elems;
-    case CAIRN_WORK_RUNS: return work->runs.run_count * work->runs.run_bytes;
+#define SIZE(name, member, type, size) \
+    case CAIRN_WORK_##name: {          \
+        const type *w = &work->member; \
+        return size;                   \
+    }
+        CAIRN_WORKS(SIZE)
+#undef SIZE
     case CAIRN_WORK_KINDS: break;
     }
     return 0;
 }
 
-static uint64_t add_some(struct cuda_plan *plan, struct home_work *work, uint64_t done)
+static uint64_t add_some(struct cuda_plan *plan, const struct home_work *work,
+                         struct cuda_plan_cursor *cursor)
 {
     switch (work->kind) {
-    case CAIRN_WORK_FOLD: {
-        const struct cuda_plan_fold fold = { work->fold.acc, work->fold.sources,
-                                             work->fold.source_count, work->fold.first,
-                                             work->fold.elems };
-        return cuda_plan_add_fold(plan, &fold, done);
-    }
-    case CAIRN_WORK_UPDATE: return add_update(plan, work, done);
-    case CAIRN_WORK_CONVERT: return add_convert(plan, work, done);
-    case CAIRN_WORK_COPY: return add_copy(plan, work, done);
-    case CAIRN_WORK_ZERO: return add_zero(plan, work);
-    case CAIRN_WORK_HASH: return add_hash(plan, work, done);
-    case CAIRN_WORK_INIT: return add_init(plan, work);
-    case CAIRN_WORK_RUNS: return add_runs(plan, work, done);
-    case CAIRN_WORK_FOLD_SUMS:
+#define ADD(name, member, type, size) \
+    case CAIRN_WORK_##name: return add_##member(plan, &work->member, cursor);
+        CAIRN_WORKS(ADD)
+#undef ADD
     case CAIRN_WORK_KINDS: break;
     }
     return 0;
@@ -522,25 +510,19 @@ static uint64_t add_some(struct cuda_plan *plan, struct home_work *work, uint64_
 
 /* Adds as much of the work item as fits. True: the item is complete. False: the caller goes on with an
  * empty plan, which runs after this one. */
-static bool cuda_plan_add(struct cuda_plan *plan, struct home_work *work,
+static bool cuda_plan_add(struct cuda_plan *plan, const struct home_work *work,
                           struct cuda_plan_cursor *cursor)
 {
     const bool was_empty = cuda_plan_is_empty(plan);
     const struct cuda_plan_cursor before = *cursor;
-    bool is_all;
     if (work->kind == CAIRN_WORK_UPDATE && work->update.planes.elems == 0)
         *work->update.nonfinite = 0;
     if (size_of(work) == 0) return true;
-    if (work->kind == CAIRN_WORK_FOLD_SUMS) {
-        is_all = cuda_plan_add_fold_sums(plan, &work->fold_sums, cursor);
-    } else {
-        cursor->done += add_some(plan, work, cursor->done);
-        is_all = cursor->done == size_of(work);
-    }
-    assert(!was_empty || cursor->done > before.done ||
-           cursor->is_folded); // otherwise the caller's loop would never end
+    cursor->done += add_some(plan, work, cursor);
+    // otherwise the caller's loop would never end
+    assert(!was_empty || cursor->done > before.done || cursor->folded > before.folded);
     (void)was_empty, (void)before;
-    return is_all;
+    return cursor->done == size_of(work);
 }
 
 /* ==== lower fold ==== */
@@ -581,10 +563,10 @@ static uint64_t bring_sources(struct cuda_plan *plan, const struct fold_source *
     return plan->in.device + offset;
 }
 
-/* Adds a part of the rest of the fold, and returns the size of the part; 0 if nothing more fits. */
-static uint64_t cuda_plan_add_fold(struct cuda_plan *plan, const struct cuda_plan_fold *fold,
-                                   uint64_t done)
+static uint64_t add_fold(struct cuda_plan *plan, const struct fold_work *fold,
+                         const struct cuda_plan_cursor *cursor)
 {
+    const uint64_t done = cursor->done;
     if (!cuda_plan_has_parts(plan, CAIRN_KERNEL_fold)) return 0;
     const uint64_t elems = cuda_plan_fit(
         plan, fold->elems - done, cuda_plan_in_room(plan), fold_overhead(fold->source_count),
@@ -597,7 +579,7 @@ static uint64_t cuda_plan_add_fold(struct cuda_plan *plan, const struct cuda_pla
         .first = fold->first,
         .elems = elems,
     };
-    cuda_plan_item(plan, CAIRN_KERNEL_fold, &item, kernel_fold_pieces(&item));
+    cuda_plan_item(plan, CAIRN_KERNEL_fold, &item, fold_pieces(&item));
     return elems;
 }
 
@@ -658,22 +640,20 @@ static bool has_too_many(const struct cuda_plan *plan, const struct leaf_fold *f
     return fold_overhead(fold->source_count) + CAIRN_LEAF_ELEMS * each > plan->bytes - 1024;
 }
 
-/* Returns true if the fold is complete. If not even one leaf with all its sources fits into a plan, the
- * first plans only fold, and later plans compute the sums from the result. */
-static bool cuda_plan_add_fold_sums(struct cuda_plan *plan, const struct leaf_fold *fold,
-                                    struct cuda_plan_cursor *cursor)
+/* If not even one leaf with all its sources fits into a plan, the first plans only fold, and later plans
+ * compute the sums from the result. */
+static uint64_t add_fold_sums(struct cuda_plan *plan, const struct leaf_fold *fold,
+                              struct cuda_plan_cursor *cursor)
 {
     const bool apart = has_too_many(plan, fold);
-    if (apart && !cursor->is_folded) {
-        const struct cuda_plan_fold whole = { fold->acc, fold->sources, fold->source_count,
-                                              fold->first, leaf_elems(fold) };
-        cursor->done += cuda_plan_add_fold(plan, &whole, cursor->done);
-        if (cursor->done < whole.elems) return false;
-        *cursor = (struct cuda_plan_cursor) { .is_folded = true };
-        return false;
+    const struct fold_work whole = { fold->acc, fold->sources, fold->source_count, fold->first,
+                                     leaf_elems(fold) };
+    if (apart && cursor->folded < whole.elems) {
+        const struct cuda_plan_cursor of_fold = { .done = cursor->folded };
+        cursor->folded += add_fold(plan, &whole, &of_fold);
+        return 0;
     }
-    cursor->done += add_leaves(plan, fold, apart ? 0 : fold->source_count, cursor->done);
-    return cursor->done == fold->leaf_count;
+    return add_leaves(plan, fold, apart ? 0 : fold->source_count, cursor->done);
 }
 
 /* ==== run ==== */
@@ -782,7 +762,7 @@ static struct cuda *cuda_of(const struct cuda_stream *stream)
 }
 
 static const char *const launch_names[CAIRN_KERNEL_COUNT] = {
-#define CAIRN_KERNEL_LAUNCH(name, item, warps) "a launch of " #name,
+#define CAIRN_KERNEL_LAUNCH(name, item, warps, size) "a launch of " #name,
     CAIRN_KERNELS(CAIRN_KERNEL_LAUNCH)
 #undef CAIRN_KERNEL_LAUNCH
 };

@@ -170,45 +170,32 @@ static cairn_status host_memory_export(const struct home_memory *memory, uint64_
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "state is hashed as it lies in memory");
 
-static void canonical_16(uint8_t *out, const uint8_t *in, size_t elems, uint16_t infinity,
-                         uint16_t nan)
-{
-    for (size_t i = 0; i < elems; i++) {
-        uint16_t u;
-        memcpy(&u, in + sizeof u * i, sizeof u);
-        if ((u & 0x7fff) > infinity) u = nan;
-        memcpy(out + sizeof u * i, &u, sizeof u);
+/* Copies elements of `bits` bits. Without its sign, every NaN is above `infinity`, and becomes `nan`. */
+#define DEFINE_CANONICAL(bits)                                                  \
+    static void canonical_##bits(uint8_t *out, const uint8_t *in, size_t elems, \
+                                 uint##bits##_t infinity, uint##bits##_t nan)   \
+    {                                                                           \
+        for (size_t i = 0; i < elems; i++) {                                    \
+            uint##bits##_t u;                                                   \
+            memcpy(&u, in + sizeof u * i, sizeof u);                            \
+            if ((u & INT##bits##_MAX) > infinity) u = nan;                      \
+            memcpy(out + sizeof u * i, &u, sizeof u);                           \
+        }                                                                       \
     }
-}
-
-static void canonical_32(uint8_t *out, const uint8_t *in, size_t elems)
-{
-    for (size_t i = 0; i < elems; i++) {
-        uint32_t u;
-        memcpy(&u, in + sizeof u * i, sizeof u);
-        u = (u & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : u;
-        memcpy(out + sizeof u * i, &u, sizeof u);
-    }
-}
-
-static void canonical_64(uint8_t *out, const uint8_t *in, size_t elems)
-{
-    for (size_t i = 0; i < elems; i++) {
-        uint64_t u;
-        memcpy(&u, in + sizeof u * i, sizeof u);
-        if ((u & UINT64_MAX >> 1) > (uint64_t)0x7ff << 52) u = (uint64_t)0x7ff8 << 48;
-        memcpy(out + sizeof u * i, &u, sizeof u);
-    }
-}
+DEFINE_CANONICAL(16)
+DEFINE_CANONICAL(32)
+DEFINE_CANONICAL(64)
 
 void host_canonical(void *out, const void *in, cairn_dtype dtype, size_t elems)
 {
     assert(dtype_size((int)dtype) != 0);
     switch (dtype) {
-    case CAIRN_F32: canonical_32(out, in, elems); break;
+    case CAIRN_F32: canonical_32(out, in, elems, 0x7f800000u, 0x7fc00000u); break;
     case CAIRN_BF16: canonical_16(out, in, elems, 0x7f80, 0x7fc0); break;
     case CAIRN_F16: canonical_16(out, in, elems, 0x7c00, 0x7e00); break;
-    case CAIRN_F64: canonical_64(out, in, elems); break;
+    case CAIRN_F64:
+        canonical_64(out, in, elems, (uint64_t)0x7ff << 52, (uint64_t)0x7ff8 << 48);
+        break;
     case CAIRN_U8: memcpy(out, in, elems); break;
     }
 }
@@ -320,37 +307,10 @@ bool float_env_ok(void)
 
 /* ==== home ==== */
 
-static void close_home(struct home *home)
-{
-    (void)home; // static memory
-}
-
 static uint64_t free_bytes(struct home *home)
 {
     (void)home;
     return UINT64_MAX;
-}
-
-static struct home_use host_use(struct home *home)
-{
-    (void)home;
-    return (struct home_use) { 0 };
-}
-
-static cairn_status host_pin(struct home *home, void *host, uint64_t bytes, struct sentence *why)
-{
-    (void)home;
-    (void)host;
-    (void)bytes;
-    (void)why;
-    return CAIRN_OK;
-}
-
-static void unpin(struct home *home, void *host, uint64_t bytes)
-{
-    (void)home;
-    (void)host;
-    (void)bytes;
 }
 
 /* ---- streams ---- */
@@ -367,47 +327,67 @@ static cairn_status stream_open(struct home *home, struct home_stream **stream_o
     return CAIRN_OK;
 }
 
-static void stream_close(struct home_stream *closed)
-{
-    (void)closed;
-}
-
 /* ---- work items ---- */
 
-static void fold_sums(const struct backend *host, const struct leaf_fold *fold)
+static void host_fold(const struct backend *host, struct fold_work *w)
 {
-    if (fold->source_count > 0)
-        host->fold_leaves(fold);
+    host->fold(w->acc, w->sources, w->source_count, w->first, w->elems);
+}
+
+static void host_fold_sums(const struct backend *host, struct leaf_fold *w)
+{
+    if (w->source_count > 0)
+        host->fold_leaves(w);
     else
-        host->sum_leaves(fold->acc, fold->geometry, fold->first_leaf, fold->leaf_count, fold->sums);
+        host->sum_leaves(w->acc, w->geometry, w->first_leaf, w->leaf_count, w->sums);
+}
+
+static void host_update(const struct backend *host, struct update_work *w)
+{
+    *w->nonfinite = host->update[w->scalars->optimizer](&w->planes, w->scalars);
+}
+
+static void host_convert(const struct backend *host, struct convert_work *w)
+{
+    host->convert(w->dst, w->dst_dtype, w->src, w->src_dtype, w->elems);
+}
+
+static void host_copy(const struct backend *host, struct copy_work *w)
+{
+    (void)host;
+    memcpy(w->to, w->from, w->bytes);
+}
+
+static void host_zero(const struct backend *host, struct zero_work *w)
+{
+    (void)host;
+    memset(w->at, 0, w->bytes);
+}
+
+static void host_hash(const struct backend *host, struct hash_work *w)
+{
+    host->hash_each(w->plane, w->dtype, w->geometry, w->first_leaf, w->leaf_count, w->hashes);
+}
+
+static void host_init(const struct backend *host, struct init_work *w)
+{
+    (void)host;
+    init_elems(&w->source, w->first_elem, w->elems, w->out);
+}
+
+static void host_runs(const struct backend *host, struct runs_work *w)
+{
+    (void)host;
+    home_copy_runs(w);
 }
 
 static void run_one(const struct backend *host, struct home_work *work)
 {
     switch (work->kind) {
-    case CAIRN_WORK_FOLD:
-        host->fold(work->fold.acc, work->fold.sources, work->fold.source_count, work->fold.first,
-                   work->fold.elems);
-        break;
-    case CAIRN_WORK_FOLD_SUMS: fold_sums(host, &work->fold_sums); break;
-    case CAIRN_WORK_UPDATE:
-        *work->update.nonfinite = host->update[work->update.scalars->optimizer](
-            &work->update.planes, work->update.scalars);
-        break;
-    case CAIRN_WORK_CONVERT:
-        host->convert(work->convert.dst, work->convert.dst_dtype, work->convert.src,
-                      work->convert.src_dtype, work->convert.elems);
-        break;
-    case CAIRN_WORK_COPY: memcpy(work->copy.to, work->copy.from, work->copy.bytes); break;
-    case CAIRN_WORK_ZERO: memset(work->zero.at, 0, work->zero.bytes); break;
-    case CAIRN_WORK_HASH:
-        host->hash_each(work->hash.plane, work->hash.dtype, work->hash.geometry,
-                        work->hash.first_leaf, work->hash.leaf_count, work->hash.hashes);
-        break;
-    case CAIRN_WORK_INIT:
-        init_elems(&work->init.source, work->init.first_elem, work->init.elems, work->init.out);
-        break;
-    case CAIRN_WORK_RUNS: home_copy_runs(work); break;
+#define RUN(name, member, type, size) \
+    case CAIRN_WORK_##name: host_##member(host, &work->member); break;
+        CAIRN_WORKS(RUN)
+#undef RUN
     case CAIRN_WORK_KINDS: break;
     }
 }
@@ -425,18 +405,13 @@ static cairn_status run_begin(struct home_stream *of, struct home_work *works, s
 /* ---- the home ---- */
 
 static const struct home_kind kind = {
-    .close = close_home,
     .free_bytes = free_bytes,
-    .use = host_use,
     .memory_open = host_memory_open,
     .memory_close = host_memory_close,
     .memory_resize = host_memory_resize,
     .memory_export = host_memory_export,
     .memory_give = host_memory_give,
-    .pin = host_pin,
-    .unpin = unpin,
     .stream_open = stream_open,
-    .stream_close = stream_close,
     .run_begin = run_begin,
 };
 

@@ -794,7 +794,7 @@ KERNEL_FN uint64_t item_of_piece(const struct kernel_list *list, uint64_t item_b
     return from;
 }
 
-#define CAIRN_KERNEL_BODY(name, item_type, block)                                             \
+#define CAIRN_KERNEL_BODY(name, item_type, block, size)                                       \
     KERNEL_FN void name##_body(const struct kernel_list *list, uint64_t warp, uint64_t warps) \
     {                                                                                         \
         for (uint64_t piece = warp; piece < list->pieces; piece += warps) {                   \

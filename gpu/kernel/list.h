@@ -7,7 +7,7 @@
  * a list may have very different sizes. To launch a kernel:
  *
  *   1. fill an array of items; first_piece of an item is the number of pieces of all items before it (the
- *      functions *_pieces below return the number of pieces of an item, which may be 0)
+ *      functions <name>_pieces below return the number of pieces of an item, which may be 0)
  *   2. copy the array, and the arrays of sources to which its items point, to the device
  *   3. struct kernel_list list = { address of the items, count, pieces of all };
  *      void *parameters[] = { &list };
@@ -32,24 +32,27 @@
 #include "proto/geometry/tensor.h"
 #include "proto/spec/scalars.h"
 
-/* For each kernel: its name, the struct of its items, the warps of a block, and in the comment its work.
- * The kernel's symbol on the device is cairn_kernel_<name>. All warps of a block run on one processor, and
- * a piece of `hash` covers 32 leaves. So with eight warps in a block, a list of 256 chunks (16,384 leaves)
- * would have only 64 blocks, and half of a card would be idle. */
-#define CAIRN_KERNELS(X)                                                                    \
-    X(fold, struct fold_item, 8)           /* .fold; adds sums of relays, too: fp32 */      \
-    X(fold_sums, struct fold_sums_item, 8) /* .fold_leaves; without a source .sum_leaves */ \
-    X(update_adamw, struct update_item, 8) /* .update[CAIRN_OPTIMIZER_ADAMW] */             \
-    X(update_adam, struct update_item, 8)                                                   \
-    X(update_sgd, struct update_item, 8)                                                    \
-    X(convert, struct convert_item, 8) /* .convert */                                       \
-    X(copy, struct copy_item, 8)       /* bytes, in runs with strides */                    \
-    X(zero, struct zero_item, 8)                                                            \
-    X(hash, struct hash_item, 2) /* the leaf hashes of .hash_each */                        \
-    X(init, struct init_item, 8) /* init_elems of proto/spec/spec.h */
+/* For each kernel: its name, the struct of its items, the warps of a block, the number of pieces of an item
+ * (below), and in the comment its work. The kernel's symbol on the device is cairn_kernel_<name>. All warps
+ * of a block run on one processor, and a piece of `hash` covers 32 leaves. So with eight warps in a block, a
+ * list of 256 chunks (16,384 leaves) would have only 64 blocks, and half of a card would be idle. */
+#define CAIRN_KERNELS(X)                                                                        \
+    /* .fold; adds sums of relays, too: fp32 */                                                 \
+    X(fold, struct fold_item, 8, PIECES_OF(elems, ELEMS))                                       \
+    /* .fold_leaves; without a source .sum_leaves */                                            \
+    X(fold_sums, struct fold_sums_item, 8, PIECES_OF(leaf_count, LEAVES))                       \
+    X(update_adamw, struct update_item, 8, PIECES_OF(elems, ELEMS)) /* .update[] */             \
+    X(update_adam, struct update_item, 8, PIECES_OF(elems, ELEMS))                              \
+    X(update_sgd, struct update_item, 8, PIECES_OF(elems, ELEMS))                               \
+    X(convert, struct convert_item, 8, PIECES_OF(elems, ELEMS)) /* .convert */                  \
+    /* bytes, in runs with strides */                                                           \
+    X(copy, struct copy_item, 8, PIECES_OF(run_bytes, BYTES) * item->run_count)                 \
+    X(zero, struct zero_item, 8, PIECES_OF(bytes, BYTES))                                       \
+    X(hash, struct hash_item, 2, PIECES_OF(leaf_count, HASHES)) /* leaf hashes of .hash_each */ \
+    X(init, struct init_item, 8, PIECES_OF(elems, ELEMS)) /* init_elems of proto/spec/spec.h */
 
 enum kernel_number {
-#define CAIRN_KERNEL_NUMBER(name, item, warps) CAIRN_KERNEL_##name,
+#define CAIRN_KERNEL_NUMBER(name, item, warps, size) CAIRN_KERNEL_##name,
     CAIRN_KERNELS(CAIRN_KERNEL_NUMBER)
 #undef CAIRN_KERNEL_NUMBER
         CAIRN_KERNEL_COUNT
@@ -167,43 +170,21 @@ CAIRN_PIECES_FN uint64_t pieces_of(uint64_t whole, uint64_t piece)
 {
     return whole / piece + (whole % piece != 0 ? 1 : 0);
 }
-static inline uint64_t kernel_fold_pieces(const struct fold_item *item)
-{
-    return pieces_of(item->elems, CAIRN_PIECE_ELEMS);
-}
-static inline uint64_t fold_sums_pieces(const struct fold_sums_item *item)
-{
-    return pieces_of(item->leaf_count, CAIRN_PIECE_LEAVES);
-}
-static inline uint64_t update_pieces(const struct update_item *item)
-{
-    return pieces_of(item->elems, CAIRN_PIECE_ELEMS);
-}
-static inline uint64_t convert_pieces(const struct convert_item *item)
-{
-    return pieces_of(item->elems, CAIRN_PIECE_ELEMS);
-}
-static inline uint64_t copy_pieces(const struct copy_item *item)
-{
-    return pieces_of(item->run_bytes, CAIRN_PIECE_BYTES) * item->run_count;
-}
-static inline uint64_t zero_pieces(const struct zero_item *item)
-{
-    return pieces_of(item->bytes, CAIRN_PIECE_BYTES);
-}
-static inline uint64_t hash_pieces(const struct hash_item *item)
-{
-    return pieces_of(item->leaf_count, CAIRN_PIECE_HASHES);
-}
-static inline uint64_t init_pieces(const struct init_item *item)
-{
-    return pieces_of(item->elems, CAIRN_PIECE_ELEMS);
-}
+
+/* <name>_pieces(item): the number of pieces of an item of a kernel. */
+#define PIECES_OF(field, piece) pieces_of(item->field, CAIRN_PIECE_##piece)
+#define CAIRN_KERNEL_PIECES(name, type, warps, pieces)     \
+    static inline uint64_t name##_pieces(const type *item) \
+    {                                                      \
+        return pieces;                                     \
+    }
+CAIRN_KERNELS(CAIRN_KERNEL_PIECES)
+#undef CAIRN_KERNEL_PIECES
 
 static inline uint32_t kernel_block_warps(enum kernel_number kernel)
 {
     static const uint32_t warps_of[CAIRN_KERNEL_COUNT] = {
-#define CAIRN_KERNEL_WARPS(name, item, warps) warps,
+#define CAIRN_KERNEL_WARPS(name, item, warps, size) warps,
         CAIRN_KERNELS(CAIRN_KERNEL_WARPS)
 #undef CAIRN_KERNEL_WARPS
     };

@@ -65,7 +65,7 @@ TRIALS_OF(a_fold_has_the_bits_of_the_host, TRIALS)
                                         .source_count = s.count,
                                         .first = (uint32_t)random_below(2),
                                         .elems = elems };
-        pieces += kernel_fold_pieces(&items[i]);
+        pieces += fold_pieces(&items[i]);
         want[i] = scene_copy(items[i].acc, elems * sizeof(float));
         host()->fold(want[i], s.of, s.count, items[i].first != 0, elems);
     }
@@ -256,7 +256,7 @@ TRIALS_OF(an_update_has_the_bits_of_the_host, UPDATES *TRIALS)
     const uint64_t count = 1 + random_below(SCENE_ITEMS);
     for (uint64_t i = 0; i < count; i++) {
         items[i] = make_update(updates[(size_t)_i % UPDATES].optimizer, pieces, &planes[i]);
-        pieces += update_pieces(&items[i]);
+        pieces += update_adamw_pieces(&items[i]);
     }
     scene_run(updates[(size_t)_i % UPDATES].kernel, items, count, pieces);
     for (uint64_t i = 0; i < count; i++) same_update(&items[i], &planes[i]);
@@ -428,11 +428,11 @@ TEST(a_list_of_256_chunks_has_blocks_for_a_whole_card)
     const struct hash_item hash = { .leaf_count = leaves };
     const struct init_item init = { .elems = elems };
     const uint64_t pieces[CAIRN_KERNEL_COUNT] = {
-        [CAIRN_KERNEL_fold] = kernel_fold_pieces(&fold),
+        [CAIRN_KERNEL_fold] = fold_pieces(&fold),
         [CAIRN_KERNEL_fold_sums] = fold_sums_pieces(&sums),
-        [CAIRN_KERNEL_update_adamw] = update_pieces(&update),
-        [CAIRN_KERNEL_update_adam] = update_pieces(&update),
-        [CAIRN_KERNEL_update_sgd] = update_pieces(&update),
+        [CAIRN_KERNEL_update_adamw] = update_adamw_pieces(&update),
+        [CAIRN_KERNEL_update_adam] = update_adam_pieces(&update),
+        [CAIRN_KERNEL_update_sgd] = update_sgd_pieces(&update),
         [CAIRN_KERNEL_convert] = convert_pieces(&convert),
         [CAIRN_KERNEL_copy] = copy_pieces(&copy),
         [CAIRN_KERNEL_zero] = zero_pieces(&zero),

@@ -17,7 +17,7 @@ void *kernel_misaligned_at(uint64_t address, size_t bytes)
     return memset(zeros, 0, bytes);
 }
 
-#define RUN_BLOCK(name, item, warps)                                                        \
+#define RUN_BLOCK(name, item, warps, size)                                                  \
     static void name##_run(const struct kernel_list *list, uint32_t block, uint32_t blocks) \
     {                                                                                       \
         assert(block < blocks);                                                             \
@@ -26,7 +26,7 @@ void *kernel_misaligned_at(uint64_t address, size_t bytes)
     }
 CAIRN_KERNELS(RUN_BLOCK)
 
-#define KERNEL(name, item, warps)                                                               \
+#define KERNEL(name, item, warps, size)                                                         \
     [CAIRN_KERNEL_##name] = { "cairn_kernel_" #name, sizeof(item), CAIRN_KERNEL_WARP * (warps), \
                               name##_run, ranges_##name },
 const struct kernel kernel_table[CAIRN_KERNEL_COUNT] = { CAIRN_KERNELS(KERNEL) };

@@ -59,7 +59,7 @@ extern const struct kernel kernel_table[CAIRN_KERNEL_COUNT]; /* by enum kernel_n
 const struct kernel *kernel_named(const char *name);
 
 /* The `ranges` of each kernel: ranges.c. */
-#define CAIRN_KERNEL_RANGES(name, item, block) \
+#define CAIRN_KERNEL_RANGES(name, item, block, size) \
     void ranges_##name(const struct kernel_list *list, kernel_note_fn note, void *context);
 CAIRN_KERNELS(CAIRN_KERNEL_RANGES)
 #undef CAIRN_KERNEL_RANGES

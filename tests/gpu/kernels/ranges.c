@@ -121,7 +121,7 @@ static void init_item(const struct noter *noter, const struct init_item *item)
     writes(noter, item->out, item->elems * sizeof(float));
 }
 
-#define RANGES(name, item_type, block)                                                          \
+#define RANGES(name, item_type, block, size)                                                    \
     void ranges_##name(const struct kernel_list *list, kernel_note_fn note, void *context)      \
     {                                                                                           \
         const struct noter noter = { note, context };                                           \
