@@ -335,10 +335,8 @@ bool admin_replaces(const Cairn__SnapshotStatus *plan, struct sentence *out)
 static bool has_ended(void *context)
 {
     struct session *s = context;
-    pthread_mutex_lock(&s->lock);
-    const bool ended = s->ended;
-    pthread_mutex_unlock(&s->lock);
-    return ended;
+    LOCK_SESSION(s);
+    return s->ended;
 }
 
 /* Sets this thread's sentence. */

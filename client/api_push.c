@@ -56,13 +56,12 @@ bool batch_is_surplus(const struct job *job)
 cairn_status api_batch_place(struct job *job, const struct cairn_round *round, uint32_t *micro)
 {
     if (job->spec.global_batch == 0) return CAIRN_OK;
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     cairn_status status = api_judge_round(job, round);
     if (status == CAIRN_OK && batch_is_surplus(job))
         status = refuse_surplus(job);
     else if (status == CAIRN_OK && !batch_place(&job->filling.batch, *micro, micro))
         status = refuse_number(job, *micro);
-    pthread_mutex_unlock(&job->session->lock);
     return status;
 }
 
@@ -184,11 +183,10 @@ void api_await_added(struct job *job)
 cairn_status api_judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
                             size_t tensor)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     if (tensor == CAIRN_API_NO_TENSOR) api_await_added(job);
     cairn_status status = api_judge_round(job, round);
     if (status == CAIRN_OK) status = note_filled(job, micro, tensor);
-    pthread_mutex_unlock(&job->session->lock);
     return status;
 }
 
@@ -212,10 +210,8 @@ static cairn_status judge_thawed(const struct job *job, size_t tensor)
 
 static cairn_status judge_frozen(struct job *job, size_t tensor)
 {
-    pthread_mutex_lock(&job->session->lock);
-    const cairn_status status = judge_thawed(job, tensor);
-    pthread_mutex_unlock(&job->session->lock);
-    return status;
+    LOCK_SESSION(job->session);
+    return judge_thawed(job, tensor);
 }
 
 /* ---- lists ---- */
@@ -245,11 +241,10 @@ cairn_status api_fill_many(struct job *job, const struct cairn_round *round, uin
                            const size_t *tensors, size_t count, size_t *wrong_out)
 {
     *wrong_out = count;
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     cairn_status status = api_judge_round(job, round);
     if (status == CAIRN_OK) status = judge_micro(job, micro);
     if (status == CAIRN_OK) status = fill_all(job, micro, tensors, count, wrong_out);
-    pthread_mutex_unlock(&job->session->lock);
     return status;
 }
 
@@ -259,7 +254,7 @@ cairn_status api_fill_many(struct job *job, const struct cairn_round *round, uin
 static cairn_status fill_part(struct job *job, const struct cairn_round *round,
                               const struct portion *portion, struct assembly **out)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     cairn_status status = api_judge_round(job, round);
     if (status == CAIRN_OK) status = judge_micro(job, portion->micro);
     if (status == CAIRN_OK && job->filling.tensors[portion->tensor] == PUSHED)
@@ -275,7 +270,6 @@ static cairn_status fill_part(struct job *job, const struct cairn_round *round,
         job->filling.any = true;
         job->filling.adding++;
     }
-    pthread_mutex_unlock(&job->session->lock);
     return status;
 }
 

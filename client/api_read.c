@@ -98,10 +98,9 @@ cairn_status cairn_version_wait(cairn_job *handle, struct cairn_version at_least
     CAIRN_TRY(wait_version(job, &message, timeout_ms, &ready));
     *out = (struct cairn_version) { ready->generation, ready->step };
     message_free(&ready->base);
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     job->known.initialized = true;
     job->known.newest = *out;
-    pthread_mutex_unlock(&job->session->lock);
     return CAIRN_OK;
 }
 
@@ -351,7 +350,7 @@ static void drop_cache(struct block *block)
     while (*link != block) link = &(*link)->next;
     *link = block->next;
     cache->block_count--;
-    if (block->memory != NULL) block->job->stats.mapped_bytes -= block->shape.byte_count;
+    if (block->memory != NULL) block->job->measured.stats.mapped_bytes -= block->shape.byte_count;
     published_view_close(block->view);
     for (struct loan *loan = block->loans, *next; loan != NULL; loan = next) {
         next = loan->next;
@@ -463,7 +462,7 @@ static struct block *add_block(struct job *job, struct cairn_version version, st
     block->next = cache->blocks;
     cache->blocks = block;
     cache->block_count++;
-    struct cairn_stats *stats = &job->stats;
+    struct cairn_stats *stats = &job->measured.stats;
     if (block->view != NULL) {
         stats->maps_lent++;
         for (size_t i = 0; i < block->shape.count; i++)
@@ -500,11 +499,9 @@ static cairn_status cache_open(struct job *job)
 /* Returns the number of a new prefetch, and drops the blocks of versions older than this one. */
 static uint64_t cache_new_call(struct job *job, struct cairn_version version)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     drop_older(job, version);
-    const uint64_t call = ++job->cache->last_call;
-    pthread_mutex_unlock(&job->session->lock);
-    return call;
+    return ++job->cache->last_call;
 }
 
 /* Records that the prefetch `call` wants the unit. Returns a new block, which takes over the
@@ -514,7 +511,7 @@ static struct block *cache_want(struct job *job, struct cairn_version version,
                                 struct unit_shape *shape, uint64_t call)
 {
     struct block *made = NULL;
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     struct block *block = find_block(job, version, NULL, shape);
     if (block == NULL && make_room(job, call))
         block = made = add_block(job, version, NULL, shape, NULL);
@@ -523,9 +520,8 @@ static struct block *cache_want(struct job *job, struct cairn_version version,
         block->wanted = true;
         block->call = call;
     } else {
-        job->stats.prefetches_dropped++;
+        job->measured.stats.prefetches_dropped++;
     }
-    pthread_mutex_unlock(&job->session->lock);
     return made;
 }
 
@@ -557,8 +553,8 @@ static uint64_t view_tensor(struct job *job, struct block *block)
     loan->number = ++job->cache->last_loan;
     loan->next = block->loans;
     block->loans = loan;
-    job->stats.maps++;
-    if (block->wanted) job->stats.maps_prefetched++;
+    job->measured.stats.maps++;
+    if (block->wanted) job->measured.stats.maps_prefetched++;
     block->wanted = false;
     return loan->number;
 }
@@ -574,7 +570,7 @@ static struct block *find_or_add(struct job *job, struct cairn_version version, 
     const bool has_room = make_room(job, 0);
     block = add_block(job, version, card, shape, own);
     if (block == NULL) return NULL;
-    if (!has_room) job->stats.maps_over_window++;
+    if (!has_room) job->measured.stats.maps_over_window++;
     if (block->pending > 0) *made_out = block;
     return block;
 }
@@ -894,11 +890,10 @@ static void note_lease(struct job *job, struct cairn_version version, int ttl_ms
 {
     const uint64_t now_ms = monotonic_ms(), until_ms = now_ms + (uint64_t)ttl_ms;
     struct leased *leased = &job->leased;
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     if (leased->until_ms <= now_ms || version_compare(version, leased->oldest) < 0)
         leased->oldest = version;
     if (until_ms > leased->until_ms) leased->until_ms = until_ms;
-    pthread_mutex_unlock(&job->session->lock);
 }
 
 cairn_status cairn_lease(cairn_job *handle, struct cairn_version version, int ttl_ms,

@@ -474,8 +474,8 @@ void attach_begin(struct job *job)
     open.takeover = (job->attachment.open_flags & CAIRN_OPEN_TAKEOVER) != 0 &&
                     // a member that was attached before has taken the place over, or has lost it
                     !job->attachment.attached_once;
-    open.run = s->run;
-    open.restarts = s->restarts;
+    open.run = s->launch.run;
+    open.restarts = s->launch.restarts;
     open.seen_epoch = job->attachment.seen_epoch;
     open.seen_store = job->attachment.seen_store;
     job->attachment.state = JOB_ATTACHING;

@@ -323,9 +323,8 @@ static void note_silence(struct job *job)
             explain_silence(link, &silence);
     }
     if (more > 0) sentence_add(&silence, " (and so it is with %" PRIu32 " shards more)", more);
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     job->shards.silence = silence;
-    pthread_mutex_unlock(&job->session->lock);
 }
 
 static void begin_silence(struct shard_link *link)
@@ -334,7 +333,7 @@ static void begin_silence(struct shard_link *link)
     link->silent = true;
     note_silence(link->job);
     explain_silence(link, &silence);
-    if (silence.text[0] != '\0' && link->job->session->on_wait == NULL)
+    if (silence.text[0] != '\0' && link->job->session->on_wait.call == NULL)
         fprintf(stderr, "cairn: job %s: %s\n", link->job->name, silence.text);
 }
 
@@ -343,7 +342,7 @@ static void end_silence(struct shard_link *link, bool is_heard)
     if (!link->silent) return;
     link->silent = false;
     note_silence(link->job);
-    if (is_heard && link->job->session->on_wait == NULL)
+    if (is_heard && link->job->session->on_wait.call == NULL)
         fprintf(stderr, "cairn: job %s: shard %s is heard again\n", link->job->name, link->name);
 }
 
@@ -481,9 +480,8 @@ void links_release(struct job *job)
         free(job->shards.links[i]);
     }
     free(job->shards.links);
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     job->shards = (struct job_shards) { .links = NULL };
-    pthread_mutex_unlock(&job->session->lock);
 }
 
 void link_tick(struct shard_link *link, uint64_t now_ms)

@@ -395,10 +395,9 @@ static bool make_room(struct job *job, struct sum *sum, size_t elems)
     if (sum->values != NULL && sum->elems == elems) return true;
     float *values = realloc(sum->values, (elems > 0 ? elems : 1) * sizeof *values);
     if (values == NULL) return false;
-    pthread_mutex_lock(&job->session->lock);
-    job->stats.accumulated_bytes += elems * sizeof *values;
-    job->stats.accumulated_bytes -= sum->elems * sizeof *values;
-    pthread_mutex_unlock(&job->session->lock);
+    LOCK_SESSION(job->session);
+    job->measured.stats.accumulated_bytes += elems * sizeof *values;
+    job->measured.stats.accumulated_bytes -= sum->elems * sizeof *values;
     sum->values = values;
     sum->elems = elems;
     return true;
@@ -449,11 +448,10 @@ static void add_piece(struct sum *sum, const struct piece *piece, const struct c
 
 static struct sum *sum_of(struct job *job, size_t tensor)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     if (job->sums.of == NULL)
         job->sums.of = calloc(job->spec.tensor_count + 1, sizeof *job->sums.of);
     struct sum *sum = job->sums.of != NULL ? &job->sums.of[tensor] : NULL;
-    pthread_mutex_unlock(&job->session->lock);
     return sum;
 }
 
@@ -552,7 +550,7 @@ bool assemble_begun(const struct job *job, const struct portion *portion)
 
 static void count_assemble(struct job *job, uint64_t more, uint64_t less)
 {
-    struct cairn_stats *stats = &job->stats;
+    struct cairn_stats *stats = &job->measured.stats;
     stats->assembled_bytes += more;
     stats->assembled_bytes -= less;
     if (stats->assembled_bytes > stats->assembled_bytes_peak)
@@ -575,9 +573,8 @@ static void free_locked(struct assembly *assembly)
 void assemble_free(struct assembly *assembly)
 {
     struct session *s = assembly->job->session;
-    pthread_mutex_lock(&s->lock);
+    LOCK_SESSION(s);
     free_locked(assembly);
-    pthread_mutex_unlock(&s->lock);
 }
 
 static void drop(struct assembly *assembly)
@@ -707,7 +704,7 @@ cairn_status assemble_copy(struct assembly *assembly, const struct portion *p, b
         strides_span(&p->piece.strides, elems, dtype_size((int)p->mem.dtype)), NULL, &region);
     if (status == CAIRN_OK) copy_portion(assembly, p, p->mem.ptr);
     if (status == CAIRN_OK) memory_return(job->session, region);
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     assembly->copying--;
     if (status == CAIRN_OK)
         assembly->copied += elems;
@@ -722,7 +719,6 @@ cairn_status assemble_copy(struct assembly *assembly, const struct portion *p, b
     } else if (assembly->box_count == 0) {
         drop(assembly);
     }
-    pthread_mutex_unlock(&job->session->lock);
     if (status == CAIRN_OK) *whole_out = whole;
     return status;
 }
@@ -730,35 +726,32 @@ cairn_status assemble_copy(struct assembly *assembly, const struct portion *p, b
 void assemble_put_back(struct assembly *assembly)
 {
     struct job *job = assembly->job;
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     LIST_INSERT_HEAD(&job->sums.assemblies, assembly, next);
-    pthread_mutex_unlock(&job->session->lock);
 }
 
 void assemble_undo(struct assembly *assembly, const struct portion *p)
 {
     struct job *job = assembly->job;
     copy_portion(assembly, p, NULL);
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     remove_box(assembly, &p->piece.box);
     assembly->copied -= box_element_count(&p->piece.box);
     LIST_INSERT_HEAD(&job->sums.assemblies, assembly, next);
     if (assembly->box_count == 0) drop(assembly);
-    pthread_mutex_unlock(&job->session->lock);
 }
 
 /* ---- what is missing ---- */
 
 struct assembly *assemble_ended(struct job *job, uint64_t round, uint32_t micro)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     struct assembly *ended = LIST_FIRST(&job->sums.assemblies);
     while (ended != NULL &&
            (ended->kind != CAIRN_CHUNK_PUSH || ended->round != round || ended->micro != micro))
         ended = LIST_NEXT(ended, next);
     assert(ended == NULL || ended->copying == 0); // the call that ended the micro-batch has waited
     if (ended != NULL) LIST_REMOVE(ended, next);
-    pthread_mutex_unlock(&job->session->lock);
     return ended;
 }
 
@@ -766,7 +759,7 @@ cairn_status assemble_judge_put(struct job *job)
 {
     struct sentence why;
     bool missing = false;
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     const struct assembly *some = LIST_FIRST(&job->sums.assemblies);
     while (some != NULL && some->kind != CAIRN_CHUNK_PUT) some = LIST_NEXT(some, next);
     if (some != NULL && !job->known.initialized) {
@@ -776,7 +769,6 @@ cairn_status assemble_judge_put(struct job *job)
                      " elements; put the others",
                      job->spec.tensors[some->tensor].name, some->copied, some->elems);
     }
-    pthread_mutex_unlock(&job->session->lock);
     return missing ? client_fail(CAIRN_ERR_NOT_READY, "%s", why.text) : CAIRN_OK;
 }
 

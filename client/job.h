@@ -245,6 +245,24 @@ struct leased {
     uint64_t until_ms;
 };
 
+/* The work that this client has done for the job, and how long its calls waited. */
+struct measured {
+    struct cairn_stats stats;
+    struct step_times times; /* the phase times of a worker */
+};
+
+/* Notes of an iteration of the loop for the next one. */
+struct job_turn {
+    struct failure broken; /* a failure of a card, which fails the job in the next iteration */
+    /* a push waits for the work on its stream, and the pushes after this one wait, too */
+    bool awaits_stream;
+    /* the job's first command could not proceed, so the later commands of this job wait */
+    bool stalled;
+    /* the last time that no fetch (none_fetched_ms) or no push (none_pushed_ms) was in flight;
+     * 0: not checked */
+    uint64_t none_fetched_ms, none_pushed_ms;
+};
+
 struct job {
     struct session *session; /* borrowed */
     struct job *next;        /* loop thread: the session's list */
@@ -264,10 +282,9 @@ struct job {
     struct failure failure; /* fenced, mismatch, lost, closed */
     struct known_state known;
     struct leased leased;
-    struct cairn_stats stats;
-    struct step_times times; /* the phase times of a worker */
-    struct pause pause;      /* this worker's own */
-    struct awaited awaited;  /* requested by a call that timed out */
+    struct measured measured;
+    struct pause pause;     /* this worker's own */
+    struct awaited awaited; /* requested by a call that timed out */
     struct filling filling;
     struct writing writing;
     struct puts puts;
@@ -283,22 +300,9 @@ struct job {
     struct job_shards shards;
 
     /* loop thread */
-    struct failure broken; /* a failure of a card, which fails the job in the next iteration */
-    /* a push waits for the work on its stream, and the pushes after this one wait, too */
-    bool awaits_stream;
-    /* the job's first command could not proceed, so the later commands of this job wait */
-    bool stalled;
+    struct job_turn turn;
     struct parcel_table parcels;
-    struct {
-        TAILQ_HEAD(, parcel) parcels;
-        uint32_t count;
-    } landed; /* received and being copied to a card: parcel.c */
     struct pushing pushing;
-    struct {
-        /* the last time that no fetch (none_fetched_ms) or no push (none_pushed_ms) was in flight;
-         * 0: not checked */
-        uint64_t none_fetched_ms, none_pushed_ms;
-    } flights;
 };
 
 /* Under the lock: returns true if this worker has a write open that is not void. */

@@ -70,19 +70,17 @@ void served_layout_put(struct served_layout *served)
 
 void served_layouts_add(struct job *job, struct served_layout *served)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     served->older = job->served;
     job->served = served;
-    pthread_mutex_unlock(&job->session->lock);
 }
 
 void served_layouts_serve_since(struct job *job, struct served_layout *served,
                                 struct cairn_version since)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     served->since = since;
     served->found = false;
-    pthread_mutex_unlock(&job->session->lock);
 }
 
 static struct served_layout *unlink_served(struct served_layout **link)
@@ -181,7 +179,7 @@ struct piece client_tiles_own(struct job *job, size_t tensor)
                            .whole = true,
                            .tile = CAIRN_TILE_WHOLE,
                            .table_hash = CAIRN_TABLE_HASH_WHOLE };
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     if (job->tiles.declared != NULL) {
         const struct cairn_box *box = tiles_find(&job->tiles.declared->tiles, (uint32_t)tensor);
         piece.table_hash = job->tiles.declared->hash;
@@ -191,7 +189,6 @@ struct piece client_tiles_own(struct job *job, size_t tensor)
             piece.tile = CAIRN_TILE_OWN;
         }
     }
-    pthread_mutex_unlock(&job->session->lock);
     return piece;
 }
 
@@ -366,9 +363,8 @@ static void reading_free(struct reading *reading)
 
 void attachment_put_off(struct job *job, const char *why)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     sentence_set(&job->attachment.put_off, "%s", why);
-    pthread_mutex_unlock(&job->session->lock);
 }
 
 void attachment_drop_pages(struct attachment *attachment)

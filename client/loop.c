@@ -182,9 +182,8 @@ static void close_jobs(struct session *s)
 
 static struct command *next_command(struct session *s, struct command *before)
 {
-    pthread_mutex_lock(&s->lock);
+    LOCK_SESSION(s);
     struct command *command = before != NULL ? TAILQ_NEXT(before, next) : TAILQ_FIRST(&s->commands);
-    pthread_mutex_unlock(&s->lock);
     return command;
 }
 
@@ -211,18 +210,19 @@ static void run_commands(struct session *s)
     struct command *before = NULL;
     bool any_awaits = false;
     for (struct job *job = s->jobs; job != NULL; job = job->next)
-        job->stalled = job->awaits_stream = false;
+        job->turn.stalled = job->turn.awaits_stream = false;
     for (struct command *command; (command = next_command(s, before)) != NULL;) {
         struct job *job = command->job;
-        const bool awaited = job->awaits_stream;
+        const bool awaited = job->turn.awaits_stream;
         const bool is_of_round = command->op == NULL || command->op->kind == CAIRN_CHUNK_PUSH;
-        const bool waits = job->stalled || (awaited && is_of_round);
+        const bool waits = job->turn.stalled || (awaited && is_of_round);
         if (!waits && run_command(command)) {
             free_command(s, command);
             continue;
         }
         // A fetch that waits for its stream does not block other commands.
-        if (!waits && command->event == NULL && job->awaits_stream == awaited) job->stalled = true;
+        if (!waits && command->event == NULL && job->turn.awaits_stream == awaited)
+            job->turn.stalled = true;
         any_awaits = any_awaits || command->event != NULL;
         before = command;
     }
@@ -244,7 +244,8 @@ static void run_turn(struct session *s)
 {
     const uint64_t now_ms = monotonic_ms();
     for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (job->broken.status != CAIRN_OK) job_fail(job, job->broken.status, job->broken.why.text);
+        if (job->turn.broken.status != CAIRN_OK)
+            job_fail(job, job->turn.broken.status, job->turn.broken.why.text);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (job->attachment.reading != NULL && atomic_load(&job->attachment.reading->is_over))
             attach_read(job);
@@ -420,17 +421,16 @@ static void look_at_flights(struct job *job, uint64_t now_ms)
 {
     bool fetches = false;
     for (uint32_t i = 0; i < job->shards.count; i++) fetches |= job->shards.links[i]->asked > 0;
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     const bool pushes = job->filling.pushes_open > 0;
-    pthread_mutex_unlock(&job->session->lock);
-    if (!fetches || job->flights.none_fetched_ms == 0) job->flights.none_fetched_ms = now_ms;
-    if (!pushes || job->flights.none_pushed_ms == 0) job->flights.none_pushed_ms = now_ms;
+    if (!fetches || job->turn.none_fetched_ms == 0) job->turn.none_fetched_ms = now_ms;
+    if (!pushes || job->turn.none_pushed_ms == 0) job->turn.none_pushed_ms = now_ms;
 }
 
 static uint32_t in_flight(const struct job *job, uint64_t now_ms)
 {
-    return (now_ms - job->flights.none_fetched_ms >= FLIGHT_MS ? CAIRN_FLIES_FETCH : 0u) |
-           (now_ms - job->flights.none_pushed_ms >= FLIGHT_MS ? CAIRN_FLIES_PUSH : 0u);
+    return (now_ms - job->turn.none_fetched_ms >= FLIGHT_MS ? CAIRN_FLIES_FETCH : 0u) |
+           (now_ms - job->turn.none_pushed_ms >= FLIGHT_MS ? CAIRN_FLIES_PUSH : 0u);
 }
 
 enum { UNHEARD_MAX = 16 };

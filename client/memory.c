@@ -95,7 +95,7 @@ cairn_status memory_lend(struct session *s, const void *ptr, size_t bytes, const
     size_t at;
     cairn_status status = CAIRN_OK;
     *base_out = NULL;
-    pthread_mutex_lock(&s->lock);
+    LOCK_SESSION(s);
     struct region *region = bytes > 0 ? find_region(s, ptr, &at) : NULL;
     const size_t left = region != NULL
                             ? region->bytes - (size_t)((const uint8_t *)ptr - region->base)
@@ -111,7 +111,6 @@ cairn_status memory_lend(struct session *s, const void *ptr, size_t bytes, const
         region->loans++;
         *base_out = region->base;
     }
-    pthread_mutex_unlock(&s->lock);
     return status;
 }
 
@@ -192,19 +191,16 @@ void memory_show(struct session *s)
 bool memory_is_shown(struct session *s, const void *base)
 {
     size_t at;
-    pthread_mutex_lock(&s->lock);
+    LOCK_SESSION(s);
     const struct region *region = find_region(s, base, &at);
-    const bool is_shown = region != NULL && region->shown != NULL;
-    pthread_mutex_unlock(&s->lock);
-    return is_shown;
+    return region != NULL && region->shown != NULL;
 }
 
 static struct gone *next_gone(struct session *s)
 {
-    pthread_mutex_lock(&s->lock);
+    LOCK_SESSION(s);
     struct gone *gone = s->memory.gone;
     if (gone != NULL) s->memory.gone = gone->next;
-    pthread_mutex_unlock(&s->lock);
     return gone;
 }
 
@@ -318,7 +314,7 @@ static cairn_status add_region(struct session *s, struct region region)
 {
     size_t at;
     cairn_status status = CAIRN_OK;
-    pthread_mutex_lock(&s->lock);
+    LOCK_SESSION(s);
     if (s->memory.count == s->memory.capacity) {
         const size_t capacity = s->memory.capacity == 0 ? 16 : s->memory.capacity * 2;
         struct region *more = realloc(s->memory.regions, capacity * sizeof *more);
@@ -339,7 +335,6 @@ static cairn_status add_region(struct session *s, struct region region)
         s->memory.count++;
         s->memory.changed = true;
     }
-    pthread_mutex_unlock(&s->lock);
     return status;
 }
 

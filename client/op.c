@@ -45,9 +45,8 @@ static void wake(struct session *s, bool tells)
 
 void session_wake_due(struct session *s)
 {
-    pthread_mutex_lock(&s->lock);
+    LOCK_SESSION(s);
     if (s->wake.is_due) wake_now(s);
-    pthread_mutex_unlock(&s->lock);
 }
 
 /* ==== streams ==== */
@@ -285,9 +284,8 @@ struct op *op_create(struct job *job, uint8_t kind, bool with_handle)
         }
     }
     job_ref(job);
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     if (open_count(op) != NULL) (*open_count(op))++;
-    pthread_mutex_unlock(&job->session->lock);
     return op;
 }
 
@@ -331,7 +329,7 @@ static void complete(struct op *op)
     if (is_late) judge_late(op);
     if (open_count(op) != NULL) (*open_count(op))--;
     if (op->kind == CAIRN_CHUNK_PUSH && op->job->filling.pushes_open == 0)
-        op->job->times.pushed_us = monotonic_us();
+        op->job->measured.times.pushed_us = monotonic_us();
     if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK)
         puts_failed(op->job, op->target.tensor, op->plane);
     if (op->kind == CAIRN_CHUNK_PUT && op->status != CAIRN_OK && op->job->puts.status == CAIRN_OK) {

@@ -71,8 +71,8 @@ static void note_run(struct session *s)
         return;
     const char *run = report.values[CAIRN_ENV_RUN_ID].text;
     if (run[0] == '\0' || strcmp(run, "none") == 0) return;
-    s->run = hash_of(run);
-    s->restarts = (uint32_t)report.values[CAIRN_ENV_RESTARTS].number;
+    s->launch.run = hash_of(run);
+    s->launch.restarts = (uint32_t)report.values[CAIRN_ENV_RESTARTS].number;
 }
 
 /* Reads endpoint, fabric, device and host from the options, the environment or the defaults. */
@@ -184,8 +184,8 @@ cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub, 
     struct session *s = calloc(1, sizeof *s);
     if (s == NULL) return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     s->path.hub = hub;
-    s->on_wait = opts->on_wait;
-    s->on_wait_context = opts->on_wait_context;
+    s->on_wait.call = opts->on_wait;
+    s->on_wait.context = opts->on_wait_context;
     s->prefetch_units = opts->prefetch_units != 0 ? opts->prefetch_units : PREFETCH_UNITS;
     s->connect_ms = opts->connect_timeout_ms > 0 ? (uint32_t)opts->connect_timeout_ms : CONNECT_MS;
     cairn_status status = read_environment(opts, &s->env);
@@ -226,14 +226,13 @@ cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub, 
  * no handle yet; its open fails because of `stopping`. */
 static cairn_job *next_job(struct session *s)
 {
-    pthread_mutex_lock(&s->lock);
+    LOCK_SESSION(s);
     cairn_job *handle = NULL;
     for (struct job *job = s->jobs; job != NULL && handle == NULL; job = job->next)
         if (!job->closing && job->handle != NULL) {
             job->closing = true;
             handle = job->handle;
         }
-    pthread_mutex_unlock(&s->lock);
     return handle;
 }
 
@@ -419,7 +418,7 @@ static struct job *new_job(struct session *s, const char *name, cairn_role role)
     job->member.role = role;
     job->member.number = next_number();
     job->refs = 1;
-    TAILQ_INIT(&job->landed.parcels);
+    TAILQ_INIT(&job->parcels.landed);
     spec_init(&job->spec);
     randombytes_buf(&job->member.id, sizeof job->member.id);
     randombytes_buf(&job->member.token, sizeof job->member.token);
@@ -442,10 +441,9 @@ static bool list_job_run(struct command *command)
     struct job *job = command->job;
     struct session *s = job->session;
     command->job = NULL;
-    pthread_mutex_lock(&s->lock);
+    LOCK_SESSION(s);
     job->next = s->jobs;
     s->jobs = job;
-    pthread_mutex_unlock(&s->lock);
     return true;
 }
 
@@ -553,10 +551,9 @@ static cairn_status open_inside(struct job *job, const struct cairn_job_spec *sp
 static bool is_open(struct session *s, const char *name)
 {
     bool found = false;
-    pthread_mutex_lock(&s->lock);
+    LOCK_SESSION(s);
     for (const struct job *job = s->jobs; job != NULL && !found; job = job->next)
         found = !job->closing && strcmp(job->name, name) == 0;
-    pthread_mutex_unlock(&s->lock);
     return found;
 }
 
@@ -604,7 +601,7 @@ cairn_status cairn_job_stats(cairn_job *handle, struct cairn_stats *out)
         return client_fail(CAIRN_ERR_INVALID, "out must be given, with its struct_size %zu",
                            sizeof *out);
     pthread_mutex_lock(&job->session->lock);
-    const struct cairn_stats stats = job->stats;
+    const struct cairn_stats stats = job->measured.stats;
     pthread_mutex_unlock(&job->session->lock);
     struct_copy_out(out, &stats, sizeof stats);
     return CAIRN_OK;

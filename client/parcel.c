@@ -43,7 +43,7 @@ static uint32_t piece_count(size_t piece_bytes)
 static struct staging_area *find_area(struct session *s, const struct card *card, bool on_card,
                                       size_t piece_bytes)
 {
-    struct staging_area *area = s->staging_areas;
+    struct staging_area *area = s->staging.areas;
     while (area != NULL &&
            (area->card != card || area->on_card != on_card || area->piece_bytes != piece_bytes ||
             area->used == (uint32_t)((UINT64_C(1) << area->count) - 1)))
@@ -57,11 +57,11 @@ static struct staging_area *find_area(struct session *s, const struct card *card
  * and the reason is reported only once. */
 static void refuse_cards(struct session *s, const void *base)
 {
-    if (s->staging_on_host_ms == 0)
+    if (s->staging.on_host_ms == 0)
         session_say(
             s, "memory of the GPU cannot be shown to other processes (the driver exports none, or "
                "no descriptor is left): pushes from it go through the host until it can be");
-    s->staging_on_host_ms = monotonic_ms() + CARDS_AGAIN_MS;
+    s->staging.on_host_ms = monotonic_ms() + CARDS_AGAIN_MS;
     if (memory_free(s, base) != CAIRN_OK) return; // otherwise the area is freed with the session
 }
 
@@ -89,8 +89,8 @@ static struct staging_area *open_area(struct session *s, struct card *card, bool
         return NULL;
     }
     area->base = base;
-    area->next = s->staging_areas;
-    s->staging_areas = area;
+    area->next = s->staging.areas;
+    s->staging.areas = area;
     return area;
 }
 
@@ -119,7 +119,7 @@ static cairn_status staging_acquire(struct session *s, struct card *card, bool o
 {
     size_t piece_bytes = PIECE_LEAST;
     while (piece_bytes < bytes) piece_bytes *= 2;
-    if (monotonic_ms() < s->staging_on_host_ms) on_card = false;
+    if (monotonic_ms() < s->staging.on_host_ms) on_card = false;
     struct staging_area *area = find_area(s, card, on_card, piece_bytes);
     if (area == NULL)
         area = on_card ? open_on_card(s, card, piece_bytes)
@@ -144,9 +144,9 @@ static void staging_return(struct staged *staged)
 
 void stage_close_areas(struct session *s)
 {
-    while (s->staging_areas != NULL) {
-        struct staging_area *area = s->staging_areas;
-        s->staging_areas = area->next;
+    while (s->staging.areas != NULL) {
+        struct staging_area *area = s->staging.areas;
+        s->staging.areas = area->next;
         if (area->is_pinned) card_unpin(area->card, area->base);
         free(area);
     }
@@ -276,11 +276,12 @@ struct parcel *parcel_new(struct job *job, const struct command *command, uint32
         .via = shard,
         .place = place,
         .table_hash = target->piece.table_hash,
-        .bytes = target->piece.strides.given || boxed || lands ? NULL
-                                                               : target->ptr + first * elem_bytes,
-        .head_bytes = boxed ? target->box_bytes : 0,
-        .first = first,
-        .byte_count = (end - first) * elem_bytes,
+        .data.bytes = target->piece.strides.given || boxed || lands
+                          ? NULL
+                          : target->ptr + first * elem_bytes,
+        .data.head_bytes = boxed ? target->box_bytes : 0,
+        .data.first = first,
+        .data.byte_count = (end - first) * elem_bytes,
         .version = command->version,
         .round = command->round,
     };
@@ -293,33 +294,32 @@ struct parcel *parcel_new(struct job *job, const struct command *command, uint32
 /* Adds `more` to the job's statistics of memory that parcels allocated, and subtracts `less`. */
 static void parcel_count_packed(struct job *job, size_t more, size_t less)
 {
-    struct cairn_stats *stats = &job->stats;
-    pthread_mutex_lock(&job->session->lock);
+    struct cairn_stats *stats = &job->measured.stats;
+    LOCK_SESSION(job->session);
     stats->packed_bytes += more;
     stats->packed_bytes -= less;
     if (stats->packed_bytes > stats->packed_bytes_peak)
         stats->packed_bytes_peak = stats->packed_bytes;
-    pthread_mutex_unlock(&job->session->lock);
 }
 
 static cairn_status open_landing(struct parcel *parcel)
 {
-    CAIRN_TRY(staging_acquire(parcel->job->session, parcel->target->card, false, parcel->byte_count,
-                              &parcel->staged));
-    parcel_count_packed(parcel->job, parcel->byte_count, 0);
-    parcel->bytes = parcel->staged.at;
+    CAIRN_TRY(staging_acquire(parcel->job->session, parcel->target->card, false,
+                              parcel->data.byte_count, &parcel->data.staged));
+    parcel_count_packed(parcel->job, parcel->data.byte_count, 0);
+    parcel->data.bytes = parcel->data.staged.at;
     return CAIRN_OK;
 }
 
 cairn_status parcel_open(struct parcel *parcel)
 {
-    if (parcel->bytes != NULL || parcel->byte_count == 0) return CAIRN_OK;
+    if (parcel->data.bytes != NULL || parcel->data.byte_count == 0) return CAIRN_OK;
     if (parcel->target->card != NULL && parcel->kind == CAIRN_CHUNK_FETCH)
         return open_landing(parcel);
-    parcel->packed = malloc(parcel->head_bytes + parcel->byte_count);
-    if (parcel->packed == NULL) return CAIRN_ERR_NO_MEMORY;
-    parcel->bytes = parcel->packed + parcel->head_bytes;
-    parcel_count_packed(parcel->job, parcel->head_bytes + parcel->byte_count, 0);
+    parcel->data.packed = malloc(parcel->data.head_bytes + parcel->data.byte_count);
+    if (parcel->data.packed == NULL) return CAIRN_ERR_NO_MEMORY;
+    parcel->data.bytes = parcel->data.packed + parcel->data.head_bytes;
+    parcel_count_packed(parcel->job, parcel->data.head_bytes + parcel->data.byte_count, 0);
     return CAIRN_OK;
 }
 
@@ -330,16 +330,17 @@ static cairn_status pack_parcel(struct parcel *parcel, const struct shard_link *
 {
     const struct target *target = parcel->target;
     const size_t elem_bytes = dtype_size(parcel->dtype);
-    if (target->card != NULL && parcel->byte_count > 0) return stage_place(parcel, via);
-    if (parcel->bytes != NULL) return CAIRN_OK;
+    if (target->card != NULL && parcel->data.byte_count > 0) return stage_place(parcel, via);
+    if (parcel->data.bytes != NULL) return CAIRN_OK;
     const cairn_status status = parcel_open(parcel);
-    if (status != CAIRN_OK || parcel->packed == NULL) return status;
-    memcpy(parcel->packed, target->box, parcel->head_bytes);
+    if (status != CAIRN_OK || parcel->data.packed == NULL) return status;
+    memcpy(parcel->data.packed, target->box, parcel->data.head_bytes);
     if (target->piece.strides.given)
-        strides_gather(&target->piece.strides, target->ptr, elem_bytes, parcel->first,
-                       parcel->byte_count / elem_bytes, parcel->bytes);
+        strides_gather(&target->piece.strides, target->ptr, elem_bytes, parcel->data.first,
+                       parcel->data.byte_count / elem_bytes, parcel->data.bytes);
     else
-        memcpy(parcel->bytes, target->ptr + parcel->first * elem_bytes, parcel->byte_count);
+        memcpy(parcel->data.bytes, target->ptr + parcel->data.first * elem_bytes,
+               parcel->data.byte_count);
     return CAIRN_OK;
 }
 
@@ -347,13 +348,13 @@ void parcel_arrived(struct parcel *parcel)
 {
     const struct target *target = parcel->target;
     const size_t elem_bytes = dtype_size(parcel->dtype);
-    if (parcel->packed != NULL)
-        strides_scatter(&target->piece.strides, target->ptr, elem_bytes, parcel->first,
-                        parcel->byte_count / elem_bytes, parcel->packed);
+    if (parcel->data.packed != NULL)
+        strides_scatter(&target->piece.strides, target->ptr, elem_bytes, parcel->data.first,
+                        parcel->data.byte_count / elem_bytes, parcel->data.packed);
     struct sentence why;
-    if (parcel->lands)
+    if (parcel->data.lands)
         parcel_end(parcel, card_landed(target->card, &why));
-    else if (parcel->staged.at != NULL)
+    else if (parcel->data.staged.at != NULL)
         stage_land(parcel);
     else
         parcel_end(parcel, CAIRN_OK);
@@ -363,10 +364,10 @@ void parcel_arrived(struct parcel *parcel)
 
 static void free_parcel(struct parcel *parcel)
 {
-    if (parcel->packed != NULL)
-        parcel_count_packed(parcel->job, 0, parcel->head_bytes + parcel->byte_count);
-    free(parcel->packed);
-    parcel->packed = NULL;
+    if (parcel->data.packed != NULL)
+        parcel_count_packed(parcel->job, 0, parcel->data.head_bytes + parcel->data.byte_count);
+    free(parcel->data.packed);
+    parcel->data.packed = NULL;
     stage_end(parcel);
     parcel->op = NULL;
     parcel->next = parcel->job->parcels.first_free;
@@ -428,18 +429,17 @@ static void on_sent(void *arg, cairn_status status)
 static void count_parcel(const struct parcel *parcel, bool shared)
 {
     struct session *s = parcel->job->session;
-    struct cairn_stats *stats = &parcel->job->stats;
-    pthread_mutex_lock(&s->lock);
-    if (parcel->kind == CAIRN_CHUNK_PUSH) stats->pushed_bytes += parcel->byte_count;
-    if (parcel->kind == CAIRN_CHUNK_PUT) stats->put_bytes += parcel->byte_count;
-    if (parcel->kind == CAIRN_CHUNK_FETCH) stats->fetched_bytes += parcel->byte_count;
+    struct cairn_stats *stats = &parcel->job->measured.stats;
+    LOCK_SESSION(s);
+    if (parcel->kind == CAIRN_CHUNK_PUSH) stats->pushed_bytes += parcel->data.byte_count;
+    if (parcel->kind == CAIRN_CHUNK_PUT) stats->put_bytes += parcel->data.byte_count;
+    if (parcel->kind == CAIRN_CHUNK_FETCH) stats->fetched_bytes += parcel->data.byte_count;
     if (shared && parcel->kind == CAIRN_CHUNK_PUSH)
-        stats->shared_pushed_bytes += parcel->byte_count;
-    if (shared && parcel->on_card && parcel->kind == CAIRN_CHUNK_PUSH)
-        stats->device_pushed_bytes += parcel->byte_count;
+        stats->shared_pushed_bytes += parcel->data.byte_count;
+    if (shared && parcel->data.on_card && parcel->kind == CAIRN_CHUNK_PUSH)
+        stats->device_pushed_bytes += parcel->data.byte_count;
     if (shared && parcel->kind == CAIRN_CHUNK_FETCH)
-        stats->shared_fetched_bytes += parcel->byte_count;
-    pthread_mutex_unlock(&s->lock);
+        stats->shared_fetched_bytes += parcel->data.byte_count;
 }
 
 cairn_status parcel_send(struct parcel *parcel, uint32_t via, struct chunk_header *header)
@@ -451,14 +451,15 @@ cairn_status parcel_send(struct parcel *parcel, uint32_t via, struct chunk_heade
     if (parcel->on_loan > 0 && via != parcel->via) return CAIRN_ERR_BUSY;
     const cairn_status opened = is_fetch ? CAIRN_OK : pack_parcel(parcel, link);
     if (opened != CAIRN_OK) {
-        chunk_link_note_memory(&link->conn, opened, parcel->head_bytes + parcel->byte_count);
+        chunk_link_note_memory(&link->conn, opened,
+                               parcel->data.head_bytes + parcel->data.byte_count);
         return opened;
     }
     parcel->via = via;
-    const void *data = parcel->head_bytes > 0 ? parcel->packed : parcel->bytes;
+    const void *data = parcel->data.head_bytes > 0 ? parcel->data.packed : parcel->data.bytes;
     const void *payload = is_fetch ? parcel->target->box : data;
     const size_t payload_bytes = is_fetch ? parcel->target->box_bytes
-                                          : parcel->head_bytes + parcel->byte_count;
+                                          : parcel->data.head_bytes + parcel->data.byte_count;
     const bool has_payload = payload_bytes > 0;
     header->kind = parcel->kind;
     header->dtype = parcel->dtype;
@@ -470,7 +471,7 @@ cairn_status parcel_send(struct parcel *parcel, uint32_t via, struct chunk_heade
     header->leaf_count = (uint32_t)parcel->place.leaf_count;
     // the round of a write, otherwise 0
     if (parcel->kind == CAIRN_CHUNK_PUT) header->round = parcel->round;
-    if (is_fetch || parcel->is_unsummed) header->value |= CAIRN_CHUNK_UNSUMMED;
+    if (is_fetch || parcel->data.is_unsummed) header->value |= CAIRN_CHUNK_UNSUMMED;
     header->generation = parcel->version.generation;
     header->step = parcel->version.step;
     CAIRN_TRY(chunk_link_send(&link->conn, header, has_payload ? payload : NULL, payload_bytes,
@@ -486,7 +487,7 @@ static void on_received(void *arg, cairn_status status)
     struct shard_link *link = parcel->job->shards.links[parcel->shard];
     const bool lost = parcel->job->shards.links[parcel->via]->conn.lost;
     const bool whole = status == CAIRN_OK &&
-                       (parcel->is_unsummed || parcel->came == parcel->checksum);
+                       (parcel->data.is_unsummed || parcel->came == parcel->checksum);
     if (parcel->answered) {
         // the entire job has failed
     } else if (whole) {
@@ -506,30 +507,31 @@ static void on_received(void *arg, cairn_status status)
 static cairn_status land(struct parcel *parcel, struct fabric_message *message)
 {
     const struct target *target = parcel->target;
-    uint8_t *at = target->ptr + parcel->first * dtype_size(parcel->dtype);
-    if (!parcel->is_unsummed || target->card == NULL || parcel->op->region == NULL ||
+    uint8_t *at = target->ptr + parcel->data.first * dtype_size(parcel->dtype);
+    if (!parcel->data.is_unsummed || target->card == NULL || parcel->op->region == NULL ||
         target->piece.strides.given || !card_lands(target->card) ||
         !memory_is_shown(parcel->job->session, parcel->op->region))
         return CAIRN_ERR_UNSUPPORTED;
-    return fabric_receive(message, at, parcel->byte_count, on_received, parcel);
+    return fabric_receive(message, at, parcel->data.byte_count, on_received, parcel);
 }
 
 static cairn_status receive_to(struct parcel *parcel, struct fabric_message *message)
 {
     cairn_status status = land(parcel, message);
-    parcel->lands = status == CAIRN_OK;
+    parcel->data.lands = status == CAIRN_OK;
     if (status != CAIRN_ERR_UNSUPPORTED) return status;
     status = parcel_open(parcel);
-    return status != CAIRN_OK ? status
-                              : fabric_receive_far(message, parcel->bytes, parcel->byte_count,
-                                                   &parcel->came, on_received, parcel);
+    return status != CAIRN_OK
+               ? status
+               : fabric_receive_far(message, parcel->data.bytes, parcel->data.byte_count,
+                                    &parcel->came, on_received, parcel);
 }
 
 void parcel_receive(struct parcel *parcel, const struct chunk_header *header,
                     struct fabric_message *message)
 {
     parcel->checksum = header->checksum;
-    parcel->is_unsummed = (header->value & CAIRN_CHUNK_UNSUMMED) != 0;
+    parcel->data.is_unsummed = (header->value & CAIRN_CHUNK_UNSUMMED) != 0;
     parcel->on_loan++;
     chunk_link_loan(&parcel->job->shards.links[parcel->via]->conn);
     const cairn_status status = receive_to(parcel, message);
@@ -599,8 +601,8 @@ static void unqueue(struct parcel *parcel)
 static void unland(struct parcel *parcel)
 {
     if (!parcel->is_landed) return;
-    TAILQ_REMOVE(&parcel->job->landed.parcels, parcel, queued);
-    parcel->job->landed.count--;
+    TAILQ_REMOVE(&parcel->job->parcels.landed, parcel, queued);
+    parcel->job->parcels.landed_count--;
     parcel->op->landed--;
     parcel->is_landed = false;
 }
@@ -613,8 +615,8 @@ static void count_sent(struct parcel *parcel)
 
 static cairn_status await_copy(struct parcel *parcel, struct sentence *why)
 {
-    const uint64_t copy = parcel->copy;
-    parcel->copy = 0;
+    const uint64_t copy = parcel->data.copy;
+    parcel->data.copy = 0;
     return card_copy_wait(parcel->target->card, copy, why);
 }
 
@@ -623,11 +625,11 @@ static cairn_status await_copy(struct parcel *parcel, struct sentence *why)
 static void unstage(struct parcel *parcel)
 {
     struct sentence why;
-    if (parcel->staged.at == NULL) return;
+    if (parcel->data.staged.at == NULL) return;
     (void)await_copy(parcel, &why); // after a failure of the context, no copy is in progress
     count_sent(parcel);
-    staging_return(&parcel->staged);
-    parcel_count_packed(parcel->job, 0, parcel->byte_count);
+    staging_return(&parcel->data.staged);
+    parcel_count_packed(parcel->job, 0, parcel->data.byte_count);
 }
 
 /* Called when the parcel is over, whether it was sent or not: ends its staging, after any copy in
@@ -649,36 +651,37 @@ static cairn_status stage_parcel(struct parcel *parcel, const struct shard_link 
 {
     const struct target *target = parcel->target;
     const struct fabric_peer *peer = via->conn.peer;
-    uint8_t *own = target->ptr + parcel->first * dtype_size(parcel->dtype);
-    const char *path = fabric_payload_path(peer, own, parcel->byte_count);
+    uint8_t *own = target->ptr + parcel->data.first * dtype_size(parcel->dtype);
+    const char *path = fabric_payload_path(peer, own, parcel->data.byte_count);
     // The parcel is sent over the network from the card's memory, whose checksum no processor has
     // computed.
     const bool is_direct = parcel->kind == CAIRN_CHUNK_PUSH && via->takes_unsummed &&
-                           parcel->byte_count >= CAIRN_FABRIC_DIRECT_MIN &&
+                           parcel->data.byte_count >= CAIRN_FABRIC_DIRECT_MIN &&
                            fabric_peer_takes_device(peer);
     const bool goes = strcmp(path, is_direct ? CAIRN_FABRIC_PATH_DIRECT : "device") == 0;
-    parcel->is_unsummed = is_direct;
+    parcel->data.is_unsummed = is_direct;
     if (parcel->op->region != NULL && goes) {
         unstage(parcel);
-        parcel->bytes = own;
-        parcel->on_card = true;
+        parcel->data.bytes = own;
+        parcel->data.on_card = true;
         return CAIRN_OK;
     }
     const bool on_card = is_direct || fabric_peer_imports(peer, card_uuid(target->card));
     // A copy that is in host memory suits every shard: the card may have had no room for a copy.
-    if (parcel->staged.at != NULL && (on_card || !parcel->on_card)) {
-        parcel->is_unsummed = is_direct && parcel->on_card;
+    if (parcel->data.staged.at != NULL && (on_card || !parcel->data.on_card)) {
+        parcel->data.is_unsummed = is_direct && parcel->data.on_card;
         return CAIRN_OK;
     }
     unstage(parcel);
-    CAIRN_TRY(staging_acquire(parcel->job->session, target->card, on_card, parcel->byte_count,
-                              &parcel->staged));
-    parcel_count_packed(parcel->job, parcel->byte_count, 0);
-    parcel->bytes = parcel->staged.at;
-    parcel->on_card = parcel->staged.on_card;
-    parcel->is_unsummed = is_direct && parcel->on_card;
-    return card_copy_begin(target->card, parcel->bytes, own, parcel->byte_count,
-                           parcel->on_card ? CARD_WITHIN : CARD_TO_HOST, &parcel->copy, why);
+    CAIRN_TRY(staging_acquire(parcel->job->session, target->card, on_card, parcel->data.byte_count,
+                              &parcel->data.staged));
+    parcel_count_packed(parcel->job, parcel->data.byte_count, 0);
+    parcel->data.bytes = parcel->data.staged.at;
+    parcel->data.on_card = parcel->data.staged.on_card;
+    parcel->data.is_unsummed = is_direct && parcel->data.on_card;
+    return card_copy_begin(target->card, parcel->data.bytes, own, parcel->data.byte_count,
+                           parcel->data.on_card ? CARD_WITHIN : CARD_TO_HOST, &parcel->data.copy,
+                           why);
 }
 
 /* Begins to copy as many pushes queued for the owner as may be copied ahead. If the beginning of a
@@ -696,14 +699,14 @@ static void stage_fill(struct shard_link *owner)
             unstage(parcel);
             return;
         }
-        parcel->is_ahead = parcel->staged.at != NULL;
+        parcel->is_ahead = parcel->data.staged.at != NULL;
         owner->staging.ahead += parcel->is_ahead;
     }
 }
 
 void stage_queue(struct parcel *parcel)
 {
-    if (parcel->target->card != NULL && parcel->byte_count > 0) {
+    if (parcel->target->card != NULL && parcel->data.byte_count > 0) {
         TAILQ_INSERT_TAIL(&owner_of(parcel)->staging.queue, parcel, queued);
         parcel->is_queued = true;
     }
@@ -719,14 +722,14 @@ static cairn_status stage_place(struct parcel *parcel, const struct shard_link *
     if (via->conn.peer == NULL) return CAIRN_ERR_CLOSED;
     unqueue(parcel);
     cairn_status status = stage_parcel(parcel, via, &why);
-    const bool is_begun = parcel->staged.at != NULL;
+    const bool is_begun = parcel->data.staged.at != NULL;
     if (status == CAIRN_OK) status = await_copy(parcel, &why);
     count_sent(parcel);
     if (status == CAIRN_OK) stage_fill(owner_of(parcel));
     // the failure is reported in the next iteration, since other work is in progress here
     else if (is_begun) {
         unstage(parcel); // the piece contains no gradient
-        parcel->job->broken = (struct failure) { status, why };
+        parcel->job->turn.broken = (struct failure) { status, why };
         session_kick(parcel->job->session);
     }
     return status;
@@ -738,7 +741,7 @@ static cairn_status stage_place(struct parcel *parcel, const struct shard_link *
 static void end_landed(struct job *job)
 {
     struct parcel *parcel;
-    while ((parcel = TAILQ_FIRST(&job->landed.parcels)) != NULL) {
+    while ((parcel = TAILQ_FIRST(&job->parcels.landed)) != NULL) {
         struct sentence why;
         unland(parcel);
         parcel_end(parcel, await_copy(parcel, &why));
@@ -751,19 +754,19 @@ static void stage_land(struct parcel *parcel)
 {
     struct job *job = parcel->job;
     const struct target *target = parcel->target;
-    uint8_t *to = target->ptr + parcel->first * dtype_size(parcel->dtype);
+    uint8_t *to = target->ptr + parcel->data.first * dtype_size(parcel->dtype);
     struct sentence why;
     // The copies in progress began before this parcel arrived, so the wait is short.
-    if (job->landed.count >= CAIRN_STAGE_AHEAD) end_landed(job);
-    const cairn_status status = card_copy_begin(target->card, to, parcel->staged.at,
-                                                parcel->byte_count, CARD_FROM_HOST, &parcel->copy,
-                                                &why);
+    if (job->parcels.landed_count >= CAIRN_STAGE_AHEAD) end_landed(job);
+    const cairn_status status = card_copy_begin(target->card, to, parcel->data.staged.at,
+                                                parcel->data.byte_count, CARD_FROM_HOST,
+                                                &parcel->data.copy, &why);
     if (status != CAIRN_OK) {
         parcel_end(parcel, status);
         return;
     }
-    TAILQ_INSERT_TAIL(&job->landed.parcels, parcel, queued);
-    job->landed.count++;
+    TAILQ_INSERT_TAIL(&job->parcels.landed, parcel, queued);
+    job->parcels.landed_count++;
     parcel->op->landed++;
     parcel->is_landed = true;
 }
@@ -771,7 +774,7 @@ static void stage_land(struct parcel *parcel)
 void stage_end_landed(struct job *job)
 {
     const struct parcel *parcel;
-    TAILQ_FOREACH (parcel, &job->landed.parcels, queued)
+    TAILQ_FOREACH (parcel, &job->parcels.landed, queued)
         if (parcel->op->landed == parcel->op->holds) break;
     if (parcel != NULL) end_landed(job);
 }

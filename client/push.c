@@ -393,13 +393,14 @@ static enum push_lies where_lies(const struct command *command, const struct par
     const struct fabric_peer *peer =
         carrier_of(command->job->shards.links[parcel->shard])->conn.peer;
     if (command->target->card == NULL) {
-        const bool is_shown = region != NULL && parcel->bytes != NULL &&
-                              parcel->byte_count > CAIRN_CHUNK_SMALL;
+        const bool is_shown = region != NULL && parcel->data.bytes != NULL &&
+                              parcel->data.byte_count > CAIRN_CHUNK_SMALL;
         return is_shown ? CAIRN_PUSH_LIES_HOST : CAIRN_PUSH_LIES_APART;
     }
-    const bool is_shown = op->region != NULL && peer != NULL && parcel->bytes != NULL &&
-                          strcmp(fabric_payload_path(peer, parcel->bytes, parcel->byte_count),
-                                 "device") == 0;
+    const bool is_shown =
+        op->region != NULL && peer != NULL && parcel->data.bytes != NULL &&
+        strcmp(fabric_payload_path(peer, parcel->data.bytes, parcel->data.byte_count), "device") ==
+            0;
     return is_shown ? CAIRN_PUSH_LIES_CARD : CAIRN_PUSH_LIES_APART;
 }
 
@@ -420,7 +421,7 @@ static size_t cut_some(struct command *command, struct cut_chunk *cuts, size_t m
         cuts[count++] = (struct cut_chunk) {
             .parcel = parcel,
             .chunk = { .chunk = (uint32_t)chunk,
-                       .is_small = parcel->byte_count <= CAIRN_CHUNK_SMALL,
+                       .is_small = parcel->data.byte_count <= CAIRN_CHUNK_SMALL,
                        .lies = where_lies(command, parcel),
                        .cookie = chunk_request_number(&parcel->request) },
             .shard = shard,
@@ -504,7 +505,7 @@ bool pushes_run(struct command *command)
     if (round_is_over(command)) return end_command(command, CAIRN_ERR_EPOCH_CHANGED, NULL);
     const enum card_state state = state_of_stream(command, &why);
     if (state == CARD_WAITS) {
-        job->awaits_stream = true;
+        job->turn.awaits_stream = true;
         return false;
     }
     if (state == CARD_FAILED) {
@@ -607,7 +608,7 @@ static bool copy_here(struct parcel *parcel, struct served_layout *served, uint6
     if (parcel->target->card != NULL && parcel_open(parcel) != CAIRN_OK) return false;
     if (!mapped_read(parcel, served, chunk, piece)) return false;
     pthread_mutex_lock(&parcel->job->session->lock);
-    mapped_count(parcel->job, parcel->byte_count);
+    mapped_count(parcel->job, parcel->data.byte_count);
     pthread_mutex_unlock(&parcel->job->session->lock);
     parcel_arrived(parcel);
     return true;
@@ -624,10 +625,9 @@ static bool copy_on_card(struct command *command)
         !published_view_copy(job, command->version, target->tensor, target->card, target->ptr))
         return false;
     const uint64_t bytes = box_element_count(&target->piece.box) * dtype_size(target->dtype);
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     mapped_count(job, bytes);
-    job->stats.device_fetched_bytes += bytes;
-    pthread_mutex_unlock(&job->session->lock);
+    job->measured.stats.device_fetched_bytes += bytes;
     return true;
 }
 
@@ -642,7 +642,7 @@ static cairn_status cut_transfer(struct command *command, size_t *copied)
         struct parcel *parcel = parcel_new(job, command, shard, chunk);
         if (parcel == NULL) return CAIRN_ERR_NO_MEMORY;
         if (copy_here(parcel, command->served, chunk, &command->target->piece))
-            *copied += parcel->byte_count;
+            *copied += parcel->data.byte_count;
         else
             asker_ask(&job->shards.links[shard]->asker, &parcel->request);
     }
@@ -746,8 +746,8 @@ static bool is_answer_to(const struct chunk_header *h, const struct parcel *parc
     return parcel->kind == CAIRN_CHUNK_FETCH && h->tensor == parcel->place.tensor &&
            h->first_leaf == parcel->place.first_leaf && h->leaf_count == parcel->place.leaf_count &&
            h->plane == parcel->plane && h->dtype == parcel->dtype &&
-           h->payload_bytes == parcel->byte_count && h->generation == parcel->version.generation &&
-           h->step == parcel->version.step;
+           h->payload_bytes == parcel->data.byte_count &&
+           h->generation == parcel->version.generation && h->step == parcel->version.step;
 }
 
 void transfer_on_data(struct shard_link *link, const struct chunk_header *h,

@@ -114,6 +114,23 @@ struct target;
 
 /* The part of one chunk that an op sends or fetches. The job owns the parcel and reuses it. A
  * parcel is over when it is answered and the fabric has returned all memory that it had on loan. */
+/* The piece's part of a chunk, and where its bytes lie. */
+struct parcel_data {
+    /* [byte_count] in the caller's buffer or in `packed`; NULL until `packed` is created on sending */
+    uint8_t *bytes;
+    uint8_t *packed; /* owned; used for memory with strides, or for data that follows a box */
+    /* the copy of a card's memory, for shards that cannot read that memory directly */
+    struct staged staged;
+    uint64_t copy;  /* the number of a copy that was not waited for (device.h); 0: none */
+    uint64_t first; /* the first element of the piece's part */
+    size_t byte_count;
+    size_t head_bytes; /* bytes in `packed` before the data: the box of a put; 0: none */
+    bool on_card;      /* `bytes` is memory of a card, and is sent by reference */
+    bool lands;        /* the network card writes the received data directly to the card */
+    /* CAIRN_CHUNK_UNSUMMED: applies to data that is received, or sent from the card */
+    bool is_unsummed;
+};
+
 struct parcel {
     struct job *job;
     struct op *op;               /* NULL: free */
@@ -132,23 +149,10 @@ struct parcel {
     bool direct;  /* a relay could not answer this fetch */
     struct chunk_place place;
     uint64_t table_hash;
-    /* [byte_count] the piece's part of the chunk, in the caller's buffer or in `packed`; NULL until
-     * `packed` is created on sending */
-    uint8_t *bytes;
-    uint8_t *packed; /* owned; used for memory with strides, or for data that follows a box */
-    /* the copy of a card's memory, for shards that cannot read that memory directly */
-    struct staged staged;
-    uint64_t copy; /* the number of a copy that was not waited for (device.h); 0: none */
+    struct parcel_data data;
     bool is_queued, is_ahead, is_landed; /* parcel.c */
     /* for a push: in its owner's queue; for a fetch: in its job's queue */
     TAILQ_ENTRY(parcel) queued;
-    bool on_card;   /* `bytes` is memory of a card, and is sent by reference */
-    uint64_t first; /* the first element of the piece's part */
-    size_t byte_count;
-    size_t head_bytes; /* bytes in `packed` before the data: the box of a put; 0: none */
-    bool lands;        /* the network card writes the received data directly to the card */
-    /* CAIRN_CHUNK_UNSUMMED: applies to data that is received, or sent from the card */
-    bool is_unsummed;
     uint64_t checksum; /* the checksum of the data that a fetch receives, as the shard reports it */
     uint64_t came;     /* the checksum computed from the received data */
     struct cairn_version version;
@@ -162,6 +166,9 @@ struct parcel_table {
     struct parcel **all; /* owned: [count] of capacity */
     uint32_t count, capacity;
     struct parcel *first_free;
+    /* received and being copied to a card: parcel.c */
+    TAILQ_HEAD(, parcel) landed;
+    uint32_t landed_count;
 };
 
 /* Creates a parcel of the op for chunk `chunk` of the shard in the command's layout. NULL: out of

@@ -90,10 +90,9 @@ static uint8_t *puts_held(struct job *job)
     const size_t count = job->spec.tensor_count;
     if (count > CAIRN_PAGE_BYTES / HELD) return NULL;
     uint8_t *held = calloc(count + 1, HELD);
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     for (size_t i = 0; held != NULL && job->puts.notes != NULL && i < count; i++)
         if (job->puts.notes[i].known) memcpy(held + i * HELD, job->puts.notes[i].digest, HELD);
-    pthread_mutex_unlock(&job->session->lock);
     return held;
 }
 
@@ -135,10 +134,9 @@ static cairn_status puts_hash(struct job *job, size_t tensor, const struct piece
     CAIRN_TRY(memory_lend(job->session, mem->ptr, bytes, NULL, &region));
     hash_tensor(spec, &piece->strides, mem, elems, digest);
     memory_return(job->session, region);
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     memcpy(job->puts.notes[tensor].digest, digest, sizeof digest);
     job->puts.notes[tensor].known = true;
-    pthread_mutex_unlock(&job->session->lock);
     return CAIRN_OK;
 }
 
@@ -152,7 +150,7 @@ static bool client_tiles_hold(const struct job *job)
  * again. */
 static void puts_end(struct job *job, cairn_status status)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     if (status == CAIRN_OK) job->known.initialized = true;
     // A shard may have been lost with its part; all tensors may then be put again. If replicas have
     // other values, these can be corrected, too, but rank 0's values are those of the job.
@@ -160,7 +158,6 @@ static void puts_end(struct job *job, cairn_status status)
                        (status == CAIRN_ERR_MISMATCH && client_tiles_hold(job));
     for (size_t i = 0; again && job->puts.notes != NULL && i < job->spec.tensor_count; i++)
         job->puts.notes[i].put = 0, job->puts.notes[i].known = false;
-    pthread_mutex_unlock(&job->session->lock);
 }
 
 /* Adds "; this worker has not put 11 tensors: a, b, ...", with as many names as fit. */
@@ -208,9 +205,8 @@ static cairn_status puts_explain(struct job *job, cairn_status status, size_t co
  * rank 0's puts. */
 static bool is_source(struct job *job)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     const bool has_tiles = client_tiles_hold(job);
-    pthread_mutex_unlock(&job->session->lock);
     return job->member.rank == 0 || has_tiles;
 }
 
@@ -219,9 +215,8 @@ static bool is_source(struct job *job)
 static cairn_status judge_state(struct job *job)
 {
     const bool source = is_source(job);
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     const bool initialized = job->known.initialized && (source || job->known.newest.step > 0);
-    pthread_mutex_unlock(&job->session->lock);
     return initialized ? client_fail(CAIRN_ERR_EXISTS, "job %s has its state already; put nothing",
                                      job->name)
                        : CAIRN_OK;
@@ -254,9 +249,8 @@ static cairn_status put_claimed(struct job *job, const struct command *pattern,
                         : op_finished(job, CAIRN_CHUNK_PUT, op_out);
     *sent_out = status == CAIRN_OK && source;
     if (status == CAIRN_OK) return CAIRN_OK;
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     puts_failed(job, pattern->tensor, pattern->plane);
-    pthread_mutex_unlock(&job->session->lock);
     return status;
 }
 

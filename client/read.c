@@ -79,11 +79,10 @@ static bool is_imported(struct session *s, const struct shown *shown)
 
 void mapped_settle(struct session *s)
 {
-    pthread_mutex_lock(&s->lock);
+    LOCK_SESSION(s);
     for (struct published *copy = s->published; copy != NULL; copy = copy->next)
         for (struct shown *shown = copy->shown; shown != NULL; shown = shown->next)
             shown->is_there = shown->is_there || is_imported(s, shown);
-    pthread_mutex_unlock(&s->lock);
 }
 
 static void add_shown(struct session *s, const struct published_note *note,
@@ -121,9 +120,8 @@ void mapped_on_mapping(void *session, struct fabric_mapping *mapping)
         note.side != (on_card ? CAIRN_PUBLISHED_DEVICE : CAIRN_PUBLISHED_HOST) ||
         (on_card && note.segment == note.segment_count))
         return;
-    pthread_mutex_lock(&s->lock);
+    LOCK_SESSION(s);
     add_shown(s, &note, mapping);
-    pthread_mutex_unlock(&s->lock);
 }
 
 /* ---- and take back ---- */
@@ -328,8 +326,8 @@ static struct published *find_copy(struct job *job, struct served_layout *served
 
 void mapped_count(struct job *job, uint64_t bytes)
 {
-    job->stats.fetched_bytes += bytes;
-    job->stats.shared_fetched_bytes += bytes;
+    job->measured.stats.fetched_bytes += bytes;
+    job->measured.stats.shared_fetched_bytes += bytes;
     job->reads.bytes += bytes;
 }
 
@@ -341,13 +339,13 @@ static void copy_box(const struct parcel *parcel, const struct piece *piece, con
     struct box_runs runs;
     box_runs_begin(&runs, &piece->box, &parcel->job->spec.tensors[place->tensor].shape,
                    place->first_elem, place->elem_count);
-    uint8_t *to = parcel->bytes;
+    uint8_t *to = parcel->data.bytes;
     uint64_t elem, box_elem, count;
     while (box_runs_next(&runs, &elem, &box_elem, &count)) {
         memcpy(to, chunk + (elem - place->first_elem) * elem_bytes, count * elem_bytes);
         to += count * elem_bytes;
     }
-    assert(to == parcel->bytes + parcel->byte_count);
+    assert(to == parcel->data.bytes + parcel->data.byte_count);
 }
 
 bool mapped_read(struct parcel *parcel, struct served_layout *served, uint64_t chunk_number,
@@ -356,7 +354,7 @@ bool mapped_read(struct parcel *parcel, struct served_layout *served, uint64_t c
     struct job *job = parcel->job;
     const struct served_part *part = &served->parts[parcel->shard];
     uint64_t sequence;
-    if (parcel->plane != CAIRN_PLANE_WIRE || parcel->bytes == NULL) return false;
+    if (parcel->plane != CAIRN_PLANE_WIRE || parcel->data.bytes == NULL) return false;
     pthread_mutex_lock(&job->session->lock);
     const struct published *copy = find_copy(job, served, parcel->shard, parcel->version,
                                              CAIRN_PUBLISHED_HOST, &sequence);
@@ -367,10 +365,10 @@ bool mapped_read(struct parcel *parcel, struct served_layout *served, uint64_t c
     const uint8_t *chunk = copy->base + part->published_at[extent - part->map.extents] +
                            (parcel->place.first_elem - extent->first_elem) * elem_bytes;
     if (piece->whole && part->published_bytes >= FAR_COPY_BYTES &&
-        parcel->byte_count >= FAR_PARCEL_BYTES)
-        far_copy(parcel->bytes, chunk, parcel->byte_count);
+        parcel->data.byte_count >= FAR_PARCEL_BYTES)
+        far_copy(parcel->data.bytes, chunk, parcel->data.byte_count);
     else if (piece->whole)
-        memcpy(parcel->bytes, chunk, parcel->byte_count);
+        memcpy(parcel->data.bytes, chunk, parcel->data.byte_count);
     else
         copy_box(parcel, piece, chunk, elem_bytes);
     return published_read_end(copy->head, sequence);

@@ -61,9 +61,8 @@ cairn_status cairn_group_lr(cairn_job *handle, const char *name, double lr)
                            "group %s is not driven: the servers have its schedule, %s; "
                            "change it by cairn_job_amend, or declare CAIRN_SCHEDULE_DRIVEN",
                            name, schedule_name((int)job->spec.groups[group].schedule.kind));
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     job->filling.rates[group] = lr;
-    pthread_mutex_unlock(&job->session->lock);
     return CAIRN_OK;
 }
 
@@ -73,13 +72,12 @@ static cairn_status driven_rates(struct job *job, double *room, double **driven_
 {
     size_t missing = SIZE_MAX;
     *driven_out = NULL;
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     for (size_t g = 0; g < job->spec.group_count; g++) {
         room[g] = is_driven(job, g) ? job->filling.rates[g] : 0;
         if (is_driven(job, g)) *driven_out = room;
         if (isnan(room[g]) && missing == SIZE_MAX) missing = g;
     }
-    pthread_mutex_unlock(&job->session->lock);
     if (missing == SIZE_MAX) return CAIRN_OK;
     return client_fail(CAIRN_ERR_INVALID,
                        "group %s is driven, and has no learning rate yet: every worker calls "
@@ -233,7 +231,7 @@ static cairn_status begin_round(struct job *job, const struct ask_call *call, ui
         message_free(reply);
     }
     pthread_mutex_lock(&job->session->lock);
-    step_times_waited(&job->times, CAIRN_TIME_WAIT, from_us);
+    step_times_waited(&job->measured.times, CAIRN_TIME_WAIT, from_us);
     // If this worker attaches to a new coordinator, that coordinator must wait for the workers of
     // this round.
     if (status == CAIRN_OK && !is_write && job->attachment.launch != 0)
@@ -289,9 +287,8 @@ static cairn_status send_claimed(struct job *job, const struct cairn_round *roun
     if (status == CAIRN_OK) status = accumulate_send(job, round);
     if (status == CAIRN_OK) status = send_word(job, pushes_micro_end_run, round, 0, 0);
     if (status == CAIRN_OK) return CAIRN_OK;
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     if (job->filling.round == round->round) job->sums.ended = false;
-    pthread_mutex_unlock(&job->session->lock);
     return status;
 }
 
@@ -316,11 +313,10 @@ static cairn_status send_micro_end(struct job *job, const struct cairn_round *ro
  * the end but could not send it. */
 static bool claim_end(struct job *job, const struct cairn_round *round, uint32_t micro)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     const bool mine = job->filling.end_unsent && job->filling.round == round->round &&
                       job->filling.micro == micro + 1;
     if (mine) job->filling.end_unsent = false;
-    pthread_mutex_unlock(&job->session->lock);
     return mine;
 }
 
@@ -333,9 +329,8 @@ static cairn_status end_micro(struct job *job, const struct cairn_round *round, 
                   : api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR));
     cairn_status status = send_micro_end(job, round, micro);
     if (status == CAIRN_OK) return CAIRN_OK;
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     if (job->filling.round == round->round) job->filling.end_unsent = true;
-    pthread_mutex_unlock(&job->session->lock);
     return status;
 }
 
@@ -348,10 +343,9 @@ cairn_status cairn_micro_end(cairn_job *handle, const struct cairn_round *round,
 
 static cairn_status note_committed(struct job *job, const struct cairn_round *round)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     if (job->filling.round == round->round)
         job->filling.committed = true; // else a write came in between
-    pthread_mutex_unlock(&job->session->lock);
     return CAIRN_OK;
 }
 
@@ -413,13 +407,10 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
 /* Returns CAIRN_OK if the shards accepted everything that this worker sent in that round. */
 static cairn_status judge_refused(struct job *job, uint64_t round)
 {
-    pthread_mutex_lock(&job->session->lock);
-    const cairn_status status = round == job->filling.refused_round
-                                    ? client_fail(job->filling.refused_status, "%s",
-                                                  job->filling.refused_why.text)
-                                    : CAIRN_OK;
-    pthread_mutex_unlock(&job->session->lock);
-    return status;
+    LOCK_SESSION(job->session);
+    return round == job->filling.refused_round
+               ? client_fail(job->filling.refused_status, "%s", job->filling.refused_why.text)
+               : CAIRN_OK;
 }
 
 static cairn_status copy_result(const Cairn__RoundResult *result, struct cairn_result *out)
@@ -450,15 +441,14 @@ static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
                        Cairn__WorkerMemory *memory)
 {
     cairn__worker_memory__init(memory);
-    pthread_mutex_lock(&job->session->lock);
-    const bool has_times = step_times_commit(&job->times, round, out) &&
+    LOCK_SESSION(job->session);
+    const bool has_times = step_times_commit(&job->measured.times, round, out) &&
                            // a surplus worker did nothing that could be compared with others
                            !batch_is_surplus(job);
     memory->shared = memory_host_bytes(job->session);
-    memory->sums = job->stats.accumulated_bytes;
-    memory->units = job->stats.mapped_bytes;
-    memory->copies = job->stats.packed_bytes + job->stats.assembled_bytes;
-    pthread_mutex_unlock(&job->session->lock);
+    memory->sums = job->measured.stats.accumulated_bytes;
+    memory->units = job->measured.stats.mapped_bytes;
+    memory->copies = job->measured.stats.packed_bytes + job->measured.stats.assembled_bytes;
     if (has_times) out->memory = memory;
     return has_times;
 }
@@ -483,7 +473,7 @@ static cairn_status commit_round(struct job *job, const struct ask_call *call,
     ProtobufCMessage *reply;
     cairn_status status = ask_coordinator(job, call, &message.base, deadline_ms, &reply);
     pthread_mutex_lock(&job->session->lock);
-    step_times_ended(&job->times, from_us);
+    step_times_ended(&job->measured.times, from_us);
     pthread_mutex_unlock(&job->session->lock);
     if (status != CAIRN_OK) return status;
     status = await_pushes(job, deadline_ms);
@@ -541,10 +531,9 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
  * already void, or if this worker cannot give it up. */
 static cairn_status judge_abandon(struct job *job, const struct cairn_round *round, bool *over_out)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     cairn_status status = api_judge_round(job, round);
     *over_out = status == CAIRN_ERR_EPOCH_CHANGED || (status == CAIRN_OK && batch_is_surplus(job));
-    pthread_mutex_unlock(&job->session->lock);
     return *over_out ? CAIRN_OK : status;
 }
 
@@ -581,9 +570,8 @@ static cairn_status judge_buffer(struct job *job, size_t tensor)
 {
     const struct tensor_spec *t = &job->spec.tensors[tensor];
     if (job->spec.global_batch == 0 || t->kind != CAIRN_BUFFER) return CAIRN_OK;
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     const bool may = job->filling.had_last;
-    pthread_mutex_unlock(&job->session->lock);
     if (may) return CAIRN_OK;
     return client_fail(CAIRN_ERR_REFUSED,
                        "tensor %s is a buffer, and job %s has global_batch = %u: the worker "
@@ -598,9 +586,8 @@ static cairn_status judge_buffer(struct job *job, size_t tensor)
 
 static struct cairn_round open_write(struct job *job)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     const struct cairn_round round = job->writing.round;
-    pthread_mutex_unlock(&job->session->lock);
     return round;
 }
 
@@ -642,10 +629,9 @@ static cairn_status judge_begin(struct job *job)
 {
     if (job->member.role != CAIRN_WORKER)
         return client_fail(CAIRN_ERR_REFUSED, "a reader cannot write");
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     const bool writing = job->writing.round.round != 0;
     const bool open = job->filling.round > job->filling.void_round && !job->filling.committed;
-    pthread_mutex_unlock(&job->session->lock);
     if (writing)
         return client_fail(CAIRN_ERR_EXISTS, "a write is open: end it with cairn_write_end");
     if (open)
@@ -664,11 +650,10 @@ cairn_status cairn_write_begin(cairn_job *handle, int timeout_ms)
     cairn_status status = begin_round(job, &write_begin, deadline_ms, &round);
     if (status == CAIRN_ERR_TIMEOUT) cancel_write(job, 0);
     if (status != CAIRN_OK) return status;
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     write_release(job);
     job->writing.round = round;
     job->puts.status = CAIRN_OK;
-    pthread_mutex_unlock(&job->session->lock);
     return CAIRN_OK;
 }
 
@@ -767,10 +752,9 @@ cairn_status api_write_put(struct job *job, uint64_t round, const char *tensor, 
 /* Returns the first failure of a put since the write began. */
 static cairn_status judge_puts(struct job *job)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     const cairn_status status = job->puts.status;
     const struct sentence why = job->puts.why;
-    pthread_mutex_unlock(&job->session->lock);
     if (status == CAIRN_OK) return CAIRN_OK;
     if (status == CAIRN_ERR_STALE) // the write had become void, which is not the put's fault
         return client_fail(CAIRN_ERR_EPOCH_CHANGED, "nothing was written, begin again: %s",

@@ -18,7 +18,7 @@
 
 void session_say(const struct session *s, const char *what)
 {
-    if (s->on_wait == NULL) fprintf(stderr, "cairn: %s\n", what);
+    if (s->on_wait.call == NULL) fprintf(stderr, "cairn: %s\n", what);
 }
 
 void session_leave(struct session **s)
@@ -28,10 +28,9 @@ void session_leave(struct session **s)
 
 void session_kick(struct session *s)
 {
-    pthread_mutex_lock(&s->lock);
+    LOCK_SESSION(s);
     // After the end, the loop no longer exists, and libuv aborts on a dead handle.
     if (!s->ended) uv_async_send(&s->loop.kick);
-    pthread_mutex_unlock(&s->lock);
 }
 
 bool session_sleep(struct session *s, uint64_t deadline_ms)
@@ -45,9 +44,8 @@ bool session_sleep(struct session *s, uint64_t deadline_ms)
 
 void job_ref(struct job *job)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     job->refs++;
-    pthread_mutex_unlock(&job->session->lock);
 }
 
 void job_unref(struct job *job)
@@ -62,9 +60,8 @@ void job_unref(struct job *job)
 
 void job_note_clip_norm(struct job *job, double clip_norm)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     job->known.clip_norm = clip_norm;
-    pthread_mutex_unlock(&job->session->lock);
 }
 
 void puts_unclaim(struct job *job, size_t tensor, int plane)
@@ -94,10 +91,9 @@ struct job *api_job(const cairn_job *handle)
 
 cairn_status api_check(struct job *job)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     const cairn_status failed = job->failure.status;
     if (failed != CAIRN_OK) client_fail(failed, "%s", job->failure.why.text);
-    pthread_mutex_unlock(&job->session->lock);
     return failed;
 }
 
@@ -175,9 +171,8 @@ void control_starve(struct session *s, const char *of)
 
 uint64_t control_job_read(struct job *job)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     job->reads.reported = job->reads.bytes;
-    pthread_mutex_unlock(&job->session->lock);
     return job->reads.reported - job->reads.reported_before;
 }
 
@@ -205,8 +200,8 @@ static bool say(struct patience *p, const char *text, uint32_t paused_ms)
     const bool is_due = now_ms >= p->say_ms || !p->said;
     if (is_due) p->say_ms = now_ms + SAY_MS;
     p->said = true;
-    if (s->on_wait != NULL)
-        return s->on_wait(s->on_wait_context, p->job->name, text, (int)paused_ms);
+    if (s->on_wait.call != NULL)
+        return s->on_wait.call(s->on_wait.context, p->job->name, text, (int)paused_ms);
     if (is_due)
         fprintf(stderr, "cairn: job %s%s %s\n", p->job->name, paused_ms > 0 ? " waits for" : ":",
                 text);
@@ -305,9 +300,8 @@ static bool sleep_for_ask(struct ask *ask, uint64_t deadline_ms)
 static void delist(struct ask *ask)
 {
     struct session *s = ask->job->session;
-    pthread_mutex_lock(&s->lock);
+    LOCK_SESSION(s);
     LIST_REMOVE(ask, next);
-    pthread_mutex_unlock(&s->lock);
 }
 
 /* Asks the coordinator for whom the call waits; NULL: no answer by until_ms. */
@@ -331,10 +325,8 @@ static Cairn__Awaited *ask_until(struct job *job, uint16_t type, uint64_t until_
  * away, nobody can report for whom it waits. */
 static uint64_t away_for_ms(struct session *s)
 {
-    pthread_mutex_lock(&s->lock);
-    const uint64_t away_ms = s->reach.welcome ? 0 : monotonic_ms() - s->reach.away_since_ms;
-    pthread_mutex_unlock(&s->lock);
-    return away_ms;
+    LOCK_SESSION(s);
+    return s->reach.welcome ? 0 : monotonic_ms() - s->reach.away_since_ms;
 }
 
 /* Describes what else is awaited if neither a member nor a shard is awaited. */
@@ -354,10 +346,8 @@ static void say_rest(struct job *job, const struct ask_call *call, struct senten
 /* Returns true if cairn_detach_memory was called, and cairn_attach_memory was not called since. */
 static bool is_detached(struct session *s)
 {
-    pthread_mutex_lock(&s->lock);
-    const bool is_off = s->detachment.wants_off;
-    pthread_mutex_unlock(&s->lock);
-    return is_off;
+    LOCK_SESSION(s);
+    return s->detachment.wants_off;
 }
 
 static struct sentence awaited_text_ask(struct job *job, const struct ask_call *call,
@@ -489,9 +479,9 @@ static struct sentence awaited_text_wait(struct op *op)
 static void note_time(struct op *op, uint64_t from_us)
 {
     if (op->kind == CAIRN_CHUNK_FETCH)
-        step_times_waited(&op->job->times, CAIRN_TIME_FETCH, from_us);
+        step_times_waited(&op->job->measured.times, CAIRN_TIME_FETCH, from_us);
     else if (op->kind == CAIRN_CHUNK_PUSH)
-        step_times_waited(&op->job->times, CAIRN_TIME_PUSH, from_us);
+        step_times_waited(&op->job->measured.times, CAIRN_TIME_PUSH, from_us);
 }
 
 /* Returns true if the call continues to wait: a push may wait for the contributions of other workers.
@@ -626,9 +616,8 @@ cairn_status cairn_wait_any(cairn_op *const *handles, size_t count, int timeout_
 cairn_status cairn_op_set_user(cairn_op *handle, void *user)
 {
     API_OP(op, handle);
-    pthread_mutex_lock(&op->session->lock);
+    LOCK_SESSION(op->session);
     op->user = user;
-    pthread_mutex_unlock(&op->session->lock);
     return CAIRN_OK;
 }
 
@@ -641,10 +630,9 @@ cairn_status cairn_op_set_user(cairn_op *handle, void *user)
 /* Records the pause, because it is repeated after an attach: a new coordinator knows no pauses. */
 static void note_pause(struct job *job, const char *what, uint64_t ends_ms)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     snprintf(job->pause.what, sizeof job->pause.what, "%s", what);
     job->pause.ends_ms = ends_ms;
-    pthread_mutex_unlock(&job->session->lock);
 }
 
 static cairn_status tell_pause(struct job *job, const char *what, int at_most_ms,

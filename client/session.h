@@ -289,6 +289,38 @@ struct stream_waits {
 struct card_imports;
 struct published;
 
+/* The run, as the launcher names it. */
+struct launch {
+    uint64_t run;      /* a hash of the launcher's run id; 0: not known */
+    uint32_t restarts; /* how often the run was restarted */
+};
+
+/* Whom a call tells that it waits. */
+struct wait_call {
+    cairn_wait_fn call; /* NULL: a line on stderr */
+    void *context;
+};
+
+/* Operations that are over, for reuse (op.c). */
+struct spare_ops {
+    SLIST_HEAD(, op) ops;
+    uint32_t count;
+};
+
+/* One wake-up for all operations that end within 100 us of one iteration of the loop. */
+struct wake {
+    /* is_due: to be done at the iteration's end. tells: to be done through the event descriptor, too */
+    bool is_due, tells;
+    uint64_t last_us;
+};
+
+/* Memory for chunks on their way from and to cards (parcel.c). */
+struct session_staging {
+    struct staging_area *areas; /* owned */
+    /* until this time no area is made on a card, because a card's memory could not be shown */
+    uint64_t on_host_ms;
+};
+
 struct session {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* CLOCK_MONOTONIC */
@@ -302,20 +334,15 @@ struct session {
     char *name;
     uint64_t incarnation;
     struct env_report env; /* the settings of the cluster */
-    uint64_t run;          /* a hash of the launcher's run id; 0: not known */
-    uint32_t restarts;     /* how often the run was restarted */
+    struct launch launch;
     uint32_t prefetch_units;
     uint32_t connect_ms; /* the longest time that cairn_open takes */
-    cairn_wait_fn on_wait;
-    void *on_wait_context;
+    struct wait_call on_wait;
 
     /* lock */
     uint32_t refs; /* the handle, jobs */
     bool cancels;  /* an operation that may be in progress was canceled */
-    struct {
-        SLIST_HEAD(, op) ops;
-        uint32_t count;
-    } spare; /* operations that are over, for reuse (op.c) */
+    struct spare_ops spare;
     /* the loop accepts nothing more: asks and commands fail, and the loop thread is no longer
      * woken */
     bool ended;
@@ -324,13 +351,7 @@ struct session {
     struct job *jobs; /* changed by the loop thread only */
     /* copies that shards of this host published (read.h); changed by the loop thread only */
     struct published *published;
-    /* one wake-up for all operations that end within 100 us of one iteration of the loop */
-    struct {
-        /* is_due: to be done at the iteration's end. tells: to be done through the event
-         * descriptor, too */
-        bool is_due, tells;
-        uint64_t last_us;
-    } wake;
+    struct wake wake;
     struct reach reach;
     struct session_memory memory;
     struct detachment detachment;
@@ -340,10 +361,7 @@ struct session {
     /* loop thread */
     struct control control;
     struct datapath path;
-    struct staging_area *staging_areas; /* owned: parcel.c */
-    /* until this time no staging area is made on a card, because a card's memory could not be
-     * shown */
-    uint64_t staging_on_host_ms;
+    struct session_staging staging;
     /* owned: the imports for cairn_opts.device; NULL: no device was given */
     struct card_imports *imports;
 };
@@ -355,6 +373,19 @@ struct session {
                                                                            handle);              \
     if (s == NULL) return handle_fail(handle, "session")
 void session_leave(struct session **s);
+
+/* Takes the session's lock until the end of the block. */
+#define LOCK_SESSION(s) \
+    __attribute__((cleanup(session_unlock))) struct session *session_locked = session_lock(s)
+static inline struct session *session_lock(struct session *s)
+{
+    pthread_mutex_lock(&s->lock);
+    return s;
+}
+static inline void session_unlock(struct session **s)
+{
+    pthread_mutex_unlock(&(*s)->lock);
+}
 
 /* Wakes the loop thread to look at asks and commands. Any thread. */
 void session_kick(struct session *s);

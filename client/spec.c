@@ -421,7 +421,7 @@ cairn_status client_spec_fill(const struct cairn_job_spec *from, struct job_spec
 
 static void fill_info(struct job *job, struct cairn_job_info *info)
 {
-    pthread_mutex_lock(&job->session->lock);
+    LOCK_SESSION(job->session);
     *info = (struct cairn_job_info) {
         .struct_size = sizeof *info,
         .name = job->name,
@@ -446,7 +446,6 @@ static void fill_info(struct job *job, struct cairn_job_info *info)
         .found_step = job->known.found_step,
         .made_by = job->known.made_by,
     };
-    pthread_mutex_unlock(&job->session->lock);
 }
 
 cairn_status cairn_job_describe(cairn_job *handle, struct cairn_job_info *out)
