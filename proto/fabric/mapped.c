@@ -360,11 +360,6 @@ cairn_status mapped_stage(struct mapped_fabric *fabric, uint32_t own_pages, size
     return CAIRN_ERR_BUSY;
 }
 
-uint8_t *mapped_staged(const struct mapped_fabric *fabric, struct fabric_pages pages)
-{
-    return fabric->arenas[pages.arena].memory + (size_t)pages.first * MAPPED_PAGE;
-}
-
 void mapped_unstage(struct mapped_fabric *fabric, struct fabric_pages pages)
 {
     if (pages.count == 0) return;

@@ -428,7 +428,10 @@ void mapped_share_release(struct mapped_share *share);
  * pages. CAIRN_ERR_BUSY: the copy has to wait. */
 CAIRN_MUST_CHECK cairn_status mapped_stage(struct mapped_fabric *fabric, uint32_t own_pages,
                                            size_t bytes, struct fabric_pages *pages_out);
-uint8_t *mapped_staged(const struct mapped_fabric *fabric, struct fabric_pages pages);
+static inline uint8_t *mapped_staged(const struct mapped_fabric *fabric, struct fabric_pages pages)
+{
+    return fabric->arenas[pages.arena].memory + (size_t)pages.first * MAPPED_PAGE;
+}
 void mapped_unstage(struct mapped_fabric *fabric, struct fabric_pages pages);
 /* Validates the descriptor, maps its memory, and consumes the descriptor in any case. If there is no room
  * for memory of a card, or the card has failed, the memory becomes a mapping of 0 bytes, and the peer is

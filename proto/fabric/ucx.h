@@ -563,7 +563,7 @@ void ucx_region_drop(struct fabric_region *region);
 bool ucx_may_refer(const struct ucx_link *link, size_t bytes);
 /* CAIRN_ERR_UNSUPPORTED: the peer can read no memory that contains the payload. */
 cairn_status ucx_refer(struct ucx_link *link, struct fabric_op *op, const void *payload);
-/* Ends the references that were sent through a handle that is being closed. */
+/* Ends the references that were sent through a handle that is being closed; NULL: through any. */
 void ucx_forget_references(struct ucx_link *link, const struct fabric_peer *handle);
 void ucx_read_receive(struct ucx_message *message, struct fabric_op *op, void *buffer);
 void ucx_read_drop(struct ucx_message *message);

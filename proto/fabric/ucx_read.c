@@ -598,21 +598,15 @@ void ucx_forget_references(struct ucx_link *link, const struct fabric_peer *hand
 {
     for (uint32_t i = 0; i < link->flights.capacity; i++) {
         struct fabric_flight *flight = &link->flights.all[i];
-        if (!flight->is_used || flight->op->to != handle) continue;
+        if (!flight->is_used || (handle != NULL && flight->op->to != handle)) continue;
         fabric_op_done(flight->op, CAIRN_ERR_CLOSED);
         end_flight(link, flight);
     }
 }
 
-/* Like ucx_forget_references, for all handles of the link. */
 static void ucx_forget_reader(struct ucx_link *link)
 {
-    for (uint32_t i = 0; i < link->flights.capacity; i++) {
-        struct fabric_flight *flight = &link->flights.all[i];
-        if (!flight->is_used) continue;
-        fabric_op_done(flight->op, CAIRN_ERR_CLOSED);
-        end_flight(link, flight);
-    }
+    ucx_forget_references(link, NULL);
     free(link->flights.all);
     free(link->shown);
     link->flights = (struct fabric_flights) { 0 };
