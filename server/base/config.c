@@ -34,11 +34,6 @@ static const struct unit *units_of(enum option_type type)
     return type == CAIRN_OPTION_DURATION ? time_units : no_units;
 }
 
-static bool is_string(enum option_type type)
-{
-    return type <= CAIRN_OPTION_ADDRESSES; // the string types come first
-}
-
 // Prints a number with the largest unit that divides it: 65536 becomes "64KiB". Prints a factor as it is
 // written: 1100 becomes "1.1".
 static void print_number(int64_t number, enum option_type type, char *text_out, size_t text_bytes)
@@ -207,7 +202,8 @@ static cairn_status config_value_store(const struct config_option *option, const
                                        void *values, struct sentence *why)
 {
     void *place = (char *)values + option->offset;
-    if (is_string(option->type)) return store_string(option, text, place, why);
+    if (option->type <= CAIRN_OPTION_ADDRESSES) // the string types come first
+        return store_string(option, text, place, why);
     if (option->type == CAIRN_OPTION_BOOL) return store_bool(option, text, place, why);
     return store_number(option, text, place, why);
 }

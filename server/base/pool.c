@@ -206,18 +206,14 @@ bool pool_close_within(struct pool *pool, uint32_t most_ms, void (*on_closed)(vo
     return ended;
 }
 
-/* Runs all items now, within pool_submit. The loop still calls `done` later, so that the submitter is not
- * called back from within its own call. */
-static void run_here(struct task *task, uint32_t thread)
-{
-    while (task->items_taken < task->item_count) task->run(task, task->items_taken++, thread);
-}
-
 void pool_submit(struct pool *pool, struct task *task)
 {
     task->items_taken = 0;
     task->items_ended = 0;
-    if (task->is_small) run_here(task, pool->thread_count);
+    // A small task runs now. The loop still calls `done` later, so that the submitter is not called back from
+    // within its own call.
+    while (task->is_small && task->items_taken < task->item_count)
+        task->run(task, task->items_taken++, pool->thread_count);
     pthread_mutex_lock(&pool->lock);
     if (task->items_taken == task->item_count) {
         STAILQ_INSERT_TAIL(&pool->ended, task, next);
