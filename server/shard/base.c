@@ -67,11 +67,16 @@ void session_refuse(struct shard_daemon *shard, cairn_status status, const char 
     stream_finish(session->stream, status, "%s", text);
 }
 
+void shard_end(struct shard_daemon *shard, cairn_status why)
+{
+    if (shard->events.on_end != NULL && !shard->closing)
+        shard->events.on_end(shard, why, shard->events.context);
+}
+
 void session_fenced(struct shard_daemon *shard, const char *text)
 {
     log_error("this process has lost its place in the cluster: %s", text);
-    if (shard->events.on_fenced != NULL && !shard->closing)
-        shard->events.on_fenced(shard, shard->events.context);
+    shard_end(shard, CAIRN_ERR_FENCED);
 }
 
 struct request session_request(const struct shard_daemon *shard, uint32_t number)

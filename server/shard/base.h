@@ -290,6 +290,9 @@ struct request session_request(const struct shard_daemon *shard, uint32_t number
 /* Called when the coordinator says that this process must end; `text` is the coordinator's
  * sentence. */
 void session_fenced(struct shard_daemon *shard, const char *text);
+/* Tells the owner of the shard that the shard must end. The caller may not use the shard afterwards,
+ * because the owner's callback may close it. */
+void shard_end(struct shard_daemon *shard, cairn_status why);
 
 /* ==== member ==== */
 

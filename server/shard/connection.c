@@ -272,7 +272,7 @@ void unfit_look(struct shard_daemon *shard)
 {
     struct home *home = shard->device.home;
     const char *failure = home != NULL ? home_failure(home) : NULL;
-    if (failure == NULL || shard->closing || shard->events.on_unfit == NULL) return;
+    if (failure == NULL || shard->closing || shard->events.on_end == NULL) return;
     if (!shard->unfit.is_told) {
         log_error("this shard is unfit: %s", failure);
         stream_close(shard->session.stream, CAIRN_ERR_IO, "the device of this shard failed");
@@ -288,7 +288,7 @@ void unfit_look(struct shard_daemon *shard)
     }
     if (others > 0 || ++shard->unfit.beats < BEATS) return;
     log_error("this shard is unfit and ends, since nothing that it holds is whole: %s", failure);
-    shard->events.on_unfit(shard, shard->events.context);
+    shard_end(shard, CAIRN_ERR_IO);
 }
 
 /* ==== drain ==== */
@@ -296,14 +296,12 @@ void unfit_look(struct shard_daemon *shard)
 #define LEASE_MS      5000 /* the lease time that is assumed until a coordinator has told it */
 #define DRAIN_REQUEST 1    /* the only request that a shard sends to a coordinator */
 
-/* Ends the drain, and tells the owner of the shard. The caller may not use the shard afterwards,
- * because the owner's callback may close it. */
+/* Ends the drain, and with it the shard: shard_end. */
 static void end_drain(struct shard_daemon *shard)
 {
     shard->drain.is_wanted = false;
     uv_timer_stop(&shard->drain.timer);
-    if (shard->events.on_drained != NULL && !shard->closing)
-        shard->events.on_drained(shard, shard->events.context);
+    shard_end(shard, CAIRN_OK);
 }
 
 /* True if the coordinator of this session was asked to drain the shard. */

@@ -33,14 +33,9 @@
 
 static struct reply *reply_new(struct shard_job *job, struct sentence *why)
 {
-    const size_t bytes = reply_memory_bytes(job->replies.bytes);
-    if (shard_job_take(job, &job->memory.staging, bytes, "a reply", why) != CAIRN_OK) return NULL;
-    struct reply *reply = malloc(bytes);
-    if (reply == NULL) {
-        shard_job_give(job, &job->memory.staging, bytes);
-        sentence_set(why, "out of memory for a reply");
-        return NULL;
-    }
+    struct reply *reply = counted_malloc(job, &job->memory.staging,
+                                         reply_memory_bytes(job->replies.bytes), "a reply", why);
+    if (reply == NULL) return NULL;
     reply->job = job;
     reply->is_kept = reply->is_used = false;
     return reply;
@@ -49,8 +44,7 @@ static struct reply *reply_new(struct shard_job *job, struct sentence *why)
 static void reply_free(struct reply *reply)
 {
     struct shard_job *job = reply->job;
-    shard_job_give(job, &job->memory.staging, reply_memory_bytes(job->replies.bytes));
-    free(reply);
+    counted_free(job, &job->memory.staging, reply, reply_memory_bytes(job->replies.bytes));
 }
 
 /* ---- those that workers keep ---- */

@@ -357,7 +357,7 @@ static void tell_micro_end(struct shard_member *member, const struct chunk_heade
                            const uint32_t *tensors, size_t count, uint32_t absent)
 {
     if (header->tensor != 0) { // the message is meant for the shard with index header->tensor - 1
-        relay_on_micro_end(member, header, tensors, count);
+        relay_on_end(member, header, tensors, count);
         return;
     }
     struct step_event event = step_event_of(header);
@@ -432,7 +432,7 @@ static void on_commit(struct shard_member *member, const struct chunk_header *he
 {
     fabric_drop(message);
     if (header->tensor != 0) {
-        relay_on_commit(member, header);
+        relay_on_end(member, header, NULL, 0);
         return;
     }
     const struct step_event event = step_event_of(header);
@@ -461,18 +461,12 @@ static bool fetch_is_here(const struct shard_member *member, const struct chunk_
     return copy != NULL;
 }
 
-/* True if the chunk belongs to another shard's part. */
-static bool is_of_another(const struct shard_member *member, const struct chunk_header *header)
-{
-    return !fetch_is_here(member, header) &&
-           layout_find(member->job->view->layout, header->tensor, header->first_leaf) != NULL;
-}
-
 static void on_fetch(struct shard_member *member, const struct chunk_header *header,
                      struct fabric_message *message)
 {
-    if (is_of_another(member, header))
-        relay_fetch(member, header, message);
+    if (!fetch_is_here(member, header) &&
+        layout_find(member->job->view->layout, header->tensor, header->first_leaf) != NULL)
+        relay_fetch(member, header, message); // the chunk belongs to another shard's part
     else
         fetch_on_message(member, header, message);
 }

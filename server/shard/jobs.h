@@ -54,13 +54,6 @@ void own_settle(struct shard_job *job);
 CAIRN_MUST_CHECK cairn_status shard_job_layout(const struct shard_job *job,
                                                const struct paged *bytes,
                                                struct layout **layout_out, struct sentence *why);
-/* Checks that the device has device_bytes free, in addition to the staging that its streams will
- * still take. Without a device, device_bytes must be 0. CAIRN_ERR_NO_MEMORY: `why` has the numbers,
- * including host_bytes, the host memory that the job needs, too. CAIRN_ERR_IO: the device
- * failed. */
-CAIRN_MUST_CHECK cairn_status shard_job_judge_device(const struct shard_job *job,
-                                                     uint64_t device_bytes, uint64_t host_bytes,
-                                                     struct sentence *why);
 /* Returns the bytes of device memory that the job takes, including bytes that no element uses. If
  * `all` is true, the published copies that every job has count, even if they are not on the device
  * now; otherwise only the copies that are on the device now count. */

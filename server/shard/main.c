@@ -275,12 +275,6 @@ static void on_stop(struct daemon *daemon, void *context)
         end_shard(program, 0);
 }
 
-static void on_drained(struct shard_daemon *shard, void *context)
-{
-    (void)shard;
-    end_shard(context, 0);
-}
-
 static void on_ready(struct shard_daemon *shard, void *context)
 {
     (void)shard;
@@ -292,16 +286,10 @@ static void on_ready(struct shard_daemon *shard, void *context)
     end_shard(program, status_exit((int)status));
 }
 
-static void on_fenced(struct shard_daemon *shard, void *context)
+static void on_end(struct shard_daemon *shard, cairn_status why, void *context)
 {
     (void)shard;
-    end_shard(context, status_exit(CAIRN_ERR_FENCED));
-}
-
-static void on_unfit(struct shard_daemon *shard, void *context)
-{
-    (void)shard;
-    end_shard(context, status_exit(CAIRN_ERR_IO));
+    end_shard(context, status_exit((int)why));
 }
 
 /* True if bulk data may travel over network devices. */
@@ -391,11 +379,6 @@ static cairn_status judge_folders(const char *folders, struct sentence *why)
     return CAIRN_OK;
 }
 
-static bool is_fabric(const char *kind)
-{
-    return strcmp(kind, "auto") == 0 || strcmp(kind, "mapped") == 0 || strcmp(kind, "ucx") == 0;
-}
-
 /* Judges a range of ports such as "7100-7199", because UCX takes any port if it does not understand
  * the range. */
 static cairn_status judge_ports(const char *range, struct sentence *why)
@@ -416,38 +399,52 @@ static cairn_status judge_name(const char *name, struct sentence *why)
                      name, CAIRN_NAME_MAX);
 }
 
-static bool is_backend(const char *name)
+/* The options whose value is one of a few words. */
+static const struct {
+    size_t value; /* the offset in struct values */
+    const char *option, *words[3], *allowed;
+} choices[] = {
+    { offsetof(struct values, on_sigterm),
+      "shard.on_sigterm",
+      { "exit", "drain" },
+      "exit or drain is allowed" },
+    { offsetof(struct values, backend),
+      "compute.backend",
+      { "host", "cuda", "auto" },
+      "host, cuda or auto is allowed" },
+    { offsetof(struct values, fabric_kind),
+      "fabric.kind",
+      { "auto", "mapped", "ucx" },
+      "auto, mapped or ucx is allowed" },
+    { offsetof(struct values, fabric_one_sided),
+      "fabric.one_sided",
+      { "auto", "on", "off" },
+      "auto, on or off is allowed" },
+    { offsetof(struct values, fabric_device_memory),
+      "fabric.device_memory",
+      { "auto", "device", "host" },
+      CAIRN_DEVICE_MEMORY_ALLOWED },
+};
+
+static cairn_status judge_words(const struct values *values, struct sentence *why)
 {
-    return strcmp(name, "host") == 0 || strcmp(name, "cuda") == 0 || strcmp(name, "auto") == 0;
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
+        const char *const *words = choices[i].words;
+        const char *value = *(char *const *)((const char *)values + choices[i].value);
+        size_t k = 0;
+        while (k < 3 && words[k] != NULL && strcmp(words[k], value) != 0) k++;
+        if (k == 3 || words[k] == NULL)
+            return fail_with(why, CAIRN_ERR_CONFIG, "%s = %s: %s", choices[i].option, value,
+                             choices[i].allowed);
+    }
+    return CAIRN_OK;
 }
 
 /* Judges options by the rules that the table of options cannot express. */
 static cairn_status judge_options(const void *of_daemon, struct sentence *why)
 {
     const struct values *values = of_daemon;
-    if (strcmp(values->on_sigterm, "exit") != 0 && strcmp(values->on_sigterm, "drain") != 0) {
-        return fail_with(why, CAIRN_ERR_CONFIG, "shard.on_sigterm = %s: exit or drain is allowed",
-                         values->on_sigterm);
-    }
-    if (!is_backend(values->backend)) {
-        return fail_with(why, CAIRN_ERR_CONFIG,
-                         "compute.backend = %s: host, cuda or auto is allowed", values->backend);
-    }
-    if (!is_fabric(values->fabric_kind)) {
-        return fail_with(why, CAIRN_ERR_CONFIG, "fabric.kind = %s: auto, mapped or ucx is allowed",
-                         values->fabric_kind);
-    }
-    enum one_sided one_sided;
-    if (!one_sided_parse(values->fabric_one_sided, &one_sided)) {
-        return fail_with(why, CAIRN_ERR_CONFIG, "fabric.one_sided = %s: auto, on or off is allowed",
-                         values->fabric_one_sided);
-    }
-    enum device_memory device_memory;
-    if (!device_memory_parse(values->fabric_device_memory, &device_memory)) {
-        return fail_with(why, CAIRN_ERR_CONFIG,
-                         "fabric.device_memory = %s: " CAIRN_DEVICE_MEMORY_ALLOWED,
-                         values->fabric_device_memory);
-    }
+    CAIRN_TRY(judge_words(values, why));
     if (values->fabric_host[0] != '\0' && !fabric_host_is_name(values->fabric_host)) {
         return fail_with(why, CAIRN_ERR_CONFIG,
                          "fabric.host = %s: at most %d visible characters are allowed",
@@ -519,7 +516,7 @@ static cairn_status open_shard(struct program *program, struct sentence *why)
         .fabric_one_sided = one_sided,
         .fabric_device_memory = device_memory,
         .fabric_host = values->fabric_host[0] != '\0' ? values->fabric_host : NULL,
-        .events = { on_ready, on_fenced, on_drained, on_unfit, program },
+        .events = { on_ready, on_end, program },
         .build = CAIRN_BUILD,
     };
     return shard_open(&program->daemon.loop, &shard_options, &program->shard, why);

@@ -432,17 +432,13 @@ static bool takes_events(const struct collector *collector)
            !job->shard->closing;
 }
 
-static void pass_zero(struct shard_job *job, uint32_t chunk)
-{
-    job->pass.zero[chunk] = true; // the REDUCE that follows writes the zeros
-}
-
 static void do_own_action(struct collector *collector, const struct step_action *action)
 {
     struct shard_job *job = collector->job;
     times_note(job, action);
     switch (action->kind) {
-    case CAIRN_STEP_ZERO: pass_zero(job, action->chunk); break;
+    // the REDUCE that follows writes the zeros
+    case CAIRN_STEP_ZERO: job->pass.zero[action->chunk] = true; break;
     case CAIRN_STEP_REDUCE: pass_reduce(job); break;
     case CAIRN_STEP_UPDATE: pass_update(job, action->decision); break;
     case CAIRN_STEP_REDUCED_REPORT: report_reduced(job, action); break;
@@ -652,57 +648,7 @@ void own_step(struct shard_job *job, const struct step_event *event)
     own_settle(job);
 }
 
-/* ==== landing ==== */
-
-uint64_t landing_at(const struct job_landing *landing, uint32_t slot)
-{
-    const uint32_t have = landing->window - landing->in_place, large = have - landing->small;
-    const uint32_t before = slot % landing->window, k = before < have ? before : have;
-    const uint64_t window_bytes = large * (uint64_t)landing->slot_bytes +
-                                  landing->small * (uint64_t)landing->small_bytes;
-    return slot / landing->window * window_bytes +
-           (k < large ? k : large) * (uint64_t)landing->slot_bytes +
-           (k > large ? k - large : 0) * (uint64_t)landing->small_bytes;
-}
-
-static uint64_t bytes_between(const struct shard_job *job, uint32_t from, uint32_t to)
-{
-    return landing_at(&job->landing, to) - landing_at(&job->landing, from);
-}
-
-/* Returns how many slots all workers have together. The n-th worker of a round has the n-th
- * `window` slots (server/core/step.h). */
-static uint32_t slots_wanted(const struct shard_job *job)
-{
-    uint64_t workers = 0;
-    for (size_t i = 0; i < job->members.capacity; i++)
-        workers += job->members.list[i] != NULL &&
-                   job->members.list[i]->role == CAIRN_ROLE_WIRE_WORKER;
-    const uint64_t slots = workers * job->landing.window;
-    return slots < job->collector.slot_count ? (uint32_t)slots : job->collector.slot_count;
-}
-
-static cairn_status count_slots(struct shard_job *job, struct sentence *why)
-{
-    const uint32_t wanted = slots_wanted(job);
-    char what[CAIRN_NAME_MAX + 64];
-    if (wanted <= job->landing.counted) return CAIRN_OK;
-    const uint64_t bytes = bytes_between(job, job->landing.counted, wanted);
-    snprintf(what, sizeof what, "landing memory of one more worker of job %s", job->spec.name);
-    const cairn_status status = shard_job_take(job, &job->memory.landing, bytes, what, why);
-    if (status == CAIRN_OK) job->landing.counted = wanted;
-    return status;
-}
-
-/* Reserves the slots of all workers that have joined by now. A later request of one of these
- * workers then has nothing left to reserve. */
-static cairn_status add_slots(struct reserve *reserve, struct shard_job *job)
-{
-    job->landing.asked = slots_wanted(job);
-    if (job->landing.asked <= job->landing.made) return CAIRN_OK;
-    return reserve_add(reserve, &job->landing.arena, landing_at(&job->landing, job->landing.made),
-                       bytes_between(job, job->landing.made, job->landing.asked));
-}
+/* ==== admission ==== */
 
 static void on_slots_taken(const struct reserve_request *request, cairn_status status,
                            const struct sentence *why)
@@ -727,81 +673,19 @@ static void on_slots_taken(const struct reserve_request *request, cairn_status s
  * slots. If there is no room, the member leaves. */
 static void admit_member(struct shard_job *job, uint64_t member, struct request answer)
 {
-    const struct reserve_request request = { .job = job,
-                                             .what = "landing memory of the workers",
-                                             .prepare = add_slots,
-                                             .done = on_slots_taken,
-                                             .member = member,
-                                             .answer = answer };
+    const struct reserve_request request = {
+        .job = job, .done = on_slots_taken, .member = member, .answer = answer
+    };
     struct sentence why;
-    cairn_status status = count_slots(job, &why);
+    bool waits = false;
+    cairn_status status = slots_count(job, &why);
     if (status == CAIRN_OK) status = reply_keep(member_find(job, member), &why);
-    if (status == CAIRN_OK && slots_wanted(job) > job->landing.made) {
-        status = reserve_begin(&request, &why);
-        if (status == CAIRN_OK) return;
-    }
+    if (status == CAIRN_OK) status = slots_begin(&request, &waits, &why);
+    if (status == CAIRN_OK && waits) return;
     if (status != CAIRN_OK) {
         log_warn("a member of job %s refused: %s", job->spec.name, why.text);
         members_leave(job, member);
         admit_left(job);
     }
     session_answer(job->shard, &answer, status, &why);
-}
-
-/* True if nothing is landing, nothing is being folded and no page is being made, so that slots may
- * be given back. */
-static bool landing_rests(const struct shard_job *job)
-{
-    return step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
-           step_slots_used(job->collector.step) == 0 && job->landing.asked <= job->landing.made;
-}
-
-static void on_turn(uv_timer_t *timer)
-{
-    struct shard_daemon *shard = timer->data;
-    shard->memory.given_bytes = 0;
-    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
-        if (job->landing.extra) admit_left(job);
-    shard->up->memory_back(shard);
-}
-
-/* Returns how many of the slots after `keep` this iteration of the loop may give back, the last
- * ones first. This is limited by the bytes that one iteration may give back, but the first call in
- * an iteration returns at least 1. */
-static uint32_t slots_of_turn(const struct shard_job *job, uint32_t keep)
-{
-    const struct shard_daemon *shard = job->shard;
-    const uint32_t extra = job->landing.counted - keep;
-    if (shard->memory.given_bytes >= shard->memory.give_max_bytes) return 0;
-    const uint64_t room = shard->memory.give_max_bytes - shard->memory.given_bytes;
-    uint32_t slots = 0;
-    while (slots < extra &&
-           bytes_between(job, job->landing.counted - slots - 1, job->landing.counted) <= room)
-        slots++;
-    return slots == 0 && shard->memory.given_bytes == 0 ? 1 : slots;
-}
-
-static void give_slots(struct shard_job *job, uint32_t keep)
-{
-    struct shard_daemon *shard = job->shard;
-    const uint64_t bytes = bytes_between(job, keep, job->landing.counted);
-    if (keep < job->landing.made) {
-        arena_give(&job->landing.arena, landing_at(&job->landing, keep),
-                   bytes_between(job, keep, job->landing.made));
-        job->landing.made = job->landing.asked = keep;
-    }
-    shard_job_give(job, &job->memory.landing, bytes);
-    job->landing.counted = keep;
-    shard->memory.given_bytes += bytes;
-    uv_timer_start(&shard->memory.give_timer, on_turn, 0, 0);
-}
-
-void admit_left(struct shard_job *job)
-{
-    const uint32_t keep = slots_wanted(job);
-    job->landing.extra = keep < job->landing.counted;
-    if (!job->landing.extra || !landing_rests(job)) return;
-    const uint32_t slots = slots_of_turn(job, keep);
-    if (slots > 0) give_slots(job, job->landing.counted - slots);
-    job->landing.extra = keep < job->landing.counted;
 }

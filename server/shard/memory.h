@@ -1,6 +1,7 @@
 #ifndef CAIRN_SHARD_MEMORY_H
 #define CAIRN_SHARD_MEMORY_H
 
+#include <assert.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -110,6 +111,17 @@ void arena_close(struct arena *arena);
 
 /* ==== budget ==== */
 
+/* Admission, all in admit.c: nothing relies on memory that was not admitted.
+ *
+ *                   estimate        admit                     take              give back
+ *   a job           need_of    ─►   admit_part           ─►   reserve_begin  ─► release_bytes
+ *   a worker             └─────►    slots_count          ─►   slots_begin    ─► admit_left
+ *   another layout  need_of    ─►   shard_job_take_all   ─►   reserve_begin  ─► shard_job_give_all,
+ *                                                                             reserve_give
+ *   anything else                   shard_job_take       ─►   malloc, arenas ─► shard_job_give
+ *
+ * The budget counts bytes from `admit` to `give back`; job->memory has them by kind. */
+
 /* The bytes that a shard may use for state, landing, staging and replies. Bytes count as used from
  * the moment when they are promised, even before they are touched. Loop thread. */
 
@@ -120,7 +132,11 @@ struct budget {
  * returns CAIRN_ERR_NO_MEMORY; `why` then has the numbers. */
 CAIRN_MUST_CHECK cairn_status budget_take(struct budget *budget, uint64_t bytes, const char *what,
                                           struct sentence *why);
-void budget_give(struct budget *budget, uint64_t bytes);
+static inline void budget_give(struct budget *budget, uint64_t bytes)
+{
+    assert(bytes <= budget->used_bytes);
+    budget->used_bytes -= bytes;
+}
 
 /* Returns the sum of all kinds that lie in host memory: all but `device`. */
 uint64_t memory_sum(const struct memory_need *memory);
@@ -130,6 +146,11 @@ uint64_t memory_sum(const struct memory_need *memory);
 CAIRN_MUST_CHECK cairn_status shard_job_take(struct shard_job *job, uint64_t *kind, uint64_t bytes,
                                              const char *what, struct sentence *why);
 void shard_job_give(struct shard_job *job, uint64_t *kind, uint64_t bytes);
+/* Like shard_job_take, but returns the memory, not zeroed; NULL: the budget or the host has none, and
+ * `why` says so. counted_free gives both back; NULL is fine. */
+void *counted_malloc(struct shard_job *job, uint64_t *kind, size_t bytes, const char *what,
+                     struct sentence *why);
+void counted_free(struct shard_job *job, uint64_t *kind, void *memory, size_t bytes);
 /* Takes the bytes of all kinds that lie in host memory, as shard_job_take does for one kind. Takes
  * all of them, or none. */
 CAIRN_MUST_CHECK cairn_status shard_job_take_all(struct shard_job *job,
@@ -165,7 +186,7 @@ struct shard_memory {
     struct reserve *reserves;   /* the requests for memory; one is worked on at a time */
     struct pool *releaser;      /* owned */
     LIST_HEAD(, arena_release) releases; /* memory that is being released: memory.c */
-    uv_timer_t give_timer;   /* runs at the next loop iteration, if given_bytes > 0: members.c */
+    uv_timer_t give_timer;   /* runs at the next loop iteration, if given_bytes > 0: admit.c */
     uint64_t given_bytes;    /* bytes of landing pages that this loop iteration has given back */
     uint64_t give_max_bytes; /* the limit of given_bytes: CAIRN_GIVE_MAX_BYTES */
 };

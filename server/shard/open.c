@@ -80,91 +80,7 @@ static cairn_status make_tables(struct shard_job *job, struct sentence *why)
     return shard_view_number(job->view, &job->spec, why);
 }
 
-/* ---- reserving ---- */
-
-/* Returns the bytes that the budget must have, at least: the job's own memory, and the memory for
- * the least number of workers with which a round can open. */
-static uint64_t least_bytes(const struct shard_job *job, const struct need *need)
-{
-    return memory_sum(&need->memory) +
-           job->spec.workers_min * (need->landing_bytes + need->worker_staging_bytes);
-}
-
-/* Returns a smaller chunk_leaves with which the job fits. Tries one half of the present value, then
- * one quarter, and so on. Smaller chunks mean more chunks, and so larger tables. Returns 0 if the
- * job fits with none of these values. */
-static uint32_t leaves_that_fit(const struct shard_job *job, const struct need *need, uint64_t room)
-{
-    const struct memory_need *memory = &need->memory;
-    const uint64_t leaf_bytes = CAIRN_LEAF_ELEMS * sizeof(float);
-    // The last leaf of a chunk may be incomplete.
-    const uint64_t now = (job->replies.bytes - 1) / leaf_bytes + 1;
-    const uint64_t replies = job->spec.workers_min;
-    const uint64_t chunks = replies * (job->spec.window + 1) + job->puts.max;
-    const uint64_t small = replies * job->landing.small * (uint64_t)job->landing.small_bytes;
-    const uint64_t boxes = job->puts.max * (uint64_t)(job->puts.bytes - job->landing.slot_bytes) +
-                           small + chunks * CAIRN_STAGGER_BYTES + replies * reply_memory_bytes(0);
-    for (uint64_t leaves = now / 2; leaves > 0; leaves /= 2)
-        if (memory->state + memory->published + boxes + chunks * leaves * leaf_bytes +
-                memory->tables * ((now - 1) / leaves + 1) <=
-            room)
-            return (uint32_t)leaves;
-    return 0;
-}
-
-static uint32_t window_that_fits(const struct shard_job *job, const struct need *need,
-                                 uint64_t room)
-{
-    const uint64_t per_window = (uint64_t)job->spec.workers_min * job->landing.slot_bytes;
-    for (uint32_t window = job->spec.window / 2; window > 0; window /= 2)
-        if (least_bytes(job, need) - per_window * (job->spec.window - window) <= room)
-            return window;
-    return 0;
-}
-
-/* Adds to `why` how the job would fit into the room that is left, with smaller chunks or with fewer
- * chunks in flight. */
-static void advise(const struct shard_job *job, const struct need *need, struct sentence *why)
-{
-    const uint64_t room = job->shard->memory.budget.limit_bytes -
-                          job->shard->memory.budget.used_bytes;
-    const uint32_t leaves = leaves_that_fit(job, need, room);
-    const uint32_t window = window_that_fits(job, need, room);
-    if (leaves > 0)
-        sentence_add(why, "; it fits with chunk_leaves %u (now %u)", leaves,
-                     job->spec.chunk_leaves);
-    if (window > 0)
-        sentence_add(why, "%s window %u (now %u)", leaves > 0 ? ", or" : "; it fits with", window,
-                     job->spec.window);
-}
-
-/* Takes the job's own memory from the budget. The memory that each worker adds is taken when the
- * worker joins (members.c). Here the job is refused if there is no room for the workers that a
- * round needs to open. */
-static cairn_status take_budget(struct shard_job *job, const struct need *need,
-                                struct sentence *why)
-{
-    struct budget *budget = &job->shard->memory.budget;
-    const uint64_t bytes = memory_sum(&need->memory);
-    char what[CAIRN_NAME_MAX + 200];
-    snprintf(what, sizeof what,
-             "job %s (%" PRIu64 " elements here: state %" PRIu64 " bytes%s, published %" PRIu64
-             ", landing %u x %zu bytes "
-             "and a reply each for %u worker%s)",
-             job->spec.name, job->view->table.map.elem_count,
-             (need->memory.state + need->memory.device),
-             need->memory.device > 0 ? " on its device" : "", need->memory.published,
-             job->spec.workers_min * job->spec.window, job->landing.slot_bytes,
-             job->spec.workers_min, job->spec.workers_min == 1 ? "" : "s");
-    cairn_status status = budget_take(budget, least_bytes(job, need), what, why);
-    if (status == CAIRN_OK) {
-        budget_give(budget, least_bytes(job, need) - bytes);
-        job->memory = need->memory;
-    } else {
-        advise(job, need, why);
-    }
-    return status;
-}
+/* ---- its memory ---- */
 
 static cairn_status open_arenas(struct shard_job *job, const struct need *need,
                                 struct sentence *why)
@@ -320,8 +236,9 @@ static cairn_status draft_open(struct shard_daemon *shard, const Cairn__JobCreat
 }
 
 /* Closes a draft, and gives back the memory that was admitted for the draft. */
-static void draft_close(struct shard_draft *draft)
+static void draft_close(void *made)
 {
+    struct shard_draft *draft = made;
     free_body(draft->job, NULL);
     free(draft);
 }
@@ -365,15 +282,14 @@ static cairn_status draft_admit(struct shard_draft *draft, const Cairn__JobCreat
     if (status == CAIRN_OK) status = judge_create(draft, message, why);
     if (status != CAIRN_OK) return status;
     set_sizes(job, &draft->need);
-    status = shard_job_judge_device(job, draft->need.memory.device, least_bytes(job, &draft->need),
-                                    why);
-    return status == CAIRN_OK ? take_budget(job, &draft->need, why) : status;
+    return admit_part(job, &draft->need, why);
 }
 
 /* Makes the tables of a draft that was admitted. Any thread. CAIRN_ERR_NO_MEMORY. */
-static cairn_status draft_make(struct shard_draft *draft, const Cairn__JobCreate *message,
-                               struct sentence *why)
+static cairn_status draft_make(const struct arriving *create, void *made, struct sentence *why)
 {
+    const Cairn__JobCreate *message = (const Cairn__JobCreate *)create->message;
+    struct shard_draft *draft = made;
     struct shard_job *job = draft->job;
     struct step_config step = draft->need.step;
     step.joins = message->joins;
@@ -797,21 +713,11 @@ static cairn_status create_prepare(struct arriving *create, void **made_out, str
     return status;
 }
 
-static cairn_status create_make(const struct arriving *create, void *made, struct sentence *why)
-{
-    return draft_make(made, create_message(create), why);
-}
-
-static void create_unmake(void *made)
-{
-    draft_close(made);
-}
-
 static const struct arriving_kind create_kind = {
     .name = "a job",
     .prepare = create_prepare,
-    .make = create_make,
-    .unmake = create_unmake,
+    .make = draft_make,
+    .unmake = draft_close,
     .what = { [CAIRN_CREATE_SPEC] = CAIRN_PAGE_SPEC, [CAIRN_CREATE_LAYOUT] = CAIRN_PAGE_LAYOUT },
     .bytes_at = { [CAIRN_CREATE_SPEC] = offsetof(Cairn__JobCreate, spec_bytes),
                   [CAIRN_CREATE_LAYOUT] = offsetof(Cairn__JobCreate, layout_bytes) },

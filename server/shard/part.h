@@ -186,6 +186,24 @@ struct job_landing {
  * of the last slot. */
 uint64_t landing_at(const struct job_landing *landing, uint32_t slot);
 
+/* Checks that the device has device_bytes free, in addition to the staging that its streams will
+ * still take. Without a device, device_bytes must be 0. CAIRN_ERR_NO_MEMORY: `why` has the numbers,
+ * including host_bytes, the host memory that the job needs, too. CAIRN_ERR_IO: the device
+ * failed. */
+CAIRN_MUST_CHECK cairn_status shard_job_judge_device(const struct shard_job *job,
+                                                     uint64_t device_bytes, uint64_t host_bytes,
+                                                     struct sentence *why);
+/* Takes the job's own memory from the budget. The job is refused if there is no room for the workers
+ * that a round needs to open; `why` then says how it would fit. The memory that each worker adds is taken
+ * when the worker joins. */
+CAIRN_MUST_CHECK cairn_status admit_part(struct shard_job *job, const struct need *need,
+                                         struct sentence *why);
+/* The landing slots of all workers that have joined: slots_count takes them from the budget, and
+ * slots_begin has their pages made. *waits_out: pages are lacking, and the request's `done` is called when
+ * they are made: job->landing.asked slots. */
+CAIRN_MUST_CHECK cairn_status slots_count(struct shard_job *job, struct sentence *why);
+CAIRN_MUST_CHECK cairn_status slots_begin(const struct reserve_request *request, bool *waits_out,
+                                          struct sentence *why);
 /* Gives back the landing slots of workers that have left, if no round uses these slots. Gives back
  * at most CAIRN_GIVE_MAX_BYTES in one loop iteration. Until all these slots are given back,
  * job->landing.extra is set, and this function is called again. Call it when workers may have

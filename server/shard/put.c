@@ -390,18 +390,14 @@ void write_open(struct shard_job *job, uint64_t round, uint64_t member)
     const size_t count = (size_t)job->view->table.map.chunk_count * CAIRN_PLANE_COUNT;
     const size_t bytes = sizeof(struct write) + count * sizeof(uint8_t *);
     write_close(job);
-    cairn_status status = put_open_buffers(job, &why);
-    if (status == CAIRN_OK)
-        status = shard_job_take(job, &job->memory.staging, bytes, "a write", &why);
-    if (status != CAIRN_OK) {
+    struct write *write = NULL;
+    if (put_open_buffers(job, &why) == CAIRN_OK)
+        write = counted_malloc(job, &job->memory.staging, bytes, "a write", &why);
+    if (write == NULL) {
         log_warn("job %s: no write here: %s", job->spec.name, why.text);
         return; // the write's puts are refused, so the worker gives the write up
     }
-    struct write *write = calloc(1, bytes);
-    if (write == NULL) {
-        shard_job_give(job, &job->memory.staging, bytes);
-        return;
-    }
+    memset(write, 0, bytes);
     write->round = round;
     write->member = member;
     write->budget_bytes = bytes;
@@ -463,15 +459,12 @@ static cairn_status stage(struct shard_job *job, const struct chunk_put *put, ui
     uint8_t **staged = staged_of(write, put->chunk, put->header.plane);
     const size_t byte_count = (size_t)put->place.elem_count * dtype_size(put->header.dtype);
     if (*staged == NULL) {
-        cairn_status status = shard_job_take(job, &job->memory.staging, byte_count, "a write", why);
-        if (status != CAIRN_OK) return status;
-        uint8_t *bytes = malloc(byte_count + 1);
-        status = bytes == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a write")
-                 : is_whole    ? CAIRN_OK
-                               : copy_state(job, put, extent, bytes, byte_count, why);
+        uint8_t *bytes = counted_malloc(job, &job->memory.staging, byte_count, "a write", why);
+        if (bytes == NULL) return CAIRN_ERR_NO_MEMORY;
+        const cairn_status status = is_whole ? CAIRN_OK
+                                             : copy_state(job, put, extent, bytes, byte_count, why);
         if (status != CAIRN_OK) {
-            shard_job_give(job, &job->memory.staging, byte_count);
-            free(bytes);
+            counted_free(job, &job->memory.staging, bytes, byte_count);
             return status;
         }
         write->budget_bytes += byte_count;

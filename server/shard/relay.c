@@ -562,11 +562,8 @@ static bool take_memory(struct relay *relay, size_t bytes)
     struct shard_job *job = relay->job;
     struct shard_daemon *shard = job->shard;
     struct sentence why;
-    uint64_t *kind = &job->memory.staging;
-    if (shard_job_take(job, kind, bytes, "a payload to relay", &why) == CAIRN_OK) {
-        relay->collect.memory = malloc(bytes);
-        if (relay->collect.memory == NULL) shard_job_give(job, kind, bytes);
-    }
+    relay->collect.memory = counted_malloc(job, &job->memory.staging, bytes, "a payload to relay",
+                                           &why);
     const uint64_t now_ms = uv_now(shard->loop);
     if (relay->collect.memory != NULL)
         relay->collect.roomless_since_ms = 0;
@@ -582,10 +579,8 @@ static bool take_memory(struct relay *relay, size_t bytes)
 
 static void give_memory(struct relay *relay, void **memory, size_t bytes)
 {
-    if (*memory == NULL) return;
-    free(*memory);
+    counted_free(relay->job, &relay->job->memory.staging, *memory, bytes);
     *memory = NULL;
-    shard_job_give(relay->job, &relay->job->memory.staging, bytes);
 }
 
 static void on_push(struct relay *relay, struct shard_member *member,
@@ -641,8 +636,8 @@ static uint32_t count_absent(const struct relay_owner *owner, const uint32_t *te
     return (uint32_t)absent; // at most table.trained_count
 }
 
-void relay_on_micro_end(struct shard_member *member, const struct chunk_header *header,
-                        const uint32_t *tensors, size_t count)
+void relay_on_end(struct shard_member *member, const struct chunk_header *header,
+                  const uint32_t *tensors, size_t count)
 {
     struct relay_owner *owner = owner_of_end(member, header);
     if (owner == NULL) return;
@@ -650,17 +645,6 @@ void relay_on_micro_end(struct shard_member *member, const struct chunk_header *
     neighbours_busy(&relay->neighbours);
     struct step_event event = step_event_of(header);
     event.absent = count_absent(owner, tensors, count);
-    collector_step(&owner->collector, &event);
-    neighbours_idle(&relay->neighbours);
-}
-
-void relay_on_commit(struct shard_member *member, const struct chunk_header *header)
-{
-    struct relay_owner *owner = owner_of_end(member, header);
-    if (owner == NULL) return;
-    struct relay *relay = owner->relay;
-    neighbours_busy(&relay->neighbours);
-    const struct step_event event = step_event_of(header);
     collector_step(&owner->collector, &event);
     neighbours_idle(&relay->neighbours);
 }

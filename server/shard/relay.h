@@ -140,11 +140,11 @@ struct relay_collect {
  * job. */
 bool relay_on_push(struct shard_member *member, const struct chunk_header *header,
                    struct fabric_message *message);
-/* These two handle a MICRO_END and a COMMIT that name an owner in header->tensor. `tensors` are the
- * untouched tensors; the caller has checked that they are ascending and trained. */
-void relay_on_micro_end(struct shard_member *member, const struct chunk_header *header,
-                        const uint32_t *tensors, size_t count);
-void relay_on_commit(struct shard_member *member, const struct chunk_header *header);
+/* Handles a MICRO_END or COMMIT that names an owner in header->tensor. `tensors` are the untouched
+ * tensors of a MICRO_END; the caller has checked that they are ascending and trained. */
+void relay_on_end(struct shard_member *member, const struct chunk_header *header,
+                  const uint32_t *tensors, size_t count);
+
 /* ==== fetch ==== */
 
 /* Fetches published chunks of owners, each once for all workers of the host. */

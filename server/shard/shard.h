@@ -77,7 +77,7 @@ struct drain {
     uint64_t asked; /* session.serial when the coordinator was asked; 0: no coordinator was asked */
 };
 
-/* Begins the drain, unless it has begun. shard->events.on_drained is called, perhaps before this
+/* Begins the drain, unless it has begun. shard->events.on_end is called, perhaps before this
  * call returns, when the shard holds nothing any longer, when `seconds` (at least 1) have passed,
  * or when the coordinator has refused. */
 void shard_drain(struct shard_daemon *shard, uint32_t seconds);
@@ -120,15 +120,11 @@ enum {
 struct shard_events {
     /* The first Welcome arrived, so the shard serves. */
     void (*on_ready)(struct shard_daemon *shard, void *context);
-    /* The coordinator said that this process must end; the log has the coordinator's message. NULL:
-     * the shard continues, and asks for its place in the cluster again. */
-    void (*on_fenced)(struct shard_daemon *shard, void *context);
-    /* The shard must end, because shard_drain is done or the coordinator said so. NULL: the shard
-     * continues. */
-    void (*on_drained)(struct shard_daemon *shard, void *context);
-    /* The shard's device has failed, and the shard holds no job that can do without the device.
-     * NULL: the shard continues. */
-    void (*on_unfit)(struct shard_daemon *shard, void *context);
+    /* The shard must end. CAIRN_OK: shard_drain is done, or the coordinator said so. CAIRN_ERR_FENCED:
+     * the coordinator said that this process has lost its place; the log has the coordinator's message.
+     * CAIRN_ERR_IO: the shard's device has failed, and the shard holds no job that can do without the
+     * device. NULL: the shard continues, and asks for its place in the cluster again. */
+    void (*on_end)(struct shard_daemon *shard, cairn_status why, void *context);
     void *context;
 };
 

@@ -576,31 +576,6 @@ uint32_t shard_job_folds_wanted(const struct shard_job *job, const struct shard_
     return wanted;
 }
 
-/* Judges whether the device has device_bytes free now. Other processes may take these bytes before
- * the planes are made; then making the planes fails. */
-cairn_status shard_job_judge_device(const struct shard_job *job, uint64_t device_bytes,
-                                    uint64_t host_bytes, struct sentence *why)
-{
-    if (device_bytes == 0) return CAIRN_OK;
-    struct home *home = job->shard->device.home;
-    const uint64_t free_bytes = home_free_bytes(home);
-    const uint64_t staging = compute_staging_left(&job->shard->device);
-    struct home_memory probe = { 0 };
-    if (device_bytes <= free_bytes && staging <= free_bytes - device_bytes) return CAIRN_OK;
-    const cairn_status status = home_memory_open(home, "probe", 1, &probe, why);
-    home_memory_close(&probe);
-    if (status == CAIRN_ERR_IO)
-        return status; // nothing is free on a failed device; `why` says that it failed
-    return fail_with(
-        why, CAIRN_ERR_NO_MEMORY,
-        "job %s needs %" PRIu64 " bytes of %s for its state here, and streams %" PRIu64
-        " for staging: %" PRIu64 " of the device's %" PRIu64 " are free; it also needs %" PRIu64
-        " bytes of host memory: %" PRIu64 " of memory.limit are free",
-        job->spec.name, device_bytes, home_info(home)->device, staging, free_bytes,
-        home_info(home)->total_bytes, host_bytes,
-        (job->shard->memory.budget.limit_bytes - job->shard->memory.budget.used_bytes));
-}
-
 uint64_t shard_job_device_bytes(const struct shard_job *job, bool all)
 {
     return areas_bytes(&job->planes) + published_device_bytes(job, all);

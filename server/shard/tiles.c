@@ -56,21 +56,13 @@ static void find_chunks(const struct shard_job *job, const struct chunk_table *t
 
 static void *take_tables(struct shard_job *job, size_t bytes, struct sentence *why)
 {
-    if (shard_job_take(job, &job->memory.tables, bytes, "tiles", why) != CAIRN_OK) return NULL;
-    void *memory = calloc(1, bytes);
-    if (memory == NULL) {
-        shard_job_give(job, &job->memory.tables, bytes);
-        sentence_set(why, "out of memory for tiles");
-        return NULL;
-    }
-    return memory;
+    void *memory = counted_malloc(job, &job->memory.tables, bytes, "tiles", why);
+    return memory != NULL ? memset(memory, 0, bytes) : NULL;
 }
 
 static void give_tables(struct shard_job *job, void *memory, size_t bytes)
 {
-    if (memory == NULL) return;
-    shard_job_give(job, &job->memory.tables, bytes);
-    free(memory);
+    counted_free(job, &job->memory.tables, memory, bytes);
 }
 
 static void held_free(struct shard_job *job, struct held_box *held)

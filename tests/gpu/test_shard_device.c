@@ -204,9 +204,10 @@ TEST(a_card_that_has_failed_refuses_every_job_with_its_sentence)
 
 static uint32_t ends; /* of the process, that were asked for */
 
-static void on_unfit(struct shard_daemon *shard, void *context)
+static void on_unfit(struct shard_daemon *shard, cairn_status why, void *context)
 {
     (void)shard, (void)context;
+    ck_assert_int_eq(why, CAIRN_ERR_IO);
     ends++;
 }
 
@@ -231,7 +232,7 @@ static void look_often(void)
 TEST(a_shard_whose_card_has_failed_ends_when_nothing_else_is_there)
 {
     const struct emulated card = open_scene("cuda");
-    scene.shard->events.on_unfit = on_unfit;
+    scene.shard->events.on_end = on_unfit;
     scene_serve(&scene, 2, 1);
     unfit_look(scene.shard);
     break_card(&card);
@@ -245,7 +246,7 @@ TEST(a_shard_whose_card_has_failed_serves_what_lies_elsewhere_and_says_that_it_i
 {
     ck_assert_int_eq(setenv("CAIRN_TEST_OFFLOAD", "1", 1), 0);
     const struct emulated card = open_scene("cuda");
-    scene.shard->events.on_unfit = on_unfit;
+    scene.shard->events.on_end = on_unfit;
     scene_serve(&scene, 2, 1);
     break_card(&card);
     Cairn__Home told;

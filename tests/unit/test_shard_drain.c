@@ -7,9 +7,10 @@
 static struct scene scene;
 static unsigned drained;
 
-static void on_drained(struct shard_daemon *shard, void *context)
+static void on_end(struct shard_daemon *shard, cairn_status why, void *context)
 {
     (void)context;
+    ck_assert_int_eq(why, CAIRN_OK);
     ck_assert_ptr_eq(shard, scene.shard);
     drained++;
 }
@@ -17,7 +18,7 @@ static void on_drained(struct shard_daemon *shard, void *context)
 static void open_shard(void)
 {
     scene_open(&scene, "mem", 1, 0);
-    scene.shard->events.on_drained = on_drained;
+    scene.shard->events.on_end = on_end;
 }
 
 static void close_shard(void)

@@ -1,7 +1,8 @@
-/* How much memory a job needs (need.h), and how this memory is reserved before it is used
- * (memory.h). */
+/* Admission: all memory of a job is estimated, admitted, taken and given back here (memory.h has the
+ * picture). */
 #include "server/shard/memory.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -14,6 +15,8 @@
 #include "proto/spec/spec.h"
 #include "server/base/daemon.h"
 #include "server/core/decision.h"
+#include "server/shard/part.h"
+#include "server/shard/read.h"
 #include "server/shard/shard.h"
 
 /* ==== need ==== */
@@ -230,6 +233,201 @@ cairn_status need_of(const struct job_spec_data *spec, const struct shard_map *m
     size(&need, map, largest_chunk(spec, map->chunk_leaves));
     *need_out = need;
     return CAIRN_OK;
+}
+
+/* ==== budget ==== */
+
+cairn_status budget_take(struct budget *budget, uint64_t bytes, const char *what,
+                         struct sentence *why)
+{
+    uint64_t left = budget->limit_bytes - budget->used_bytes;
+    if (bytes > left) {
+        return fail_with(why, CAIRN_ERR_NO_MEMORY,
+                         "%s needs %" PRIu64 " bytes, and %" PRIu64 " of memory.limit = %" PRIu64
+                         " are left: raise "
+                         "memory.limit, or add shards",
+                         what, bytes, left, budget->limit_bytes);
+    }
+    budget->used_bytes += bytes;
+    return CAIRN_OK;
+}
+
+cairn_status shard_job_take(struct shard_job *job, uint64_t *kind, uint64_t bytes, const char *what,
+                            struct sentence *why)
+{
+    const cairn_status status = budget_take(&job->shard->memory.budget, bytes, what, why);
+    if (status == CAIRN_OK) *kind += bytes;
+    return status;
+}
+
+void shard_job_give(struct shard_job *job, uint64_t *kind, uint64_t bytes)
+{
+    assert(bytes <= *kind);
+    budget_give(&job->shard->memory.budget, bytes);
+    *kind -= bytes;
+}
+
+void *counted_malloc(struct shard_job *job, uint64_t *kind, size_t bytes, const char *what,
+                     struct sentence *why)
+{
+    if (shard_job_take(job, kind, bytes, what, why) != CAIRN_OK) return NULL;
+    void *memory = malloc(bytes);
+    if (memory != NULL) return memory;
+    shard_job_give(job, kind, bytes);
+    sentence_set(why, "out of memory for %s", what);
+    return NULL;
+}
+
+void counted_free(struct shard_job *job, uint64_t *kind, void *memory, size_t bytes)
+{
+    if (memory == NULL) return;
+    shard_job_give(job, kind, bytes);
+    free(memory);
+}
+
+/* The kinds of struct memory_need that lie in host memory. */
+#define HOST_KINDS(X) X(state) X(published) X(landing) X(staging) X(tables)
+
+uint64_t memory_sum(const struct memory_need *memory)
+{
+#define ADD(kind) +memory->kind
+    return 0 HOST_KINDS(ADD);
+#undef ADD
+}
+
+cairn_status shard_job_take_all(struct shard_job *job, const struct memory_need *bytes,
+                                const char *what, struct sentence *why)
+{
+    CAIRN_TRY(budget_take(&job->shard->memory.budget, memory_sum(bytes), what, why));
+#define TAKE(kind) job->memory.kind += bytes->kind;
+    HOST_KINDS(TAKE)
+#undef TAKE
+    return CAIRN_OK;
+}
+
+void shard_job_give_all(struct shard_job *job, const struct memory_need *bytes)
+{
+#define GIVE(kind) shard_job_give(job, &job->memory.kind, bytes->kind);
+    HOST_KINDS(GIVE)
+#undef GIVE
+}
+
+struct memory_need memory_beyond(const struct memory_need *next, const struct memory_need *now)
+{
+    struct memory_need beyond = { 0 };
+#define BEYOND(kind) \
+    if (next->kind > now->kind) beyond.kind = next->kind - now->kind;
+    HOST_KINDS(BEYOND)
+#undef BEYOND
+    return beyond;
+}
+
+/* ---- a job ---- */
+
+/* Judges whether the device has device_bytes free now. Other processes may take these bytes before
+ * the planes are made; then making the planes fails. */
+cairn_status shard_job_judge_device(const struct shard_job *job, uint64_t device_bytes,
+                                    uint64_t host_bytes, struct sentence *why)
+{
+    if (device_bytes == 0) return CAIRN_OK;
+    struct home *home = job->shard->device.home;
+    const uint64_t free_bytes = home_free_bytes(home);
+    const uint64_t staging = compute_staging_left(&job->shard->device);
+    struct home_memory probe = { 0 };
+    if (device_bytes <= free_bytes && staging <= free_bytes - device_bytes) return CAIRN_OK;
+    const cairn_status status = home_memory_open(home, "probe", 1, &probe, why);
+    home_memory_close(&probe);
+    if (status == CAIRN_ERR_IO)
+        return status; // nothing is free on a failed device; `why` says that it failed
+    return fail_with(
+        why, CAIRN_ERR_NO_MEMORY,
+        "job %s needs %" PRIu64 " bytes of %s for its state here, and streams %" PRIu64
+        " for staging: %" PRIu64 " of the device's %" PRIu64 " are free; it also needs %" PRIu64
+        " bytes of host memory: %" PRIu64 " of memory.limit are free",
+        job->spec.name, device_bytes, home_info(home)->device, staging, free_bytes,
+        home_info(home)->total_bytes, host_bytes,
+        (job->shard->memory.budget.limit_bytes - job->shard->memory.budget.used_bytes));
+}
+
+/* Returns the bytes that the budget must have, at least: the job's own memory, and the memory for
+ * the least number of workers with which a round can open. */
+static uint64_t least_bytes(const struct shard_job *job, const struct need *need)
+{
+    return memory_sum(&need->memory) +
+           job->spec.workers_min * (need->landing_bytes + need->worker_staging_bytes);
+}
+
+/* Returns a smaller chunk_leaves with which the job fits. Tries one half of the present value, then
+ * one quarter, and so on. Smaller chunks mean more chunks, and so larger tables. Returns 0 if the
+ * job fits with none of these values. */
+static uint32_t leaves_that_fit(const struct shard_job *job, const struct need *need, uint64_t room)
+{
+    const struct memory_need *memory = &need->memory;
+    const uint64_t leaf_bytes = CAIRN_LEAF_ELEMS * sizeof(float);
+    // The last leaf of a chunk may be incomplete.
+    const uint64_t now = (job->replies.bytes - 1) / leaf_bytes + 1;
+    const uint64_t replies = job->spec.workers_min;
+    const uint64_t chunks = replies * (job->spec.window + 1) + job->puts.max;
+    const uint64_t small = replies * job->landing.small * (uint64_t)job->landing.small_bytes;
+    const uint64_t boxes = job->puts.max * (uint64_t)(job->puts.bytes - job->landing.slot_bytes) +
+                           small + chunks * CAIRN_STAGGER_BYTES + replies * reply_memory_bytes(0);
+    for (uint64_t leaves = now / 2; leaves > 0; leaves /= 2)
+        if (memory->state + memory->published + boxes + chunks * leaves * leaf_bytes +
+                memory->tables * ((now - 1) / leaves + 1) <=
+            room)
+            return (uint32_t)leaves;
+    return 0;
+}
+
+static uint32_t window_that_fits(const struct shard_job *job, const struct need *need,
+                                 uint64_t room)
+{
+    const uint64_t per_window = (uint64_t)job->spec.workers_min * job->landing.slot_bytes;
+    for (uint32_t window = job->spec.window / 2; window > 0; window /= 2)
+        if (least_bytes(job, need) - per_window * (job->spec.window - window) <= room)
+            return window;
+    return 0;
+}
+
+/* Adds to `why` how the job would fit into the room that is left, with smaller chunks or with fewer
+ * chunks in flight. */
+static void advise(const struct shard_job *job, const struct need *need, struct sentence *why)
+{
+    const uint64_t room = job->shard->memory.budget.limit_bytes -
+                          job->shard->memory.budget.used_bytes;
+    const uint32_t leaves = leaves_that_fit(job, need, room);
+    const uint32_t window = window_that_fits(job, need, room);
+    if (leaves > 0)
+        sentence_add(why, "; it fits with chunk_leaves %u (now %u)", leaves,
+                     job->spec.chunk_leaves);
+    if (window > 0)
+        sentence_add(why, "%s window %u (now %u)", leaves > 0 ? ", or" : "; it fits with", window,
+                     job->spec.window);
+}
+
+cairn_status admit_part(struct shard_job *job, const struct need *need, struct sentence *why)
+{
+    struct budget *budget = &job->shard->memory.budget;
+    const uint64_t bytes = memory_sum(&need->memory);
+    char what[CAIRN_NAME_MAX + 200];
+    CAIRN_TRY(shard_job_judge_device(job, need->memory.device, least_bytes(job, need), why));
+    snprintf(what, sizeof what,
+             "job %s (%" PRIu64 " elements here: state %" PRIu64 " bytes%s, published %" PRIu64
+             ", landing %u x %zu bytes "
+             "and a reply each for %u worker%s)",
+             job->spec.name, job->view->table.map.elem_count,
+             (need->memory.state + need->memory.device),
+             need->memory.device > 0 ? " on its device" : "", need->memory.published,
+             job->spec.workers_min * job->spec.window, job->landing.slot_bytes,
+             job->spec.workers_min, job->spec.workers_min == 1 ? "" : "s");
+    cairn_status status = budget_take(budget, least_bytes(job, need), what, why);
+    if (status == CAIRN_OK) {
+        budget_give(budget, least_bytes(job, need) - bytes);
+        job->memory = need->memory;
+    } else {
+        advise(job, need, why);
+    }
+    return status;
 }
 
 /* ==== reserve ==== */
@@ -544,4 +742,126 @@ cairn_status planes_reserve(const struct state_planes *planes, struct reserve *r
     for (enum plane p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++)
         if (planes->host[p].base != NULL) status = reserve_plane(planes, p, reserve);
     return status;
+}
+
+/* ==== workers ==== */
+
+/* The landing slots of the workers. */
+
+uint64_t landing_at(const struct job_landing *landing, uint32_t slot)
+{
+    const uint32_t have = landing->window - landing->in_place, large = have - landing->small;
+    const uint32_t before = slot % landing->window, k = before < have ? before : have;
+    const uint64_t window_bytes = large * (uint64_t)landing->slot_bytes +
+                                  landing->small * (uint64_t)landing->small_bytes;
+    return slot / landing->window * window_bytes +
+           (k < large ? k : large) * (uint64_t)landing->slot_bytes +
+           (k > large ? k - large : 0) * (uint64_t)landing->small_bytes;
+}
+
+static uint64_t bytes_between(const struct shard_job *job, uint32_t from, uint32_t to)
+{
+    return landing_at(&job->landing, to) - landing_at(&job->landing, from);
+}
+
+/* Returns how many slots all workers have together. The n-th worker of a round has the n-th
+ * `window` slots (server/core/step.h). */
+static uint32_t slots_wanted(const struct shard_job *job)
+{
+    uint64_t workers = 0;
+    for (size_t i = 0; i < job->members.capacity; i++)
+        workers += job->members.list[i] != NULL &&
+                   job->members.list[i]->role == CAIRN_ROLE_WIRE_WORKER;
+    const uint64_t slots = workers * job->landing.window;
+    return slots < job->collector.slot_count ? (uint32_t)slots : job->collector.slot_count;
+}
+
+cairn_status slots_count(struct shard_job *job, struct sentence *why)
+{
+    const uint32_t wanted = slots_wanted(job);
+    char what[CAIRN_NAME_MAX + 64];
+    if (wanted <= job->landing.counted) return CAIRN_OK;
+    const uint64_t bytes = bytes_between(job, job->landing.counted, wanted);
+    snprintf(what, sizeof what, "landing memory of one more worker of job %s", job->spec.name);
+    const cairn_status status = shard_job_take(job, &job->memory.landing, bytes, what, why);
+    if (status == CAIRN_OK) job->landing.counted = wanted;
+    return status;
+}
+
+/* Reserves the slots of all workers that have joined by now. A later request of one of these
+ * workers then has nothing left to reserve. */
+static cairn_status add_slots(struct reserve *reserve, struct shard_job *job)
+{
+    job->landing.asked = slots_wanted(job);
+    if (job->landing.asked <= job->landing.made) return CAIRN_OK;
+    return reserve_add(reserve, &job->landing.arena, landing_at(&job->landing, job->landing.made),
+                       bytes_between(job, job->landing.made, job->landing.asked));
+}
+
+cairn_status slots_begin(const struct reserve_request *request, bool *waits_out,
+                         struct sentence *why)
+{
+    struct reserve_request whole = *request;
+    whole.what = "landing memory of the workers";
+    whole.prepare = add_slots;
+    *waits_out = slots_wanted(request->job) > request->job->landing.made;
+    return *waits_out ? reserve_begin(&whole, why) : CAIRN_OK;
+}
+
+/* True if nothing is landing, nothing is being folded and no page is being made, so that slots may
+ * be given back. */
+static bool landing_rests(const struct shard_job *job)
+{
+    return step_phase_of(job->collector.step) == CAIRN_STEP_IDLE &&
+           step_slots_used(job->collector.step) == 0 && job->landing.asked <= job->landing.made;
+}
+
+static void on_turn(uv_timer_t *timer)
+{
+    struct shard_daemon *shard = timer->data;
+    shard->memory.given_bytes = 0;
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        if (job->landing.extra) admit_left(job);
+    shard->up->memory_back(shard);
+}
+
+/* Returns how many of the slots after `keep` this iteration of the loop may give back, the last
+ * ones first. This is limited by the bytes that one iteration may give back, but the first call in
+ * an iteration returns at least 1. */
+static uint32_t slots_of_turn(const struct shard_job *job, uint32_t keep)
+{
+    const struct shard_daemon *shard = job->shard;
+    const uint32_t extra = job->landing.counted - keep;
+    if (shard->memory.given_bytes >= shard->memory.give_max_bytes) return 0;
+    const uint64_t room = shard->memory.give_max_bytes - shard->memory.given_bytes;
+    uint32_t slots = 0;
+    while (slots < extra &&
+           bytes_between(job, job->landing.counted - slots - 1, job->landing.counted) <= room)
+        slots++;
+    return slots == 0 && shard->memory.given_bytes == 0 ? 1 : slots;
+}
+
+static void give_slots(struct shard_job *job, uint32_t keep)
+{
+    struct shard_daemon *shard = job->shard;
+    const uint64_t bytes = bytes_between(job, keep, job->landing.counted);
+    if (keep < job->landing.made) {
+        arena_give(&job->landing.arena, landing_at(&job->landing, keep),
+                   bytes_between(job, keep, job->landing.made));
+        job->landing.made = job->landing.asked = keep;
+    }
+    shard_job_give(job, &job->memory.landing, bytes);
+    job->landing.counted = keep;
+    shard->memory.given_bytes += bytes;
+    uv_timer_start(&shard->memory.give_timer, on_turn, 0, 0);
+}
+
+void admit_left(struct shard_job *job)
+{
+    const uint32_t keep = slots_wanted(job);
+    job->landing.extra = keep < job->landing.counted;
+    if (!job->landing.extra || !landing_rests(job)) return;
+    const uint32_t slots = slots_of_turn(job, keep);
+    if (slots > 0) give_slots(job, job->landing.counted - slots);
+    job->landing.extra = keep < job->landing.counted;
 }
