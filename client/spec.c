@@ -548,12 +548,6 @@ struct words {
     size_t owned_count;
 };
 
-static void release_words(struct words *words)
-{
-    for (size_t i = 0; i < words->owned_count; i++) free(words->owned[i]);
-    spec_release(&words->added);
-}
-
 /* Returns zeroed memory that the request owns; NULL: out of memory, and this thread's sentence says
  * so. */
 static void *own_words(struct words *words, size_t count, size_t bytes)
@@ -806,6 +800,7 @@ cairn_status cairn_job_amend(cairn_job *handle, const struct cairn_amend *amend,
         return client_fail(CAIRN_ERR_REFUSED, "a reader does not amend a job");
     spec_init(&words.added);
     const cairn_status status = amend_inside(job, &own, &words, api_deadline(timeout_ms));
-    release_words(&words);
+    for (size_t i = 0; i < words.owned_count; i++) free(words.owned[i]);
+    spec_release(&words.added);
     return status;
 }

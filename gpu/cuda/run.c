@@ -666,15 +666,6 @@ static void cuda_slices_drop(struct cuda_stream *stream, uint64_t list);
 
 /* ---- slices, in their ring ---- */
 
-/* Notes that a list failed that is still running. The finish of this list reports the failure. */
-static void note_failed(struct cuda_stream *stream, uint64_t list, cairn_status status,
-                        const struct sentence *why)
-{
-    stream->list_failed = list;
-    stream->failed_status = status;
-    stream->failed_why = *why;
-}
-
 /* Makes the next slice empty, so that it can be filled: finishes its work and delivers the results. The
  * work belongs to the current list or to the one before. */
 static cairn_status empty_next(struct cuda_stream *stream, struct sentence *why)
@@ -685,7 +676,11 @@ static cairn_status empty_next(struct cuda_stream *stream, struct sentence *why)
     if (GPU_MUTANT(18) && is_of_other) return CAIRN_OK;
     const cairn_status status = cuda_slice_finish(stream, slice, &said);
     if (status == CAIRN_OK) return status;
-    if (is_of_other) note_failed(stream, slice->list, status, &said);
+    if (is_of_other) { // that list is still running: its finish reports the failure
+        stream->list_failed = slice->list;
+        stream->failed_status = status;
+        stream->failed_why = said;
+    }
     return fail_with(why, status, "%s", said.text);
 }
 
@@ -875,14 +870,6 @@ static uint64_t bytes_of(const struct cuda_plan_copy *copies, size_t count)
     return bytes;
 }
 
-static void count_copies(struct cuda *cuda, const struct cuda_plan *plan)
-{
-    atomic_fetch_add(&cuda->use.bytes_in,
-                     plan->in.used + bytes_of(plan->copies_in, plan->in_count));
-    atomic_fetch_add(&cuda->use.bytes_out,
-                     plan->out.used + bytes_of(plan->copies_out, plan->out_count));
-}
-
 /* Starts to execute the plan, and returns at once. */
 static cairn_status cuda_slice_begin(struct cuda_stream *stream, struct cuda_slice *slice,
                                      struct sentence *why)
@@ -891,7 +878,10 @@ static cairn_status cuda_slice_begin(struct cuda_stream *stream, struct cuda_sli
     struct kernel_list lists[CAIRN_KERNEL_COUNT];
     if (cuda_plan_is_empty(&slice->plan)) return CAIRN_OK;
     cuda_plan_place(&slice->plan, lists);
-    count_copies(cuda, &slice->plan);
+    atomic_fetch_add(&cuda->use.bytes_in,
+                     slice->plan.in.used + bytes_of(slice->plan.copies_in, slice->plan.in_count));
+    atomic_fetch_add(&cuda->use.bytes_out, slice->plan.out.used + bytes_of(slice->plan.copies_out,
+                                                                           slice->plan.out_count));
     slice->is_under_way = true;
     cairn_status status = cuda_check(cuda, load_slice(stream, slice), "a copy to the device", why);
     if (status == CAIRN_OK) status = launch_all(stream, &slice->plan, lists, why);

@@ -99,14 +99,6 @@ bool fabric_takes_device(const struct fabric *fabric, const char **why_out)
     return fabric->takes_device;
 }
 
-static void resolve_options(struct fabric_options *o)
-{
-    if (o->max_payload == 0) o->max_payload = CAIRN_FABRIC_PAYLOAD_MAX;
-    if (o->held_max == 0) o->held_max = 4096;
-    if (o->sends_max == 0) o->sends_max = 4096;
-    if (o->mapped_max == 0) o->mapped_max = UINT64_C(1) << 40;
-}
-
 cairn_status fabric_open(const char *kind, const struct fabric_options *options,
                          struct fabric **fabric_out, struct sentence *why)
 {
@@ -114,7 +106,10 @@ cairn_status fabric_open(const char *kind, const struct fabric_options *options,
     if (backend == NULL)
         return fail_with(why, CAIRN_ERR_INVALID, "no fabric '%s': use auto, mapped or ucx", kind);
     struct fabric_options resolved = *options;
-    resolve_options(&resolved);
+    if (resolved.max_payload == 0) resolved.max_payload = CAIRN_FABRIC_PAYLOAD_MAX;
+    if (resolved.held_max == 0) resolved.held_max = 4096;
+    if (resolved.sends_max == 0) resolved.sends_max = 4096;
+    if (resolved.mapped_max == 0) resolved.mapped_max = UINT64_C(1) << 40;
     if (resolved.on_message == NULL || resolved.max_payload > UINT32_MAX ||
         resolved.held_max > COUNT_MAX || resolved.sends_max > COUNT_MAX ||
         (resolved.device != NULL && resolved.device->uuid_count > CAIRN_FABRIC_UUIDS_MAX))

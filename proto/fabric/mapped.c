@@ -701,14 +701,6 @@ static cairn_status open_socket(struct mapped_fabric *fabric, const struct fabri
     return CAIRN_OK;
 }
 
-static void size_arenas(struct mapped_fabric *fabric)
-{
-    size_t bytes = fabric->common.options.max_payload;
-    if (bytes < MAPPED_ARENA_BYTES) bytes = MAPPED_ARENA_BYTES;
-    const size_t granule = 64 * MAPPED_PAGE; // complete words of bits
-    fabric->arena_pages = (uint32_t)((bytes + granule - 1) / granule * 64);
-}
-
 static void close_own(struct mapped_fabric *fabric)
 {
     checksum_free(fabric->sum);
@@ -732,7 +724,10 @@ static cairn_status mapped_start(struct fabric *common, const struct fabric_opti
     fabric->listener = (struct mapped_link) { .kind = MAPPED_LISTENER, .fd = -1 };
     fabric->timer = (struct mapped_link) { .kind = MAPPED_TIMER, .fd = -1 };
     fabric->is_accepting = true;
-    size_arenas(fabric);
+    size_t bytes = fabric->common.options.max_payload;
+    if (bytes < MAPPED_ARENA_BYTES) bytes = MAPPED_ARENA_BYTES;
+    const size_t granule = 64 * MAPPED_PAGE; // complete words of bits
+    fabric->arena_pages = (uint32_t)((bytes + granule - 1) / granule * 64);
     if (options->device != NULL) {
         fabric->cards.count = options->device->uuid_count;
         memcpy(fabric->cards.uuids, options->device->uuids, sizeof fabric->cards.uuids);

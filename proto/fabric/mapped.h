@@ -123,11 +123,7 @@ static_assert(offsetof(struct frame_message, payload_bytes) == 24, "wire format"
 static_assert(offsetof(struct frame_message, slot) == 30, "wire format");
 static_assert(offsetof(struct frame_release, serials) == 8, "wire format");
 
-enum {
-    FRAME_BYTES_MAX = 64 << 10, /* bytes of a bundle, which is the longest frame */
-    FRAME_MESSAGE_BYTES_MAX = sizeof(struct frame_message) + CAIRN_FABRIC_HEADER_MAX +
-                              FRAME_INLINE_MAX
-};
+enum { FRAME_BYTES_MAX = 64 << 10 }; /* bytes of a bundle, which is the longest frame */
 
 union frame {
     struct frame_head head;

@@ -277,21 +277,6 @@ void tensor_to_message(const struct tensor_spec *tensor, Cairn__TensorSpec *out)
     out->order = tensor->order;
 }
 
-static void pack_tensor(struct packing *p, const struct tensor_spec *tensor, size_t i)
-{
-    Cairn__TensorSpec *out = &p->tensors[i];
-    tensor_to_message(tensor, out);
-    pack_alias(p, tensor, out);
-    p->message.tensors[i] = out;
-}
-
-static void pack_group(struct packing *p, const struct group_spec *group, size_t i)
-{
-    Cairn__GroupSpec *out = &p->groups[i];
-    group_to_message(group, out);
-    p->message.groups[i] = out;
-}
-
 void group_to_message(const struct group_spec *group, Cairn__GroupSpec *out)
 {
     cairn__group_spec__init(out);
@@ -397,8 +382,17 @@ cairn_status spec_pack(const struct job_spec_data *spec, uint8_t **bytes_out, si
 {
     struct packing p = { .message = CAIRN__JOB_SPEC__INIT };
     CAIRN_TRY(packing_alloc(&p, spec));
-    for (size_t i = 0; i < spec->tensor_count; i++) pack_tensor(&p, &spec->tensors[i], i);
-    for (size_t i = 0; i < spec->group_count; i++) pack_group(&p, &spec->groups[i], i);
+    for (size_t i = 0; i < spec->tensor_count; i++) {
+        Cairn__TensorSpec *out = &p.tensors[i];
+        tensor_to_message(&spec->tensors[i], out);
+        pack_alias(&p, &spec->tensors[i], out);
+        p.message.tensors[i] = out;
+    }
+    for (size_t i = 0; i < spec->group_count; i++) {
+        Cairn__GroupSpec *out = &p.groups[i];
+        group_to_message(&spec->groups[i], out);
+        p.message.groups[i] = out;
+    }
     pack_job(&p, spec);
     const size_t len = cairn__job_spec__get_packed_size(&p.message);
     uint8_t *bytes = malloc(len + 1);

@@ -225,15 +225,6 @@ static void on_endpoint_closed(uv_handle_t *handle)
     handle_closed(endpoint->listener);
 }
 
-/* Called when a peer was freed, and is no longer counted. */
-static void listener_peer_gone(struct listener *listener)
-{
-    if (listener->is_closing)
-        free_when_empty(listener);
-    else
-        listener_place_freed(listener);
-}
-
 static void close_handles(struct listener *listener)
 {
     listener->is_closing = true;
@@ -599,7 +590,10 @@ static void on_stream_close(struct stream *stream, cairn_status status, const ch
     TAILQ_REMOVE(&listener->admitted, peer, link);
     listener->peer_count--;
     free(peer);
-    listener_peer_gone(listener);
+    if (listener->is_closing)
+        free_when_empty(listener);
+    else
+        listener_place_freed(listener);
 }
 
 /* Accepts the connection that waits at the endpoint. If there are more than connections_max, closes it at

@@ -570,20 +570,15 @@ void works_fold(struct works *works, float *acc, const struct fold_source *sourc
 
 /* ---- by the host ---- */
 
-/* Pins scratch memory. This is done when it is first used, because most threads never use
- * theirs. */
-static void pin_scratch(struct works *works, struct works_list *list)
-{
-    struct sentence why;
-    list->is_pinned = true;
-    if (home_pin(works->home, list->scratch, CAIRN_WORKS_SCRATCH_BYTES, &why) != CAIRN_OK)
-        log_warn("%s", why.text);
-}
-
 static uint8_t *take_scratch(struct works *works, size_t bytes)
 {
     struct works_list *list = current_list(works);
-    if (!list->is_pinned) pin_scratch(works, list);
+    if (!list->is_pinned) { // only now, because most threads never use theirs
+        struct sentence why;
+        list->is_pinned = true;
+        if (home_pin(works->home, list->scratch, CAIRN_WORKS_SCRATCH_BYTES, &why) != CAIRN_OK)
+            log_warn("%s", why.text);
+    }
     assert(bytes <= CAIRN_WORKS_SCRATCH_BYTES);
     if (bytes > CAIRN_WORKS_SCRATCH_BYTES - list->scratch_used) works_flush(works);
     uint8_t *scratch = list->scratch + list->scratch_used;

@@ -107,15 +107,6 @@ static cairn_status open_shown(struct shard_job *job, const struct need *need, s
     return status == CAIRN_OK ? published_open(job, why) : status;
 }
 
-/* Marks the arenas that are to be pinned, because a device copies them in every round, or once for
- * every chunk. Planes in host memory are not marked, because no device touches them. */
-static void pin_arenas(struct shard_job *job)
-{
-    struct arena *arenas[] = { &job->landing.arena, &job->puts.arena };
-    for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++)
-        arena_pins_for(arenas[i], job->compute->home);
-}
-
 static cairn_status frozen_init(struct frozen *frozen, const struct job_spec_data *spec)
 {
     frozen->groups = calloc(spec->group_count + 1, sizeof *frozen->groups);
@@ -143,14 +134,6 @@ static cairn_status make_round(struct shard_job *job, struct sentence *why)
 
 /* ---- freed ---- */
 
-/* Frees the arrays of `frozen`, even if frozen_init has failed. */
-static void frozen_release(struct frozen *frozen)
-{
-    free(frozen->groups);
-    free(frozen->tensors);
-    free(frozen->group_of);
-}
-
 /* Frees a job's tables, which the loop, the fabric and the budget no longer use. Runs on another
  * thread, because freeing a million tensors takes a quarter of a second. */
 static void free_tables(void *arg)
@@ -160,7 +143,9 @@ static void free_tables(void *arg)
     free(job->pass.actions.list);
     pass_close(job);
     free(job->puts.have);
-    frozen_release(&job->frozen);
+    free(job->frozen.groups);
+    free(job->frozen.tensors);
+    free(job->frozen.group_of);
     shard_view_unref(job->view);
     paged_release(&job->terms.amended, 1);
     spec_release(&job->spec);
@@ -317,7 +302,9 @@ static cairn_status job_open(struct shard_daemon *shard, struct shard_draft *dra
     free(draft);
     job->next = shard->jobs;
     shard->jobs = job;
-    pin_arenas(job);
+    // A device copies these two in every round, or once for every chunk; it touches no planes in host memory.
+    arena_pins_for(&job->landing.arena, job->compute->home);
+    arena_pins_for(&job->puts.arena, job->compute->home);
     *job_out = job;
     return CAIRN_OK;
 }

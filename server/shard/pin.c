@@ -283,14 +283,6 @@ static cairn_status take_staging(struct pin *pin)
     return staging_open(&pin->staging, job, bytes, &pin->why);
 }
 
-static void set_pace(struct pin *pin)
-{
-    const struct shard_job *job = pin->job;
-    const uint64_t within_s = policy_durable_within_s(&job->spec.policy);
-    pace_init(&pin->pace, planes_state_bytes(&job->planes), job->pins.step_us, job->pins.last_us,
-              uv_hrtime() / 1000 + within_s * 1000000);
-}
-
 /* Fixes the version of the pin. All state has the same version, because no UPDATE is under way. */
 static void pin_stands(struct pin *pin)
 {
@@ -306,7 +298,9 @@ static void pin_stands(struct pin *pin)
         report_pin(pin);
         return;
     }
-    set_pace(pin);
+    const uint64_t within_s = policy_durable_within_s(&job->spec.policy);
+    pace_init(&pin->pace, planes_state_bytes(&job->planes), job->pins.step_us, job->pins.last_us,
+              uv_hrtime() / 1000 + within_s * 1000000);
     pin->tasks++; // counts `task`, which go_on submits
     shard_job_busy(job);
     if (!is_ready) begin_touch(pin);

@@ -17,6 +17,16 @@
 #include "server/shard/collect.h"
 #include "server/shard/memory.h"
 
+/* A snapshot, or a digest, of a version while training continues:
+ *
+ *   pin ────────► stage ──────────────► read ──► hash ──────────► write ───────────► report
+ *   the version   updates save what     in       each plane's     the files, of a    SnapshotParts
+ *   is fixed      they overwrite        place    leaves           snapshot alone     (jobs.h)
+ *   pin.c         staging.c             or       pin.c            pin.c, by the      restore.c
+ *                                       saved                     pace of staging.c
+ *
+ * The loop thread pins and reports, updates stage, and one thread of low priority does the rest. */
+
 /* ==== pace ==== */
 
 /* The pace at which a snapshot is written. While nobody trains, the snapshot is written as fast as
