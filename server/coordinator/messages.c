@@ -196,8 +196,8 @@ static bool on_reduced(struct coord_job *job, uint32_t shard, const void *any)
                                        .epoch = message->epoch,
                                        .round = message->round,
                                        .sums = &sums,
-                                       .untouched = untouched,
-                                       .untouched_count = (uint32_t)message->n_untouched_tensors };
+                                       .untouched = { untouched,
+                                                      (uint32_t)message->n_untouched_tensors } };
     coord_job_event(job, &event);
     free(untouched);
     return true;
@@ -273,8 +273,7 @@ static bool on_lacks(struct coord_job *job, uint32_t shard, const void *any)
                                        .shard = shard,
                                        .epoch = message->epoch,
                                        .round = message->round,
-                                       .lacks = lacks,
-                                       .lack_count = (uint32_t)count };
+                                       .lacks = { lacks, (uint32_t)count } };
     coord_straggler_lacks(job, message);
     coord_job_event(job, &event);
     free(lacks);
@@ -451,13 +450,13 @@ static void on_round_commit(struct coord_member *member, uint32_t request, const
     if (message->abandon && job->core != NULL && message->round == round_open_round(job->core))
         sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") gave the round up",
                      member->session->name, member->rank);
-    const struct round_event event = { .kind = message->abandon ? CAIRN_ROUND_WORKER_ABANDON
-                                                                : CAIRN_ROUND_WORKER_COMMIT,
-                                       .member = member->id,
-                                       .round = message->round,
-                                       .state = message->client_state.data,
-                                       .state_bytes = message->client_state.len,
-                                       .driven = driven ? message->driven : NULL };
+    const struct round_event event = {
+        .kind = message->abandon ? CAIRN_ROUND_WORKER_ABANDON : CAIRN_ROUND_WORKER_COMMIT,
+        .member = member->id,
+        .round = message->round,
+        .commit = { message->client_state.data, message->client_state.len,
+                    driven ? message->driven : NULL }
+    };
     coord_job_event(job, &event);
 }
 

@@ -719,11 +719,11 @@ static void cut_over(struct coord_job *job, uint64_t layout, bool back)
 {
     const struct coord_layouts *l = &job->layouts;
     const struct round_event event = { .kind = CAIRN_ROUND_LAYOUT,
-                                       .layout = layout,
-                                       .shard_count = l->next->shard_count,
-                                       .gone = l->next_gone,
-                                       .back = back,
-                                       .empty = back && job->reshard.lost_empty };
+                                       .layout = { .number = layout,
+                                                   .shard_count = l->next->shard_count,
+                                                   .gone = l->next_gone,
+                                                   .back = back,
+                                                   .empty = back && job->reshard.lost_empty } };
     if (layout != 0 && job->rounds.epoch_reason.text[0] == '\0')
         sentence_set(&job->rounds.epoch_reason, "another layout comes into force");
     coord_job_event(job, &event);

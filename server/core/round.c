@@ -54,9 +54,9 @@ static void find_driven(struct round_machine *core)
 {
     const struct round_terms *terms = &core->config.terms;
     for (uint32_t g = 0; g < core->config.group_count; g++) {
-        core->driven[g] = terms->groups[g].lr;
+        core->driven.rates[g] = terms->groups[g].lr;
         if (terms->schedules != NULL && terms->schedules[g].kind == CAIRN_SCHEDULE_DRIVEN)
-            core->driven_count = core->config.group_count;
+            core->driven.count = core->config.group_count;
     }
 }
 
@@ -71,22 +71,22 @@ struct round_machine *round_init(void *memory, const struct round_config *config
     core->shards = (struct shard *)(core + 1);
     core->workers = (struct worker *)(core->shards + core->config.shard_max);
     core->absent = (struct absent *)(core->workers + config->member_max);
-    core->contributors = (uint64_t *)(core->absent + config->member_max);
-    core->scalars = (struct group_scalars *)(core->contributors + config->member_max);
-    core->driven = (double *)(core->scalars + config->group_count);
-    core->driven_given = core->driven + config->group_count;
-    core->missed = (uint64_t *)(core->driven_given + config->group_count);
-    core->untouched = core->missed + config->tensor_count;
-    core->payload = (uint8_t *)(core->untouched + config->tensor_count);
-    core->payload_bytes_max = CAIRN_PAYLOAD_MAX(config->group_count, config->tensor_count,
+    core->open.contributors = (uint64_t *)(core->absent + config->member_max);
+    core->scalars = (struct group_scalars *)(core->open.contributors + config->member_max);
+    core->driven.rates = (double *)(core->scalars + config->group_count);
+    core->open.driven = core->driven.rates + config->group_count;
+    core->missed.steps = (uint64_t *)(core->open.driven + config->group_count);
+    core->open.untouched = core->missed.steps + config->tensor_count;
+    core->payload.bytes = (uint8_t *)(core->open.untouched + config->tensor_count);
+    core->payload.bytes_max = CAIRN_PAYLOAD_MAX(config->group_count, config->tensor_count,
                                                 config->client_state_max);
-    core->state = core->payload + core->payload_bytes_max;
-    core->missed_room = core->state + config->client_state_max;
-    core->last.payload = core->payload;
-    core->epoch = config->epoch;
-    core->round_next = config->round_reserved > 0 && !MUTANT(6) ? config->round_reserved : 1;
-    core->loss_scale = config->scaling.start;
-    core->need_epoch = true;
+    core->open.state = core->payload.bytes + core->payload.bytes_max;
+    core->missed.room = core->open.state + config->client_state_max;
+    core->last.payload = core->payload.bytes;
+    core->epoch.number = config->epoch;
+    core->numbers.next = config->round_reserved > 0 && !MUTANT(6) ? config->round_reserved : 1;
+    core->scaling.scale = config->scaling.start;
+    core->epoch.needed = true;
     round_layout_init(core);
     find_driven(core);
     return core;
@@ -139,8 +139,8 @@ static void send_fence(uint64_t member, cairn_status status, uint64_t round,
 /* Removes a worker. A round needs all contributors before its decision, but not after it. */
 void round_remove_worker(struct round_machine *core, struct worker *worker)
 {
-    if (worker->contributor && core->stage == CAIRN_ROUND_OPEN) core->need_epoch = true;
-    core->members_changed = true;
+    if (worker->contributor && core->stage == CAIRN_ROUND_OPEN) core->epoch.needed = true;
+    core->epoch.members_changed = true;
     round_keep_ends(core, worker);
     const size_t index = (size_t)(worker - core->workers);
     core->worker_count--;
@@ -154,7 +154,7 @@ static void on_worker_join(struct round_machine *core, const struct round_event 
     if (round_find_worker(core, event->member) != NULL) return;
     const uint32_t place = rank_place(core, event->rank);
     if (place < core->worker_count && core->workers[place].rank == event->rank) {
-        send_fence(core->workers[place].id, CAIRN_ERR_FENCED, core->open_round, actions);
+        send_fence(core->workers[place].id, CAIRN_ERR_FENCED, core->open.number, actions);
         round_remove_worker(core, &core->workers[place]);
     }
     if (core->worker_count == core->config.member_max) {
@@ -168,7 +168,7 @@ static void on_worker_join(struct round_machine *core, const struct round_event 
                                 .launch = event->world,
                                 .start_ms = core->now_ms + event->wait_ms };
     core->worker_count++;
-    core->members_changed = true;
+    core->epoch.members_changed = true;
     round_end_losses(core);
 }
 
@@ -183,17 +183,17 @@ static void on_worker_down(struct round_machine *core, const struct round_event 
 static void send_opened(const struct round_machine *core, struct worker *worker,
                         struct round_actions *actions)
 {
-    *(core->writing ? &worker->writes : &worker->wants) = false;
+    *(core->open.writing ? &worker->writes : &worker->wants) = false;
     struct round_action *action = round_act(actions, CAIRN_ROUND_WORKER_OPENED);
     action->member = worker->id;
-    action->epoch = core->epoch;
-    action->round = core->open_round;
+    action->epoch = core->epoch.number;
+    action->round = core->open.number;
     action->version = core->version;
     action->rank = worker->dense;
-    action->world = core->world;
-    action->loss_scale = core->loss_scale;
+    action->world = core->open.world;
+    action->loss_scale = core->scaling.scale;
     action->skips = core->skips.all;
-    action->write = core->writing;
+    action->write = core->open.writing;
 }
 
 static void on_worker_begin(struct round_machine *core, uint64_t member,
@@ -203,8 +203,8 @@ static void on_worker_begin(struct round_machine *core, uint64_t member,
     if (worker == NULL) return;
     worker->wants = true;
     // If a contributor asks before its commit, it has not heard of the open round, or the answer was lost.
-    const bool open = core->stage == CAIRN_ROUND_OPEN && !core->writing;
-    const bool idles = worker->surplus && !round_has_asked(worker, core->open_round);
+    const bool open = core->stage == CAIRN_ROUND_OPEN && !core->open.writing;
+    const bool idles = worker->surplus && !round_has_asked(worker, core->open.number);
     if (open && ((worker->contributor && !worker->committed) || idles))
         send_opened(core, worker, actions);
 }
@@ -216,28 +216,29 @@ static void on_worker_write(struct round_machine *core, uint64_t member,
     if (worker == NULL) return;
     worker->writes = true;
     if (core->stage != CAIRN_ROUND_OPEN || !worker->contributor || worker->committed) return;
-    if (core->writing)
+    if (core->open.writing)
         send_opened(core, worker, actions);
     else
         // the worker waits for its write, and the open round would wait for the worker
-        core->need_epoch = true;
+        core->epoch.needed = true;
 }
 
 static void on_worker_unwrite(struct round_machine *core, const struct round_event *event)
 {
     struct worker *worker = round_find_worker(core, event->member);
-    const bool open = core->stage == CAIRN_ROUND_OPEN && core->writing;
-    const bool named = event->round == 0 || event->round == core->open_round;
+    const bool open = core->stage == CAIRN_ROUND_OPEN && core->open.writing;
+    const bool named = event->round == 0 || event->round == core->open.number;
     if (worker == NULL) return;
     worker->writes = false;
-    if (open && named && worker->contributor) core->need_epoch = true;
+    if (open && named && worker->contributor) core->epoch.needed = true;
 }
 
 static void take_driven(struct round_machine *core, const struct round_event *event)
 {
-    if (core->driven_count == 0 || core->writing) return;
-    assert(event->driven != NULL);
-    memcpy(core->driven_given, event->driven, core->driven_count * sizeof *event->driven);
+    if (core->driven.count == 0 || core->open.writing) return;
+    assert(event->commit.driven != NULL);
+    memcpy(core->open.driven, event->commit.driven,
+           core->driven.count * sizeof *event->commit.driven);
 }
 
 /* Takes the state and the rates only from the first COMMIT in a round. A COMMIT that is repeated after a
@@ -248,9 +249,10 @@ static void take_state(struct round_machine *core, const struct worker *worker,
     if (MUTANT(51) && !worker->committed) take_driven(core, event);
     if (worker->committed || worker->dense != 0) return;
     take_driven(core, event);
-    assert(event->state_bytes <= core->config.client_state_max);
-    core->state_bytes = event->state_bytes;
-    if (event->state_bytes > 0) memcpy(core->state, event->state, event->state_bytes);
+    assert(event->commit.state_bytes <= core->config.client_state_max);
+    core->open.state_bytes = event->commit.state_bytes;
+    if (event->commit.state_bytes > 0)
+        memcpy(core->open.state, event->commit.state, event->commit.state_bytes);
 }
 
 static void on_worker_commit(struct round_machine *core, const struct round_event *event,
@@ -260,7 +262,7 @@ static void on_worker_commit(struct round_machine *core, const struct round_even
     if (worker == NULL) return;
     round_note_asked(worker, event->round);
     if (worker->contributor && core->stage == CAIRN_ROUND_OPEN &&
-        event->round == core->open_round) {
+        event->round == core->open.number) {
         take_state(core, worker, event);
         worker->committed = true;
     }
@@ -275,8 +277,8 @@ static void on_worker_abandon(struct round_machine *core, const struct round_eve
     struct worker *worker = round_find_worker(core, event->member);
     if (worker == NULL) return;
     round_note_asked(worker, event->round);
-    const bool open = core->stage == CAIRN_ROUND_OPEN && event->round == core->open_round;
-    if (open && worker->contributor) core->need_epoch = true;
+    const bool open = core->stage == CAIRN_ROUND_OPEN && event->round == core->open.number;
+    if (open && worker->contributor) core->epoch.needed = true;
     round_answer_asked(core, worker, actions);
 }
 
@@ -291,7 +293,7 @@ static bool shards_up(const struct round_machine *core)
 
 static void count_end(struct round_machine *core, bool ended)
 {
-    if (core->open_round == 0) return;
+    if (core->open.number == 0) return;
     core->counts.abandoned += !ended;
     core->counts.applied += ended && core->last.kind == CAIRN_DECISION_APPLY;
     core->counts.skipped += ended && core->last.kind == CAIRN_DECISION_SKIP;
@@ -301,13 +303,13 @@ static void count_end(struct round_machine *core, bool ended)
  * the workers that asked, and changes to STEADY. */
 static void finish_round(struct round_machine *core, struct round_actions *actions)
 {
-    const uint64_t round = core->open_round;
+    const uint64_t round = core->open.number;
     const bool ended = round != 0 && core->last.round == round;
     count_end(core, ended);
     core->stage = CAIRN_ROUND_STEADY;
-    core->open_round = 0;
-    core->writing = false;
-    core->deadline_ms = 0;
+    core->open.number = 0;
+    core->open.writing = false;
+    core->open.deadline_ms = 0;
     core->version = core->last.version_after;
     round_note_end(core, round);
     for (uint32_t i = 0; i < core->worker_count; i++) {
@@ -324,10 +326,10 @@ static void finish_round(struct round_machine *core, struct round_actions *actio
  * there are `world` workers, and the last of them has rank world - 1, the ranks are 0, ..., world - 1. */
 static bool gate_lets(const struct round_machine *core)
 {
-    if (core->gate_shut) return false;
-    if (core->gate_world == 0) return true;
-    return core->worker_count == core->gate_world &&
-           core->workers[core->worker_count - 1].rank == core->gate_world - 1;
+    if (core->gate.shut) return false;
+    if (core->gate.world == 0) return true;
+    return core->worker_count == core->gate.world &&
+           core->workers[core->worker_count - 1].rank == core->gate.world - 1;
 }
 
 /* Returns the number of workers for which the first round waits; 0 if it does not wait. */
@@ -358,7 +360,7 @@ static struct worker *find_writer(const struct round_machine *core)
 
 static bool round_wanted(const struct round_machine *core)
 {
-    if (!core->gate_shut && find_writer(core) != NULL) return true;
+    if (!core->gate.shut && find_writer(core) != NULL) return true;
     if (!gate_lets(core) || round_halted(core) || round_waits_for_lost(core)) return false;
     if (!core->ready || core->worker_count < workers_min(core) ||
         core->worker_count < round_start_world(core))
@@ -374,15 +376,15 @@ static void choose_contributors(struct round_machine *core)
 {
     const uint32_t most = core->config.contributors_max;
     struct worker *writer = find_writer(core);
-    core->writing = writer != NULL;
-    core->world = 0;
+    core->open.writing = writer != NULL;
+    core->open.world = 0;
     for (uint32_t i = 0; i < core->worker_count; i++) {
         struct worker *worker = &core->workers[i];
         if (writer != NULL && worker != writer) continue;
         worker->surplus = writer == NULL && most != 0 && i >= most && !MUTANT(61);
         worker->contributor = !worker->surplus;
         worker->dense = writer != NULL ? 0 : MUTANT(62) ? worker->rank : i;
-        if (worker->contributor) core->contributors[core->world++] = worker->id;
+        if (worker->contributor) core->open.contributors[core->open.world++] = worker->id;
     }
 }
 
@@ -390,27 +392,27 @@ static void open_round(struct round_machine *core, struct round_actions *actions
 {
     core->stage = CAIRN_ROUND_OPEN;
     core->config.terms = core->terms_newest;
-    core->open_round = core->round_next++;
+    core->open.number = core->numbers.next++;
     choose_contributors(core);
-    if (!core->writing) core->started = true;
-    core->reduced_count = 0;
-    core->asking = false;
-    core->state_bytes = 0;
-    memset(&core->sums, 0, sizeof core->sums);
+    if (!core->open.writing) core->started = true;
+    core->open.reduced_count = 0;
+    core->open.asking = false;
+    core->open.state_bytes = 0;
+    memset(&core->open.sums, 0, sizeof core->open.sums);
     round_missed_begin(core);
     for (uint32_t s = 0; s < core->config.shard_count; s++) core->shards[s].reduced = false;
     if (core->config.step_deadline_ms > 0)
-        core->deadline_ms = core->now_ms + core->config.step_deadline_ms;
+        core->open.deadline_ms = core->now_ms + core->config.step_deadline_ms;
     struct round_action *action = round_act(actions, CAIRN_ROUND_OPEN_SEND);
-    action->write = core->writing;
-    action->epoch = core->epoch;
-    action->round = core->open_round;
+    action->write = core->open.writing;
+    action->epoch = core->epoch.number;
+    action->round = core->open.number;
     action->version = core->version;
-    action->members = core->contributors;
-    action->member_count = core->world;
+    action->members = core->open.contributors;
+    action->member_count = core->open.world;
     for (uint32_t i = 0; i < core->worker_count; i++) {
         struct worker *worker = &core->workers[i];
-        const bool asked = core->writing ? worker->writes : worker->wants;
+        const bool asked = core->open.writing ? worker->writes : worker->wants;
         if ((worker->contributor || worker->surplus) && asked) send_opened(core, worker, actions);
     }
 }
@@ -419,9 +421,9 @@ static void on_published(struct round_machine *core, const struct round_event *e
                          struct round_actions *actions)
 {
     const bool awaited = core->stage == CAIRN_ROUND_RESOLVING || core->stage == CAIRN_ROUND_DECIDED;
-    if (!awaited || event->epoch != core->epoch || event->round != core->last.round) return;
+    if (!awaited || event->epoch != core->epoch.number || event->round != core->last.round) return;
     const bool same = version_compare(event->version, core->last.version_after) == 0;
-    const bool checked = core->last.round != 0 || (core->ready && !core->need_epoch);
+    const bool checked = core->last.round != 0 || (core->ready && !core->epoch.needed);
     if (!same && checked) {
         round_fail(core, event->shard, "it published a version other than the one decided",
                    actions);
@@ -449,9 +451,9 @@ static bool all_answered(const struct round_machine *core)
 
 static void send_pin(struct round_machine *core, struct round_actions *actions)
 {
-    core->pin_pending = false;
+    core->pin.pending = false;
     struct round_action *action = round_act(actions, CAIRN_ROUND_PIN_SEND);
-    action->snapshot = core->pin_snapshot;
+    action->snapshot = core->pin.snapshot;
     action->version = core->version;
 }
 
@@ -468,7 +470,7 @@ static void on_shard(struct round_machine *core, const struct round_event *event
     // An UP may come without a DOWN before it. Then the connection is new, too, and messages on the old
     // connection may be lost.
     core->shards[event->shard].up = event->kind == CAIRN_ROUND_SHARD_UP;
-    if (concerns) core->need_epoch = true;
+    if (concerns) core->epoch.needed = true;
 }
 
 static void on_tick(struct round_machine *core, uint64_t now_ms, struct round_actions *actions)
@@ -477,9 +479,9 @@ static void on_tick(struct round_machine *core, uint64_t now_ms, struct round_ac
     round_end_pauses(core);
     round_end_losses(core);
     // if need_epoch is set, the round will be void anyway
-    const bool open = core->stage == CAIRN_ROUND_OPEN && !core->need_epoch;
-    const bool due = open && core->deadline_ms != 0;
-    if (!due || now_ms < core->deadline_ms) return;
+    const bool open = core->stage == CAIRN_ROUND_OPEN && !core->epoch.needed;
+    const bool due = open && core->open.deadline_ms != 0;
+    if (!due || now_ms < core->open.deadline_ms) return;
     round_on_deadline(core, actions);
 }
 
@@ -487,7 +489,7 @@ static void on_ready(struct round_machine *core, const struct round_event *event
 {
     core->ready = true;
     // in the new epoch the shards are asked again; all of them have this version now
-    core->need_epoch = true;
+    core->epoch.needed = true;
     core->version = event->version;
 }
 
@@ -497,23 +499,23 @@ static void on_ready(struct round_machine *core, const struct round_event *event
 static bool advance_stage(struct round_machine *core, struct round_actions *actions)
 {
     const enum round_stage stage = core->stage;
-    if (stage == CAIRN_ROUND_FAILED || core->persisting) return false;
+    if (stage == CAIRN_ROUND_FAILED || core->epoch.persisting) return false;
     const bool layout_due = round_layout_due(core);
     if (!shards_up(core) && !layout_due) return false;
     const bool steady = stage == CAIRN_ROUND_STEADY;
     const bool wanted = steady && round_wanted(core);
-    const bool used_up = core->round_next == core->round_end;
-    if (core->need_epoch || layout_due || (wanted && (core->members_changed || used_up)))
+    const bool used_up = core->numbers.next == core->numbers.end;
+    if (core->epoch.needed || layout_due || (wanted && (core->epoch.members_changed || used_up)))
         round_epoch_begin(core, actions);
     else if (stage == CAIRN_ROUND_FENCING && all_answered(core))
         round_resolve(core, actions);
-    else if (stage == CAIRN_ROUND_OPEN && core->reduced_count == core->serving &&
+    else if (stage == CAIRN_ROUND_OPEN && core->open.reduced_count == core->layout.serving &&
              round_state_there(core))
         round_decide(core, actions);
     else if ((stage == CAIRN_ROUND_RESOLVING || stage == CAIRN_ROUND_DECIDED) &&
              all_published(core))
         finish_round(core, actions);
-    else if ((steady || stage == CAIRN_ROUND_OPEN) && core->pin_pending)
+    else if ((steady || stage == CAIRN_ROUND_OPEN) && core->pin.pending)
         send_pin(core, actions);
     else if (wanted)
         open_round(core, actions);
@@ -537,8 +539,8 @@ static void take_event(struct round_machine *core, const struct round_event *eve
     case CAIRN_ROUND_PERSISTED: round_on_persisted(core, event, actions); return;
     case CAIRN_ROUND_READY: on_ready(core, event); return;
     case CAIRN_ROUND_PIN:
-        core->pin_pending = true;
-        core->pin_snapshot = event->snapshot;
+        core->pin.pending = true;
+        core->pin.snapshot = event->snapshot;
         return;
     case CAIRN_ROUND_AMEND:
         core->terms_newest = *event->terms;
@@ -546,8 +548,8 @@ static void take_event(struct round_machine *core, const struct round_event *eve
         return;
     case CAIRN_ROUND_LAYOUT: round_on_layout(core, event); return;
     case CAIRN_ROUND_GATE:
-        core->gate_world = event->world;
-        core->gate_shut = event->shut;
+        core->gate.world = event->world;
+        core->gate.shut = event->shut;
         return;
     case CAIRN_ROUND_SHARD_UP:
     case CAIRN_ROUND_SHARD_DOWN:
@@ -589,12 +591,12 @@ enum round_stage round_stage_of(const struct round_machine *core)
 
 uint64_t round_epoch_of(const struct round_machine *core)
 {
-    return core->epoch;
+    return core->epoch.number;
 }
 
 uint64_t round_open_round(const struct round_machine *core)
 {
-    return core->open_round;
+    return core->open.number;
 }
 
 struct cairn_version round_version(const struct round_machine *core)
@@ -604,7 +606,7 @@ struct cairn_version round_version(const struct round_machine *core)
 
 double round_loss_scale(const struct round_machine *core)
 {
-    return core->loss_scale;
+    return core->scaling.scale;
 }
 
 struct skips round_skips(const struct round_machine *core)
@@ -638,18 +640,18 @@ const struct round_terms *round_terms_of(const struct round_machine *core)
 
 double round_lr(const struct round_machine *core, uint32_t group)
 {
-    return round_group_lr(&core->terms_newest, core->driven, group, core->version.step);
+    return round_group_lr(&core->terms_newest, core->driven.rates, group, core->version.step);
 }
 
 bool round_takes_driven(const struct round_machine *core, uint64_t member, uint64_t round)
 {
-    return core->driven_count > 0 && core->stage == CAIRN_ROUND_OPEN && !core->writing &&
-           round == core->open_round && round_contributes(core, member);
+    return core->driven.count > 0 && core->stage == CAIRN_ROUND_OPEN && !core->open.writing &&
+           round == core->open.number && round_contributes(core, member);
 }
 
 bool round_pin_pending(const struct round_machine *core)
 {
-    return core->pin_pending;
+    return core->pin.pending;
 }
 
 uint32_t round_worker_count(const struct round_machine *core)
@@ -668,7 +670,7 @@ uint64_t round_paused_ms(const struct round_machine *core)
 {
     uint64_t most_ms = 0;
     // no round is open, or the open round will be void, and waits for nobody
-    if (core->stage != CAIRN_ROUND_OPEN || core->need_epoch) return 0;
+    if (core->stage != CAIRN_ROUND_OPEN || core->epoch.needed) return 0;
     for (uint32_t i = 0; i < core->worker_count; i++) {
         const struct worker *worker = &core->workers[i];
         if (!worker->contributor || worker->committed || worker->paused_ms <= core->now_ms)
@@ -681,9 +683,9 @@ uint64_t round_paused_ms(const struct round_machine *core)
 
 bool round_waits_for_silent(const struct round_machine *core)
 {
-    const bool summed = core->reduced_count == core->serving;
-    if (core->stage != CAIRN_ROUND_OPEN || core->need_epoch || summed) return false;
-    if (core->late_round == core->open_round) return false; // a shard causes the delay
+    const bool summed = core->open.reduced_count == core->layout.serving;
+    if (core->stage != CAIRN_ROUND_OPEN || core->epoch.needed || summed) return false;
+    if (core->open.late.round == core->open.number) return false; // a shard causes the delay
     for (uint32_t i = 0; i < core->worker_count; i++) {
         const struct worker *worker = &core->workers[i];
         if (worker->contributor && !worker->committed && worker->paused_ms <= core->now_ms)
@@ -740,11 +742,11 @@ static void list_shards(const struct round_machine *core, struct listing *listin
 static void list_worker(const struct round_machine *core, struct listing *listing, uint32_t rank,
                         bool summed)
 {
-    const uint64_t round = core->open_round;
+    const uint64_t round = core->open.number;
     begin_entry(listing, false, rank);
     if (summed && core->config.client_state_max > 0)
         sentence_add(listing->out, " (its client state of round %" PRIu64 ")", round);
-    else if (core->writing)
+    else if (core->open.writing)
         sentence_add(listing->out, " (has not ended its write)");
     else
         sentence_add(listing->out, " (has not committed round %" PRIu64 ")", round);
@@ -752,14 +754,14 @@ static void list_worker(const struct round_machine *core, struct listing *listin
 
 static void list_open_round(const struct round_machine *core, struct listing *listing)
 {
-    const uint64_t round = core->open_round;
-    if (core->late_round == core->open_round) {
-        begin_entry(listing, true, core->late_shard);
+    const uint64_t round = core->open.number;
+    if (core->open.late.round == core->open.number) {
+        begin_entry(listing, true, core->open.late.shard);
         sentence_add(listing->out, " (lacks something of %u of %u workers in round %" PRIu64 ")",
-                     (unsigned)core->late_lacks, (unsigned)core->world, round);
+                     (unsigned)core->open.late.lacks, (unsigned)core->open.world, round);
         return;
     }
-    const bool summed = core->reduced_count == core->serving;
+    const bool summed = core->open.reduced_count == core->layout.serving;
     for (uint32_t i = 0; i < core->worker_count; i++) {
         const struct worker *worker = &core->workers[i];
         if (!worker->contributor || worker->committed) continue;
@@ -806,8 +808,8 @@ void round_waiting(const struct round_machine *core, const struct round_names *n
     sentence_set(out, "%s", "");
     list_shards(core, &listing);
     if (listing.any) return;
-    if (core->persisting)
-        sentence_set(out, "the store's disk (epoch %" PRIu64 ")", core->epoch);
+    if (core->epoch.persisting)
+        sentence_set(out, "the store's disk (epoch %" PRIu64 ")", core->epoch.number);
     else if (core->stage == CAIRN_ROUND_OPEN)
         list_open_round(core, &listing);
     else if (core->stage == CAIRN_ROUND_STEADY && !core->ready)
@@ -846,9 +848,10 @@ void round_waiting(const struct round_machine *core, const struct round_names *n
 
 static void count_serving(struct round_machine *core)
 {
-    core->serving = 0;
-    for (uint32_t s = 0; s < core->config.shard_count; s++) core->serving += !core->shards[s].gone;
-    assert(core->serving > 0);
+    core->layout.serving = 0;
+    for (uint32_t s = 0; s < core->config.shard_count; s++)
+        core->layout.serving += !core->shards[s].gone;
+    assert(core->layout.serving > 0);
 }
 
 /* Takes over the holes of the layout that a new incarnation finds on the disk; config.shard_max is not 0
@@ -865,55 +868,55 @@ static void round_layout_init(struct round_machine *core)
 static void round_on_layout(struct round_machine *core, const struct round_event *event)
 {
     // the pending layout is being made durable: it can neither be forgotten nor replaced
-    if (core->next.taken) return;
-    if (event->layout == 0 && MUTANT(73)) return;
-    core->next.layout = 0;
-    if (event->layout == 0) return;
-    assert(event->layout > core->config.layout);
-    assert(event->shard_count >= core->config.shard_count);
-    assert(event->shard_count <= core->config.shard_max);
-    core->next = (struct next_layout) { .layout = event->layout,
-                                        .shard_count = event->shard_count,
-                                        .back = event->back,
-                                        .empty = event->empty };
+    if (core->layout.taken) return;
+    if (event->layout.number == 0 && MUTANT(73)) return;
+    core->layout.next.number = 0;
+    if (event->layout.number == 0) return;
+    assert(event->layout.number > core->config.layout);
+    assert(event->layout.shard_count >= core->config.shard_count);
+    assert(event->layout.shard_count <= core->config.shard_max);
+    core->layout.next = event->layout;
+    core->layout.next.gone = NULL; // the next lines copy it into the shards
     for (uint32_t s = 0; s < core->config.shard_max; s++)
-        core->shards[s].gone_next = layout_is_hole(event->gone, event->shard_count, s);
+        core->shards[s].gone_next = layout_is_hole(event->layout.gone, event->layout.shard_count,
+                                                   s);
 }
 
 /* True if the shard is in the layout in force, or in the layout that is being made durable. */
 static bool round_layout_concerns(const struct round_machine *core, uint32_t shard)
 {
     const struct shard *s = &core->shards[shard];
-    return !s->gone || (core->next.taken && !s->gone_next);
+    return !s->gone || (core->layout.taken && !s->gone_next);
 }
 
 static bool next_up(const struct round_machine *core)
 {
-    for (uint32_t s = 0; s < core->next.shard_count; s++)
+    for (uint32_t s = 0; s < core->layout.next.shard_count; s++)
         if (!core->shards[s].gone_next && !core->shards[s].up) return false;
     return true;
 }
 
 bool round_layout_due(const struct round_machine *core)
 {
-    if (core->next.layout == 0 || core->next.taken || !next_up(core)) return false;
-    return core->next.back ||
-           ((core->stage == CAIRN_ROUND_STEADY || MUTANT(63)) && !core->need_epoch);
+    if (core->layout.next.number == 0 || core->layout.taken || !next_up(core)) return false;
+    return core->layout.next.back ||
+           ((core->stage == CAIRN_ROUND_STEADY || MUTANT(63)) && !core->epoch.needed);
 }
 
 void round_layout_take(struct round_machine *core)
 {
-    core->next.taken = true;
+    core->layout.taken = true;
 }
 
 void round_layout_enter(struct round_machine *core)
 {
-    const struct next_layout next = core->next;
-    core->next = (struct next_layout) { .layout = 0 };
-    core->config.layout = next.layout;
+    const struct round_layout next = core->layout.next;
+    core->layout.next = (struct round_layout) { .number = 0 };
+    core->layout.taken = false;
+    core->config.layout = next.number;
     core->config.shard_count = next.shard_count;
     if (!next.back) core->config.layout_at = core->version;
-    core->went_back = next.back && !next.empty;
+    core->layout.went_back = next.back && !next.empty;
     for (uint32_t s = 0; s < core->config.shard_max; s++) {
         core->shards[s].gone = core->shards[s].gone_next;
         if (core->shards[s].gone) core->shards[s].nonfinite = false;
@@ -923,7 +926,7 @@ void round_layout_enter(struct round_machine *core)
 
 const char *round_layout_judge(const struct round_machine *core)
 {
-    if (!core->went_back) return NULL;
+    if (!core->layout.went_back) return NULL;
     const bool same = core->config.layout_at.generation != 0 &&
                       version_compare(core->last.version_after, core->config.layout_at) == 0;
     return same ? NULL : "a shard was lost, and part of the newest version with it";
@@ -936,5 +939,5 @@ uint64_t round_layout_of(const struct round_machine *core)
 
 uint64_t round_layout_pending(const struct round_machine *core)
 {
-    return core->next.taken ? 0 : core->next.layout;
+    return core->layout.taken ? 0 : core->layout.next.number;
 }

@@ -181,7 +181,7 @@ enum round_event_kind {
                        * first world is 0, and the gate is open */
     /* terms: they come into force with the next round that opens. Workers lost earlier no longer count */
     CAIRN_ROUND_AMEND,
-    CAIRN_ROUND_LAYOUT, /* layout, shard_count, gone, back, empty: every shard of that layout is prepared
+    CAIRN_ROUND_LAYOUT, /* layout: every shard of that layout is prepared
                          * for it. The layout comes into force between two rounds, as soon as all its shards
                          * are up. layout 0: the pending layout is forgotten. back: the layout does not wait
                          * for the end of a round; the shards that are in the layout in force and not in
@@ -208,8 +208,8 @@ enum round_event_kind {
                               * waits for nobody */
     /* member, lost: the worker left by itself, or, if `lost` is set, was lost (on_worker_loss) */
     CAIRN_ROUND_WORKER_DOWN,
-    CAIRN_ROUND_WORKER_BEGIN, /* member: the worker wants a round → WORKER_OPENED, later */
-    CAIRN_ROUND_WORKER_COMMIT, /* member, round, state, driven: the worker committed, and asks how the round
+    CAIRN_ROUND_WORKER_BEGIN,  /* member: the worker wants a round → WORKER_OPENED, later */
+    CAIRN_ROUND_WORKER_COMMIT, /* member, round, commit: the worker committed, and asks how the round
                                 * ends → WORKER_RESULT, later. `state` and `driven` count only in the first
                                 * COMMIT of the open round's rank 0 */
     CAIRN_ROUND_WORKER_ABANDON, /* member, round: the worker gave the round up before its commit, and stays
@@ -224,34 +224,48 @@ enum round_event_kind {
                                  * in that round (round 0: in any round), the write is void */
 };
 
+/* A layout that is to come into force. */
+struct round_layout {
+    uint64_t number; /* a higher number than that of any layout before */
+    uint32_t shard_count;
+    const uint8_t *gone; /* borrowed: as in the configuration; a hole stays a hole */
+    bool back, empty;
+};
+
+/* The things that a COMMIT brings, all borrowed. */
+struct round_commit {
+    const uint8_t *state; /* [state_bytes], at most client_state_max */
+    size_t state_bytes;
+    /* [group_count] the learning rates of driven groups; needed if round_takes_driven */
+    const double *driven;
+};
+
 struct round_event {
     enum round_event_kind kind;
     uint64_t epoch, round;
     uint64_t member;
-    uint32_t rank;
+    uint32_t rank, world;
     uint32_t shard; /* below shard_max */
     enum step_phase phase;
     struct cairn_version version;
     uint64_t now_ms, wait_ms;
     uint64_t snapshot;
-    uint64_t layout; /* a higher number than that of any layout before */
-    uint32_t shard_count;
-    uint32_t world;
-    bool shut, refused, back, empty, lost;
+    bool shut, refused, lost;
     bool nonfinite; /* the update to `version` left values on the shard that are not finite */
+    struct round_layout layout;
+    struct round_commit commit;
     /* borrowed for the call */
     const struct decision *decision;
     const struct step_sums *sums;
-    const struct round_untouched *untouched; /* [untouched_count] */
-    uint32_t untouched_count;
+    struct {
+        const struct round_untouched *list; /* [count] */
+        uint32_t count;
+    } untouched;
+    struct {
+        const struct round_lack *list; /* [count] */
+        uint32_t count;
+    } lacks;
     const struct round_terms *terms; /* how long the terms are borrowed: see there */
-    const struct round_lack *lacks;  /* [lack_count] */
-    uint32_t lack_count;
-    const uint8_t *gone;  /* as in the configuration; a hole stays a hole */
-    const uint8_t *state; /* [state_bytes], at most client_state_max */
-    size_t state_bytes;
-    /* [group_count] the learning rates of driven groups; needed if round_takes_driven */
-    const double *driven;
 };
 
 enum round_action_kind {

@@ -28,17 +28,17 @@ static cairn_status add_sums(struct step_sums *sums, const struct step_sums *mor
 void round_on_reduced(struct round_machine *core, const struct round_event *event,
                       struct round_actions *actions)
 {
-    if (core->stage != CAIRN_ROUND_OPEN || event->epoch != core->epoch ||
-        event->round != core->open_round)
+    if (core->stage != CAIRN_ROUND_OPEN || event->epoch != core->epoch.number ||
+        event->round != core->open.number)
         return;
     struct shard *shard = &core->shards[event->shard];
     if (shard->reduced) return;
-    if (core->reduced_count > 0 && event->sums->weight != core->sums.weight) {
+    if (core->open.reduced_count > 0 && event->sums->weight != core->open.sums.weight) {
         round_fail(core, event->shard, "its sum of weights differs from the other shards'",
                    actions);
         return;
     }
-    if (add_sums(&core->sums, event->sums) != CAIRN_OK) {
+    if (add_sums(&core->open.sums, event->sums) != CAIRN_OK) {
         round_fail(core, event->shard, "its sum of squares is not possible", actions);
         return;
     }
@@ -46,15 +46,15 @@ void round_on_reduced(struct round_machine *core, const struct round_event *even
         round_fail(core, event->shard, "it names a tensor that the job does not have", actions);
         return;
     }
-    core->sums.weight = event->sums->weight;
+    core->open.sums.weight = event->sums->weight;
     shard->reduced = true;
-    core->reduced_count++;
+    core->open.reduced_count++;
 }
 
 /* True if the loss scale cannot fall: it is dynamic and at its minimum, or it is fixed. */
 static bool scale_is_least(const struct round_machine *core)
 {
-    return !core->config.scaling.dynamic || core->loss_scale <= core->config.scaling.min;
+    return !core->config.scaling.dynamic || core->scaling.scale <= core->config.scaling.min;
 }
 
 /* Adapts a dynamic loss scale as torch.cuda.amp.GradScaler does: a skip halves the scale, and growth_rounds
@@ -63,11 +63,12 @@ static void adapt_loss_scale(struct round_machine *core, bool applied)
 {
     const struct round_scaling *s = &core->config.scaling;
     if (!s->dynamic) return;
-    core->good_rounds = applied ? core->good_rounds + 1 : 0;
-    if (!applied) core->loss_scale = core->loss_scale / 2 > s->min ? core->loss_scale / 2 : s->min;
-    if (core->good_rounds < s->growth_rounds) return;
-    core->good_rounds = 0;
-    core->loss_scale = core->loss_scale * 2 < s->max ? core->loss_scale * 2 : s->max;
+    core->scaling.good_rounds = applied ? core->scaling.good_rounds + 1 : 0;
+    if (!applied)
+        core->scaling.scale = core->scaling.scale / 2 > s->min ? core->scaling.scale / 2 : s->min;
+    if (core->scaling.good_rounds < s->growth_rounds) return;
+    core->scaling.good_rounds = 0;
+    core->scaling.scale = core->scaling.scale * 2 < s->max ? core->scaling.scale * 2 : s->max;
 }
 
 double round_group_lr(const struct round_terms *terms, const double *driven, uint32_t group,
@@ -85,7 +86,7 @@ static struct group_hyper round_hyper(const struct round_machine *core, uint32_t
 {
     const struct round_terms *terms = &core->config.terms;
     struct group_hyper hyper = terms->groups[group];
-    hyper.lr = round_group_lr(terms, core->driven_given, group, core->version.step);
+    hyper.lr = round_group_lr(terms, core->open.driven, group, core->version.step);
     return hyper;
 }
 
@@ -107,8 +108,8 @@ static void compute_scalars(struct round_machine *core, uint32_t grad_scale)
 static bool judge_sums(struct round_machine *core, struct payload *head)
 {
     struct update_norm norm;
-    if (core->sums.nonfinite > 0) return false;
-    if (update_norm_of(&core->sums.sum_squares, core->sums.weight, core->loss_scale,
+    if (core->open.sums.nonfinite > 0) return false;
+    if (update_norm_of(&core->open.sums.sum_squares, core->open.sums.weight, core->scaling.scale,
                        core->config.terms.clip_norm, &norm) != CAIRN_OK)
         return false;
     head->grad_norm = norm.grad_norm;
@@ -124,17 +125,17 @@ static bool judge_sums(struct round_machine *core, struct payload *head)
 static void send_decision(struct round_machine *core, struct round_actions *actions)
 {
     core->stage = CAIRN_ROUND_DECIDED;
-    core->deadline_ms = 0;
+    core->open.deadline_ms = 0;
     for (uint32_t s = 0; s < core->config.shard_count; s++) core->shards[s].published = false;
     struct round_action *action = round_act(actions, CAIRN_ROUND_DECIDE);
-    action->epoch = core->epoch;
+    action->epoch = core->epoch.number;
     action->decision = &core->last;
 }
 
 bool round_state_there(const struct round_machine *core)
 {
-    const bool awaited = core->config.client_state_max > 0 || core->driven_count > 0;
-    if (!awaited || core->writing || MUTANT(24)) return true;
+    const bool awaited = core->config.client_state_max > 0 || core->driven.count > 0;
+    if (!awaited || core->open.writing || MUTANT(24)) return true;
     for (uint32_t i = 0; i < core->worker_count; i++)
         if (core->workers[i].contributor && core->workers[i].dense == 0)
             return core->workers[i].committed;
@@ -156,8 +157,8 @@ static void keep_state(const struct round_machine *core, struct payload *head)
 
 static void give_driven(const struct round_machine *core, struct payload *head)
 {
-    head->driven = core->driven;
-    head->driven_count = core->driven_count;
+    head->driven = core->driven.rates;
+    head->driven_count = core->driven.count;
 }
 
 /* Puts the missed steps into the payload. If they do not fit, the job fails, and the function returns
@@ -175,20 +176,20 @@ static bool give_missed(struct round_machine *core, bool applies, struct payload
 static void decide_write(struct round_machine *core, struct round_actions *actions)
 {
     struct payload head = { .clip_scale = 1,
-                            .loss_scale = core->loss_scale,
-                            .good_rounds = core->good_rounds,
+                            .loss_scale = core->scaling.scale,
+                            .good_rounds = core->scaling.good_rounds,
                             .finite = true };
     round_end_row(core);
     head.skips = core->skips;
     keep_state(core, &head);
     give_driven(core, &head);
     if (!give_missed(core, false, &head, actions)) return;
-    const size_t bytes = payload_encode(&head, core->scalars, core->payload);
+    const size_t bytes = payload_encode(&head, core->scalars, core->payload.bytes);
     core->last = (struct decision) {
         .kind = CAIRN_DECISION_WRITE,
-        .round = core->open_round,
+        .round = core->open.number,
         .version_after = { core->version.generation + 1, core->version.step },
-        .payload = core->payload,
+        .payload = core->payload.bytes,
         .payload_bytes = bytes,
     };
     send_decision(core, actions);
@@ -196,16 +197,16 @@ static void decide_write(struct round_machine *core, struct round_actions *actio
 
 void round_decide(struct round_machine *core, struct round_actions *actions)
 {
-    if (core->writing) {
+    if (core->open.writing) {
         decide_write(core, actions);
         return;
     }
     struct payload head = { .grad_norm = (double)NAN, .clip_scale = 1 };
     head.fail = core->config.fail_nonfinite;
     if (core->config.group_count > 0)
-        head.lr = round_group_lr(&core->config.terms, core->driven_given, 0, core->version.step);
+        head.lr = round_group_lr(&core->config.terms, core->open.driven, 0, core->version.step);
     const bool apply = judge_sums(core, &head);
-    const bool counted = core->sums.weight > 0 || core->sums.nonfinite > 0;
+    const bool counted = core->open.sums.weight > 0 || core->open.sums.nonfinite > 0;
     if (apply)
         round_end_row(core);
     else
@@ -217,22 +218,23 @@ void round_decide(struct round_machine *core, struct round_actions *actions)
         head.fail = false; // no worker gave a weight above 0, so the gradients are not at fault
     }
     head.skips = core->skips;
-    head.loss_scale = core->loss_scale;
-    head.good_rounds = core->good_rounds;
-    head.state = core->state;
-    head.state_bytes = core->state_bytes;
+    head.loss_scale = core->scaling.scale;
+    head.good_rounds = core->scaling.good_rounds;
+    head.state = core->open.state;
+    head.state_bytes = core->open.state_bytes;
     if (!apply && !MUTANT(23)) keep_state(core, &head);
     if (apply || MUTANT(52))
-        memcpy(core->driven, core->driven_given, core->driven_count * sizeof *core->driven);
+        memcpy(core->driven.rates, core->open.driven,
+               core->driven.count * sizeof *core->driven.rates);
     give_driven(core, &head);
     if (!give_missed(core, apply, &head, actions)) return;
-    const size_t bytes = payload_encode(&head, core->scalars, core->payload);
+    const size_t bytes = payload_encode(&head, core->scalars, core->payload.bytes);
 
     core->last = (struct decision) {
         .kind = apply ? CAIRN_DECISION_APPLY : CAIRN_DECISION_SKIP,
-        .round = core->open_round,
+        .round = core->open.number,
         .version_after = core->version,
-        .payload = core->payload,
+        .payload = core->payload.bytes,
         .payload_bytes = bytes,
     };
     if (apply || MUTANT(10)) core->last.version_after.step++;
@@ -325,7 +327,7 @@ static void drop_worker(struct round_machine *core, struct worker *worker,
     struct round_action *action = round_act(actions, CAIRN_ROUND_WORKER_FENCE);
     action->member = worker->id;
     action->status = CAIRN_ERR_TIMEOUT;
-    action->round = core->open_round;
+    action->round = core->open.number;
     action->shard = worker->lacking_shard;
     action->world = worker->lacked_by;
     round_note_lost(core);
@@ -334,7 +336,7 @@ static void drop_worker(struct round_machine *core, struct worker *worker,
 
 static void ask_shards(struct round_machine *core, struct round_actions *actions)
 {
-    core->asking = true;
+    core->open.asking = true;
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
         core->shards[s].lacks_told = false;
         core->shards[s].lacks = 0;
@@ -344,8 +346,8 @@ static void ask_shards(struct round_machine *core, struct round_actions *actions
         core->workers[i].lacked_by = 0;
     }
     struct round_action *action = round_act(actions, CAIRN_ROUND_ASK_LACKS);
-    action->epoch = core->epoch;
-    action->round = core->open_round;
+    action->epoch = core->epoch.number;
+    action->round = core->open.number;
 }
 
 /* ---- who is at work on something else ---- */
@@ -359,8 +361,8 @@ static bool is_paused(const struct worker *worker)
 static void end_pause(struct round_machine *core, struct worker *worker)
 {
     worker->paused_ms = 0;
-    if (worker->contributor && core->deadline_ms != 0)
-        core->deadline_ms = core->now_ms + core->config.step_deadline_ms;
+    if (worker->contributor && core->open.deadline_ms != 0)
+        core->open.deadline_ms = core->now_ms + core->config.step_deadline_ms;
 }
 
 void round_on_pause(struct round_machine *core, const struct round_event *event)
@@ -387,13 +389,13 @@ void round_end_pauses(struct round_machine *core)
 static bool is_late(const struct round_machine *core, const struct worker *worker)
 {
     if (!worker->contributor || is_paused(worker)) return false;
-    return core->writing || (worker->dense == 0 && !worker->committed);
+    return core->open.writing || (worker->dense == 0 && !worker->committed);
 }
 
 void round_on_deadline(struct round_machine *core, struct round_actions *actions)
 {
-    core->deadline_ms = core->now_ms + core->config.step_deadline_ms;
-    if (!core->writing && core->reduced_count < core->serving) {
+    core->open.deadline_ms = core->now_ms + core->config.step_deadline_ms;
+    if (!core->open.writing && core->open.reduced_count < core->layout.serving) {
         ask_shards(core, actions);
         return;
     }
@@ -489,19 +491,19 @@ static void judge_lone_shard(struct round_machine *core, struct round_actions *a
     bool alone, committed;
     const uint32_t least = least_lacking(core), guilty = count_guilty(core, least, &committed);
     const uint32_t shard = neediest(core, &alone);
-    const bool is_only = core->serving == 1;
-    const bool of_shard = alone && core->world > 1 && 2 * guilty > core->world &&
+    const bool is_only = core->layout.serving == 1;
+    const bool of_shard = alone && core->open.world > 1 && 2 * guilty > core->open.world &&
                           (!is_only || committed);
-    core->asking = false;
+    core->open.asking = false;
     if (guilty == 0 && waits_for_paused(core)) return;
     if (guilty == 0 || of_shard) {
-        core->late_round = core->open_round;
-        core->late_shard = shard;
-        core->late_lacks = core->shards[shard].lacks;
+        core->open.late.round = core->open.number;
+        core->open.late.shard = shard;
+        core->open.late.lacks = core->shards[shard].lacks;
         struct round_action *action = round_act(actions, CAIRN_ROUND_SHARD_LATE);
         action->shard = shard;
-        action->round = core->open_round;
-        action->world = core->late_lacks;
+        action->round = core->open.number;
+        action->world = core->open.late.lacks;
         return;
     }
     for (uint32_t i = core->worker_count; i-- > 0;)
@@ -512,13 +514,14 @@ void round_on_lacks(struct round_machine *core, const struct round_event *event,
                     struct round_actions *actions)
 {
     struct shard *shard = &core->shards[event->shard];
-    const bool awaited = core->asking && core->stage == CAIRN_ROUND_OPEN && !core->need_epoch;
-    if (!awaited || event->epoch != core->epoch || event->round != core->open_round ||
+    const bool awaited = core->open.asking && core->stage == CAIRN_ROUND_OPEN &&
+                         !core->epoch.needed;
+    if (!awaited || event->epoch != core->epoch.number || event->round != core->open.number ||
         shard->lacks_told)
         return;
     shard->lacks_told = true;
-    for (uint32_t i = 0; i < event->lack_count; i++)
-        note_lack(core, event->shard, &event->lacks[i]);
+    for (uint32_t i = 0; i < event->lacks.count; i++)
+        note_lack(core, event->shard, &event->lacks.list[i]);
     for (uint32_t s = 0; s < core->config.shard_count; s++)
         if (!core->shards[s].gone && !core->shards[s].lacks_told) return;
     judge_lone_shard(core, actions);
@@ -534,9 +537,9 @@ void round_on_lacks(struct round_machine *core, const struct round_event *event,
 
 void round_missed_begin(struct round_machine *core)
 {
-    if (core->has_untouched)
-        memset(core->untouched, 0, core->config.tensor_count * sizeof *core->untouched);
-    core->has_untouched = false;
+    if (core->open.has_untouched)
+        memset(core->open.untouched, 0, core->config.tensor_count * sizeof *core->open.untouched);
+    core->open.has_untouched = false;
 }
 
 /* Takes a shard's report of elements to which nobody contributed. Returns false if the report names a
@@ -544,11 +547,11 @@ void round_missed_begin(struct round_machine *core)
 static bool round_missed_note(struct round_machine *core, const struct round_event *event)
 {
     if (!core->config.leaves_untouched) return true;
-    for (uint32_t i = 0; i < event->untouched_count; i++)
-        if (event->untouched[i].tensor >= core->config.tensor_count) return false;
-    for (uint32_t i = 0; i < event->untouched_count; i++) {
-        core->untouched[event->untouched[i].tensor] += event->untouched[i].elems;
-        core->has_untouched = true;
+    for (uint32_t i = 0; i < event->untouched.count; i++)
+        if (event->untouched.list[i].tensor >= core->config.tensor_count) return false;
+    for (uint32_t i = 0; i < event->untouched.count; i++) {
+        core->open.untouched[event->untouched.list[i].tensor] += event->untouched.list[i].elems;
+        core->open.has_untouched = true;
     }
     return true;
 }
@@ -556,15 +559,16 @@ static bool round_missed_note(struct round_machine *core, const struct round_eve
 cairn_status round_missed_take(struct round_machine *core, const struct payload *told)
 {
     const bool none = told == NULL || told->missed.size == 0 || MUTANT(78);
-    if (core->has_missed) memset(core->missed, 0, core->config.tensor_count * sizeof *core->missed);
-    core->has_missed = false;
+    if (core->missed.any)
+        memset(core->missed.steps, 0, core->config.tensor_count * sizeof *core->missed.steps);
+    core->missed.any = false;
     if (none) return CAIRN_OK;
     if (core->config.tensor_count == 0) return CAIRN_ERR_MALFORMED;
     for (uint32_t t = 0; t < core->config.tensor_count; t++) {
         if (core->config.terms.tensors[t].group == CAIRN_ROUND_UNTRAINED) continue;
-        core->missed[t] = missed_steps(&told->missed, t);
-        if (core->missed[t] > core->last.version_after.step) return CAIRN_ERR_MALFORMED;
-        core->has_missed = core->has_missed || core->missed[t] > 0;
+        core->missed.steps[t] = missed_steps(&told->missed, t);
+        if (core->missed.steps[t] > core->last.version_after.step) return CAIRN_ERR_MALFORMED;
+        core->missed.any = core->missed.any || core->missed.steps[t] > 0;
     }
     return CAIRN_OK;
 }
@@ -572,7 +576,7 @@ cairn_status round_missed_take(struct round_machine *core, const struct payload 
 uint64_t round_missed(const struct round_machine *core, uint32_t tensor)
 {
     assert(tensor < core->config.tensor_count);
-    return core->missed[tensor];
+    return core->missed.steps[tensor];
 }
 
 /* True if the tensor misses the step of the open round. */
@@ -581,8 +585,8 @@ static bool passes_by(const struct round_machine *core, uint32_t t)
     const struct round_terms *terms = &core->config.terms;
     const struct round_tensor *tensor = &terms->tensors[t];
     if (tensor->frozen || (terms->frozen != NULL && terms->frozen[tensor->group])) return true;
-    if (core->untouched[t] == 0) return false;
-    return core->untouched[t] >= tensor->elems || MUTANT(79);
+    if (core->open.untouched[t] == 0) return false;
+    return core->open.untouched[t] >= tensor->elems || MUTANT(79);
 }
 
 /* Sets the scalars of each class whose tensors this step updates. */
@@ -608,18 +612,18 @@ static void set_scalars(const struct round_machine *core, struct missed_writer *
  * payload can hold. */
 static bool round_missed_give(struct round_machine *core, bool applies, struct payload *head)
 {
-    const bool more = applies && (core->config.terms.any_frozen || core->has_untouched);
-    if (core->config.tensor_count == 0 || (!core->has_missed && !more)) return true;
+    const bool more = applies && (core->config.terms.any_frozen || core->open.has_untouched);
+    if (core->config.tensor_count == 0 || (!core->missed.any && !more)) return true;
     struct missed_writer writer;
-    missed_begin(&writer, core->missed_room, core->config.tensor_count);
-    core->has_missed = false;
+    missed_begin(&writer, core->missed.room, core->config.tensor_count);
+    core->missed.any = false;
     for (uint32_t t = 0; t < core->config.tensor_count; t++) {
         const uint32_t group = core->config.terms.tensors[t].group;
         if (group == CAIRN_ROUND_UNTRAINED) continue;
         const bool passed = applies && passes_by(core, t);
-        core->missed[t] += passed;
-        core->has_missed = core->has_missed || core->missed[t] > 0;
-        missed_put(&writer, t, core->missed[t], group, passed);
+        core->missed.steps[t] += passed;
+        core->missed.any = core->missed.any || core->missed.steps[t] > 0;
+        missed_put(&writer, t, core->missed.steps[t], group, passed);
     }
     if (writer.is_full) return false;
     if (applies) set_scalars(core, &writer);

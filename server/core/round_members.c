@@ -14,31 +14,31 @@
 
 void round_epoch_begin(struct round_machine *core, struct round_actions *actions)
 {
-    assert(!core->persisting);
+    assert(!core->epoch.persisting);
     if (round_layout_due(core)) round_layout_take(core);
-    core->epoch++;
-    core->round_end = core->round_next + CAIRN_ROUND_BLOCK;
-    core->need_epoch = false;
-    core->members_changed = false;
-    core->persisting = true;
+    core->epoch.number++;
+    core->numbers.end = core->numbers.next + CAIRN_ROUND_BLOCK;
+    core->epoch.needed = false;
+    core->epoch.members_changed = false;
+    core->epoch.persisting = true;
     core->stage = CAIRN_ROUND_WAITING;
     struct round_action *action = round_act(actions, CAIRN_ROUND_PERSIST);
-    action->epoch = core->epoch;
-    action->round_reserved = core->round_end;
-    const bool carries = core->next.taken;
-    action->layout = carries && !MUTANT(64) ? core->next.layout : core->config.layout;
-    const bool since_now = carries && !core->next.back && !MUTANT(77);
+    action->epoch = core->epoch.number;
+    action->round_reserved = core->numbers.end;
+    const bool carries = core->layout.taken;
+    action->layout = carries && !MUTANT(64) ? core->layout.next.number : core->config.layout;
+    const bool since_now = carries && !core->layout.next.back && !MUTANT(77);
     action->version = since_now ? core->version : core->config.layout_at;
 }
 
 void round_on_persisted(struct round_machine *core, const struct round_event *event,
                         struct round_actions *actions)
 {
-    if (!core->persisting || event->epoch != core->epoch) return;
-    core->persisting = false;
-    if (core->next.taken) round_layout_enter(core);
+    if (!core->epoch.persisting || event->epoch != core->epoch.number) return;
+    core->epoch.persisting = false;
+    if (core->layout.taken) round_layout_enter(core);
     // a shard or a contributor went away meanwhile, so another epoch is needed
-    if (core->need_epoch) return;
+    if (core->epoch.needed) return;
     core->stage = CAIRN_ROUND_FENCING;
     for (uint32_t s = 0; s < core->config.shard_count; s++) {
         core->shards[s].answered = false;
@@ -48,7 +48,7 @@ void round_on_persisted(struct round_machine *core, const struct round_event *ev
     core->last.round = 0;
     core->last.payload_bytes = 0;
     struct round_action *action = round_act(actions, CAIRN_ROUND_FENCE);
-    action->epoch = core->epoch;
+    action->epoch = core->epoch.number;
     action->layout = core->config.layout;
 }
 
@@ -62,26 +62,26 @@ static bool first_answer(const struct round_machine *core)
 static void keep(struct round_machine *core, const struct decision *decision)
 {
     core->last = *decision;
-    core->last.payload = core->payload;
+    core->last.payload = core->payload.bytes;
     if (decision->payload_bytes > 0)
-        memcpy(core->payload, decision->payload, decision->payload_bytes);
+        memcpy(core->payload.bytes, decision->payload, decision->payload_bytes);
 }
 
 void round_on_answer(struct round_machine *core, const struct round_event *event,
                      struct round_actions *actions)
 {
     if (core->stage != CAIRN_ROUND_FENCING) return;
-    if (event->refused && event->epoch >= core->epoch) {
+    if (event->refused && event->epoch >= core->epoch.number) {
         core->stage = CAIRN_ROUND_FAILED;
         struct round_action *action = round_act(actions, CAIRN_ROUND_BEHIND);
         action->shard = event->shard;
         action->epoch = event->epoch;
         return;
     }
-    if (event->refused || event->epoch != core->epoch) return;
+    if (event->refused || event->epoch != core->epoch.number) return;
     struct shard *shard = &core->shards[event->shard];
     if (shard->answered) return;
-    if (event->decision->payload_bytes > core->payload_bytes_max) {
+    if (event->decision->payload_bytes > core->payload.bytes_max) {
         round_fail(core, event->shard, "its last decision is of a job with more groups", actions);
         return;
     }
@@ -113,8 +113,8 @@ static cairn_status take_driven(struct round_machine *core, const struct payload
     const uint32_t count = head != NULL && !MUTANT(50) ? head->driven_count : 0;
     if (count != 0 && count != core->config.group_count) return CAIRN_ERR_MALFORMED;
     for (uint32_t g = 0; g < core->config.group_count; g++)
-        core->driven[g] = count > 0 ? payload_driven(core->last.payload, head, g)
-                                    : core->config.terms.groups[g].lr;
+        core->driven.rates[g] = count > 0 ? payload_driven(core->last.payload, head, g)
+                                          : core->config.terms.groups[g].lr;
     return CAIRN_OK;
 }
 
@@ -122,8 +122,8 @@ static cairn_status take_driven(struct round_machine *core, const struct payload
  * the payload.) */
 static cairn_status take_job_state(struct round_machine *core)
 {
-    core->loss_scale = core->config.scaling.start;
-    core->good_rounds = 0;
+    core->scaling.scale = core->config.scaling.start;
+    core->scaling.good_rounds = 0;
     round_take_skips(core, NULL);
     if (core->last.payload_bytes == 0 || MUTANT(15)) {
         const cairn_status none = round_missed_take(core, NULL);
@@ -132,8 +132,8 @@ static cairn_status take_job_state(struct round_machine *core)
     struct payload head;
     CAIRN_TRY(payload_decode(core->last.payload, core->last.payload_bytes, &head));
     if (head.state_bytes > core->config.client_state_max) return CAIRN_ERR_MALFORMED;
-    core->loss_scale = head.loss_scale;
-    core->good_rounds = head.good_rounds;
+    core->scaling.scale = head.loss_scale;
+    core->scaling.good_rounds = head.good_rounds;
     round_take_skips(core, &head.skips);
     const cairn_status taken = round_missed_take(core, &head);
     return taken == CAIRN_OK ? take_driven(core, &head) : taken;
@@ -149,15 +149,15 @@ void round_resolve(struct round_machine *core, struct round_actions *actions)
         round_fail(core, s, why, actions);
         return;
     }
-    core->went_back = false;
+    core->layout.went_back = false;
     if (take_job_state(core) != CAIRN_OK) {
         round_fail(core, 0, "the payload of the last decision is malformed", actions);
         return;
     }
     core->stage = CAIRN_ROUND_RESOLVING;
     struct round_action *action = round_act(actions, CAIRN_ROUND_RESOLVE);
-    action->epoch = core->epoch;
-    action->round = core->round_next - 1;
+    action->epoch = core->epoch.number;
+    action->round = core->numbers.next - 1;
     action->decision = &core->last;
 }
 
@@ -256,8 +256,8 @@ static void take_end(const struct round_machine *core, struct end *end)
  * ends. */
 static void note_absent(struct round_machine *core, uint64_t round, int kind, const struct end *end)
 {
-    if (!core->absent_contribute) return;
-    core->absent_contribute = false;
+    if (!core->open.absent_contribute) return;
+    core->open.absent_contribute = false;
     for (uint32_t i = 0; i < core->config.member_max; i++) {
         struct absent *absent = &core->absent[i];
         if (absent->id == 0 || absent->round != round) continue;
@@ -312,8 +312,8 @@ void round_keep_ends(struct round_machine *core, const struct worker *worker)
     if (place == NULL) place = make_place(core, worker->id);
     place->since = ++core->left;
     if (told) {
-        place->round = core->open_round;
-        core->absent_contribute = true;
+        place->round = core->open.number;
+        core->open.absent_contribute = true;
     }
     for (int i = 0; i < ENDS; i++)
         if (worker->ends[i].decision.round > place->ends[i].decision.round)
@@ -373,7 +373,7 @@ void round_send_void(const struct round_machine *core, uint64_t member, uint64_t
 static bool end_known(const struct round_machine *core, uint64_t round)
 {
     const bool resolved = core->stage == CAIRN_ROUND_STEADY || core->stage == CAIRN_ROUND_OPEN;
-    return resolved && round != core->open_round;
+    return resolved && round != core->open.number;
 }
 
 void round_answer_asked(struct round_machine *core, struct worker *worker,

@@ -71,12 +71,14 @@ struct shard {
     struct cairn_version version;
 };
 
-/* The pending layout, which is to come into force. */
-struct next_layout {
-    uint64_t layout; /* 0: none */
-    uint32_t shard_count;
-    bool back, empty;
-    bool taken; /* the layout is being made durable */
+/* The layout in force, and the pending one, which is to come into force. */
+struct layouts {
+    uint32_t serving;         /* the number of shards in the layout in force, without its holes */
+    struct round_layout next; /* number 0: none is pending. `gone` is NULL: see struct shard */
+    bool taken;               /* the pending layout is being made durable */
+    /* the layout in force took back another layout and its moves, and no outcome has been found since
+     * then */
+    bool went_back;
 };
 
 /* The consequences of lost workers (round_members.c). */
@@ -88,76 +90,100 @@ struct losses {
         failed; /* FAIL: a worker was lost. An amendment clears this, as does the last worker that leaves */
 };
 
+struct epoch {
+    uint64_t number;
+    bool persisting;
+    bool needed; /* a change of epoch is due as soon as all shards are up */
+    /* members changed since the epoch began: a change of epoch is due before the next round */
+    bool members_changed;
+};
+
+/* A round that has passed its deadline although no worker is late. */
+struct late {
+    uint64_t round; /* 0: none */
+    uint32_t shard; /* the shard that delays the round */
+    uint32_t lacks;
+};
+
+struct open_round {
+    uint64_t number; /* the round that is opened, and not resolved; 0 = none */
+    bool writing;    /* OPEN: the round is a write of its one contributor */
+    /* OPEN: the shards have been asked what they lack, and not all have answered */
+    bool asking;
+    struct late late;
+    uint64_t deadline_ms; /* 0 = none */
+    uint32_t world;
+    uint64_t *contributors; /* [member_max]; the first `world` are used */
+    /* the round has contributors or surplus workers that left */
+    bool absent_contribute;
+    struct step_sums sums; /* OPEN: the sums over the shards that are REDUCED */
+    uint32_t reduced_count;
+    uint8_t *
+        state; /* [client_state_max] the state, of state_bytes bytes, that the round's rank 0 gave */
+    size_t state_bytes;
+    double *
+        driven; /* [group_count] the learning rates of driven groups that the round's rank 0 gave */
+    /* [tensor_count] OPEN: the number of elements to which nobody contributed, as shards report it */
+    uint64_t *untouched;
+    bool has_untouched; /* some of `untouched` are not 0 */
+};
+
 struct round_machine {
     struct round_config config;      /* `terms` are the terms in force */
     struct round_terms terms_newest; /* the terms of the next round */
     enum round_stage stage;
-    uint64_t epoch;
-    uint64_t round_next, round_end; /* numbers that this incarnation may use */
-    uint64_t open_round;            /* the round that is opened, and not resolved; 0 = none */
-    bool writing;                   /* OPEN: the round is a write of its one contributor */
-    /* OPEN: the shards have been asked what they lack, and not all have answered */
-    bool asking;
-    uint64_t late_round; /* the round that late_shard delays; 0: none */
-    uint32_t late_shard, late_lacks;
-    bool persisting;
-    uint32_t serving; /* the number of shards in the layout in force, without its holes */
-    struct next_layout next;
-    /* the layout in force took back another layout and its moves, and no outcome has been found since
-     * then */
-    bool went_back;
-    bool need_epoch; /* a change of epoch is due as soon as all shards are up */
-    /* members changed since the epoch began: a change of epoch is due before the next round */
-    bool members_changed;
+    uint64_t now_ms;
+    struct epoch epoch;
+    struct {
+        uint64_t next, end;
+    } numbers; /* of rounds, which this incarnation may use */
+    struct open_round open;
+    struct layouts layout;
     bool ready;
     bool started; /* a round of steps has opened since the workers joined */
-    /* a round of steps needs exactly the ranks below gate_world; 0 = any ranks */
-    uint32_t gate_world;
-    bool gate_shut; /* no round opens */
+    struct {
+        uint32_t world; /* a round of steps needs exactly the ranks below; 0 = any ranks */
+        bool shut;      /* no round opens */
+    } gate;
+    struct {
+        bool pending;
+        uint64_t snapshot;
+    } pin;
     struct cairn_version version;
-    double loss_scale;
-    uint32_t good_rounds;
+    struct {
+        double scale;
+        uint32_t good_rounds;
+    } scaling;
     struct skips skips;
+    struct round_counts counts;
     /* The last decision that this core made, or found in the shards' answers. In STEADY and OPEN the
      * decision is resolved. The core owns the decision's payload. */
     struct decision last;
-    struct step_sums sums; /* OPEN: the sums over the shards that are REDUCED */
-    uint32_t reduced_count;
-    bool pin_pending;
-    uint64_t pin_snapshot;
-    uint64_t now_ms, deadline_ms; /* deadline_ms: 0 = none */
-    struct round_counts counts;
-    uint32_t worker_count, world;
+    uint32_t worker_count;
     uint64_t left; /* the number of workers that have left until now */
-    /* the open round has contributors or surplus workers that left */
-    bool absent_contribute;
     struct losses losses;
     struct end inherited; /* the end of the round that the previous incarnation decided last */
 
-    /* in the caller's memory, behind this struct */
+    /* in the caller's memory, behind this struct, as the arrays of `open` */
     /* [shard_max]; only the first config.shard_count can be in the layout in force */
     struct shard *shards;
     struct worker *workers; /* [member_max]; the first worker_count are used, by rank */
     /* [member_max]; if all are used, the worker that left first is dropped */
     struct absent *absent;
-    uint64_t *contributors;        /* [member_max]; the first `world` are used */
     struct group_scalars *scalars; /* [group_count], scratch */
-    uint8_t *payload;              /* [payload_bytes_max] the payload of `last` */
-    size_t payload_bytes_max;
-    /* [client_state_max] the state, of state_bytes bytes, that the open round's rank 0 gave */
-    uint8_t *state;
-    size_t state_bytes;
-    /* [group_count] learning rates of driven groups; driven_count is group_count, or 0 if no group is
-     * driven */
-    double *driven;       /* the rates with which the newest version was made */
-    double *driven_given; /* the rates that the open round's rank 0 gave */
-    uint32_t driven_count;
-    uint64_t *missed; /* [tensor_count] steps that the tensor missed */
-    /* [tensor_count] OPEN: the number of elements to which nobody contributed, as shards report it */
-    uint64_t *untouched;
-    bool has_missed;      /* some of `missed` are not 0 */
-    bool has_untouched;   /* some of `untouched` are not 0 */
-    uint8_t *missed_room; /* [CAIRN_MISSED_BYTES] for the current decision */
+    struct {
+        uint8_t *bytes; /* [bytes_max] the payload of `last` */
+        size_t bytes_max;
+    } payload;
+    struct {
+        double *rates;  /* [group_count] the rates with which the newest version was made */
+        uint32_t count; /* group_count, or 0 if no group is driven */
+    } driven;
+    struct {
+        uint64_t *steps; /* [tensor_count] steps that the tensor missed */
+        bool any;        /* some of `steps` are not 0 */
+        uint8_t *room;   /* [CAIRN_MISSED_BYTES] for the current decision */
+    } missed;
 };
 
 /* round.c */

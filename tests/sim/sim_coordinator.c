@@ -385,8 +385,7 @@ static void from_shard(struct sim *sim, uint32_t shard, const struct message *me
                                  .version = message->version,
                                  .decision = &message->decision,
                                  .sums = &message->sums,
-                                 .lacks = message->lacks,
-                                 .lack_count = message->lack_count };
+                                 .lacks = { message->lacks, message->lack_count } };
     switch (message->kind) {
     case M_SHARD_HELLO:
         seat_hello(sim, shard, THE_SHARD);
@@ -399,8 +398,8 @@ static void from_shard(struct sim *sim, uint32_t shard, const struct message *me
         break;
     case M_REDUCED:
         event.kind = CAIRN_ROUND_REDUCED;
-        event.untouched = message->untouched;
-        event.untouched_count = message->untouched_count;
+        event.untouched.list = message->untouched;
+        event.untouched.count = message->untouched_count;
         break;
     case M_PUBLISHED: event.kind = CAIRN_ROUND_PUBLISHED; break;
     case M_LACKS: event.kind = CAIRN_ROUND_LACKS; break;
@@ -432,9 +431,8 @@ static void from_worker(struct sim *sim, const struct message *message)
     struct round_event event = { .member = message->member,
                                  .rank = message->rank,
                                  .round = message->round,
-                                 .state = message->state,
-                                 .state_bytes = message->state_bytes,
-                                 .driven = message->driven };
+                                 .commit = { message->state, message->state_bytes,
+                                             message->driven } };
     switch (message->kind) {
     case M_ATTACH:
         event.kind = CAIRN_ROUND_WORKER_JOIN;

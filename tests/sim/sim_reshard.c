@@ -68,12 +68,12 @@ static void cut_over(struct sim *sim, bool withdraws)
     const struct sim_layout *next = sim->coordinator.next;
     const uint8_t gone = (uint8_t)~next->shards;
     struct round_event event = { .kind = CAIRN_ROUND_LAYOUT,
-                                 .layout = next->number,
-                                 .shard_count = next->shard_count,
-                                 .gone = &gone,
-                                 .back = next->back,
-                                 .empty = next->empty };
-    if (withdraws) event.layout = 0;
+                                 .layout = { .number = next->number,
+                                             .shard_count = next->shard_count,
+                                             .gone = &gone,
+                                             .back = next->back,
+                                             .empty = next->empty } };
+    if (withdraws) event.layout.number = 0;
     coordinator_core_event(sim, &event);
 }
 

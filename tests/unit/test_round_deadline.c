@@ -22,7 +22,7 @@ static void tick(uint64_t now_ms)
 static void says(uint32_t shard, const struct round_lack *lacks, uint32_t count)
 {
     GIVE(.kind = CAIRN_ROUND_LACKS, .shard = shard, .epoch = round_epoch_of(core),
-         .round = round_open_round(core), .lacks = lacks, .lack_count = count);
+         .round = round_open_round(core), .lacks = { lacks, count });
 }
 #define SAYS(shard, ...)                                       \
     says((shard), (const struct round_lack[]) { __VA_ARGS__ }, \
@@ -158,7 +158,7 @@ TEST(what_is_said_of_another_round_or_twice_changes_nothing)
     pass_deadline(2);
     const struct round_lack lack = LACKS(B, 0);
     GIVE(.kind = CAIRN_ROUND_LACKS, .shard = 1, .epoch = round_epoch_of(core),
-         .round = round_open_round(core) - 1, .lacks = &lack, .lack_count = 1);
+         .round = round_open_round(core) - 1, .lacks = { &lack, 1 });
     SAYS(0, LACKS(B, 0));
     SAYS(0, LACKS(A, 0));
     ck_assert_uint_eq(out.count, 0);

@@ -13,7 +13,7 @@ static void setup_driven(void)
 
 static void ask_lr(uint64_t member, uint64_t round, double lr)
 {
-    GIVE(.kind = CAIRN_ROUND_WORKER_COMMIT, .member = member, .round = round, .driven = &lr);
+    GIVE(.kind = CAIRN_ROUND_WORKER_COMMIT, .member = member, .round = round, .commit.driven = &lr);
 }
 
 static void check_lr(const struct decision *decision, double lr)

@@ -20,7 +20,7 @@ static void resolve_with(const struct decision *last, uint64_t step)
 
 static void layout(uint64_t number, uint32_t shards, uint8_t gone)
 {
-    GIVE(.kind = CAIRN_ROUND_LAYOUT, .layout = number, .shard_count = shards, .gone = &gone);
+    GIVE(.kind = CAIRN_ROUND_LAYOUT, .layout = { number, shards, &gone, false, false });
 }
 
 static void setup_layouts(void)
@@ -183,7 +183,7 @@ TEST(the_deadline_asks_nothing_of_a_hole)
     GIVE(.kind = CAIRN_ROUND_TICK, .now_ms = 1000);
     expect(CAIRN_ROUND_ASK_LACKS);
     GIVE(.kind = CAIRN_ROUND_LACKS, .shard = 1, .epoch = round_epoch_of(core),
-         .round = round_open_round(core), .lacks = &lack, .lack_count = 1);
+         .round = round_open_round(core), .lacks = { &lack, 1 });
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_FENCE)->member, A);
 }
 
@@ -207,7 +207,7 @@ static uint64_t lose_newcomer(void)
 static void go_back(void)
 {
     const uint8_t gone = 1 << 2;
-    GIVE(.kind = CAIRN_ROUND_LAYOUT, .layout = 3, .shard_count = 3, .gone = &gone, .back = true);
+    GIVE(.kind = CAIRN_ROUND_LAYOUT, .layout = { 3, 3, &gone, true, false });
 }
 
 TEST(a_layout_that_goes_back_does_without_the_shard_that_is_lost)
@@ -248,8 +248,7 @@ TEST(a_shard_that_had_nothing_is_left_out_whatever_was_decided)
     const uint8_t gone = 1 << 2;
     const uint64_t round = lose_newcomer();
     const struct decision decided = known(CAIRN_DECISION_APPLY, round, 1);
-    GIVE(.kind = CAIRN_ROUND_LAYOUT, .layout = 3, .shard_count = 3, .gone = &gone, .back = true,
-         .empty = true);
+    GIVE(.kind = CAIRN_ROUND_LAYOUT, .layout = { 3, 3, &gone, true, true });
     persisted();
     answer(0, &decided, 0, 1);
     answer(1, &none, round, 0);

@@ -13,7 +13,7 @@ static void setup_state(void)
 static void ask_with(uint64_t member, uint64_t round, const char *state)
 {
     GIVE(.kind = CAIRN_ROUND_WORKER_COMMIT, .member = member, .round = round,
-         .state = (const uint8_t *)state, .state_bytes = strlen(state));
+         .commit = { (const uint8_t *)state, strlen(state), NULL });
 }
 
 static void check_state_of(const struct decision *decision, const char *expected)

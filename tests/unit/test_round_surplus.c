@@ -129,7 +129,7 @@ TEST(nobody_waits_for_it_nor_drops_it_at_the_deadline)
     GIVE(.kind = CAIRN_ROUND_TICK, .now_ms = 1000);
     for (uint32_t s = 0; s < SHARDS; s++)
         GIVE(.kind = CAIRN_ROUND_LACKS, .shard = s, .epoch = round_epoch_of(core), .round = round,
-             .lacks = lacks, .lack_count = 1);
+             .lacks = { lacks, 1 });
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_FENCE)->member, A);
     ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_FENCE, 1));
 }
