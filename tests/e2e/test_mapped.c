@@ -1,80 +1,31 @@
 /* One host: gradients are folded where the worker has them, parameters are read where the shards publish
  * them. */
-#include <signal.h>
 #include <pthread.h>
-#include <stdlib.h>
-#include <unistd.h>
+#include <signal.h>
 
-#include "tests/e2e/scene.h"
-
-enum { WAIT_MS = 20000, SHARDS = 3, TENSORS = 3, ELEMS_MAX = 700 * 311 };
-
-/* Cut in the middle of pages, small, and bf16. */
-static const struct cairn_tensor model[TENSORS] = {
-    TRAINER_MATRIX("big", "u", 700, 311, 1),
-    TRAINER_MATRIX("half", "u", 311, 500, 2, .wire = CAIRN_BF16),
-    TRAINER_ONES("small", "v", 77),
-};
+#include "tests/gpu/card.h"
 
 static void open_job(const char *name, const char *fabric)
 {
-    struct cairn_group adamw = CAIRN_GROUP_INIT;
-    adamw.weight_decay = 0.1;
-    struct cairn_job_spec spec = trainer_spec(model, TENSORS);
-    spec.chunk_leaves = 4;
-    spec.groups = &adamw;
+    const struct cairn_job_spec spec = card_spec();
     session = trainer_session(cluster.address, fabric);
-    job = trainer_ready(session, name, &spec);
+    join_spec(name, &spec);
 }
 
 static void set_up(void)
 {
-    start(SHARDS, .both_ways = true);
-}
-
-static void tear_down(void)
-{
-    stop();
-}
-
-static void fill(float *to, int t, unsigned seed)
-{
-    for (size_t i = 0; i < trainer_elems(&model[t]); i++)
-        to[i] = (float)((i * 2654435761u + seed * 97u + (unsigned)t) % 2001) / 1000 - 1;
+    start(3, .both_ways = true);
 }
 
 /* Gradients out of memory of the library (or of malloc). */
 static struct cairn_version train_from(int steps, bool allocated)
 {
-    struct cairn_result result = { .struct_size = sizeof result };
-    float *memory[TENSORS];
-    for (int t = 0; t < TENSORS; t++) {
-        void *room = NULL;
-        if (allocated)
-            good(cairn_alloc(session, trainer_elems(&model[t]) * sizeof(float), 0, &room));
-        memory[t] = allocated ? room : malloc(trainer_elems(&model[t]) * sizeof(float));
-    }
-    for (int step = 0; step < steps; step++) {
-        const struct cairn_round round = trainer_begin(job);
-        for (int t = 0; t < TENSORS; t++) {
-            fill(memory[t], t, (unsigned)round.step);
-            trainer_push(job, &round, model[t].name, memory[t]);
-        }
-        good(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result));
-        ck_assert(result.applied);
-    }
-    for (int t = 0; t < TENSORS; t++) {
-        if (allocated) good(cairn_free(session, memory[t])); // nobody has it on loan
-        if (!allocated) free(memory[t]);
-    }
-    return result.version;
-}
-
-static struct cairn_stats stats(void)
-{
-    struct cairn_stats out = { .struct_size = sizeof out };
-    good(cairn_job_stats(job, &out));
-    return out;
+    struct memory memory[CARD_PUSHED];
+    for (int t = 0; t < CARD_PUSHED; t++)
+        memory[t] = memory_take(session, allocated ? SHARED : HOST, 0);
+    const struct cairn_version version = memory_train(job, memory, steps);
+    for (int t = 0; t < CARD_PUSHED; t++) memory_give(session, &memory[t]); // nobody has it on loan
+    return version;
 }
 
 TEST(every_way_makes_the_same_bits)
@@ -83,49 +34,48 @@ TEST(every_way_makes_the_same_bits)
         const char *name, *fabric;
         bool allocated;
     } ways[] = { { "a", "ucx", false }, { "b", "auto", false }, { "c", "auto", true } };
-    char roots[3][65];
+    char root[65];
     for (int i = 0; i < 3; i++) {
         open_job(ways[i].name, ways[i].fabric);
         train_from(5, ways[i].allocated);
-        trainer_digest(&cluster, ways[i].name, roots[i]);
-        const struct cairn_stats s = stats();
+        if (i == 0) bits(root);
+        expect_bits(root);
+        const struct cairn_stats s = card_stats(job);
         const bool shared = strcmp(ways[i].fabric, "auto") == 0;
         ck_assert_uint_eq(s.shared_pushed_bytes, shared ? s.pushed_bytes : 0);
-        ck_assert_str_eq(roots[i], roots[0]);
-        if (i < 2) cairn_close(session);
+        leave();
     }
 }
 
 /* A unit of tensors that lie on several shards, as one piece each. */
 static size_t map(struct cairn_version version, const char *unit, struct cairn_view *views)
 {
-    size_t count = TENSORS;
+    size_t count = CARD_TENSORS;
     cairn_op *op;
     views[0].struct_size = sizeof views[0];
     good(cairn_map(job, version, unit, views, &count, &op));
-    good(cairn_wait(op, WAIT_MS));
+    good(cairn_wait(op, CLUSTER_WAIT_MS));
     return count;
 }
 
 /* Against cairn_fetch of the same. */
 static void is_whole(struct cairn_version version, const struct cairn_view *views)
 {
-    static uint8_t fetched[ELEMS_MAX * 4];
+    static uint8_t fetched[CARD_BIG_ELEMS * 4];
     for (int t = 0; t < 2; t++) {
         trainer_fetch(job, version, views[t].tensor, NULL, views[t].dtype, fetched);
-        ck_assert_mem_eq(views[t].ptr, fetched,
-                         trainer_elems(&model[t]) * (views[t].dtype == CAIRN_BF16 ? 2 : 4));
+        ck_assert_mem_eq(views[t].ptr, fetched, trainer_wire_bytes(&card_model[t]));
     }
 }
 
 TEST(a_map_lends_what_the_shards_published)
 {
-    struct cairn_view views[TENSORS];
+    struct cairn_view views[CARD_TENSORS];
     open_job("m", "auto");
     const struct cairn_version version = train_from(2, true);
     ck_assert_uint_eq(map(version, "u", views), 2);
     is_whole(version, views);
-    const struct cairn_stats s = stats();
+    const struct cairn_stats s = card_stats(job);
     ck_assert_uint_eq(s.maps_lent, 1);
     ck_assert_uint_eq(s.mapped_bytes_peak, 0); // nothing was gathered
     ck_assert_uint_eq(s.shared_fetched_bytes, s.fetched_bytes);
@@ -135,7 +85,7 @@ TEST(a_map_lends_what_the_shards_published)
 /* The pieces are kept for later versions of the same memory; where two shards meet on a page, too. */
 TEST(every_version_is_mapped_as_it_is)
 {
-    struct cairn_view views[TENSORS], held[TENSORS];
+    struct cairn_view views[CARD_TENSORS], held[CARD_TENSORS];
     const void *places[2] = { NULL, NULL };
     int again = 0;
     open_job("m", "auto");
@@ -161,7 +111,7 @@ TEST(every_version_is_mapped_as_it_is)
 
 TEST(a_map_that_a_later_version_took_says_so_when_it_is_given_back)
 {
-    struct cairn_view views[TENSORS], later[TENSORS];
+    struct cairn_view views[CARD_TENSORS], later[CARD_TENSORS];
     open_job("m", "auto");
     const struct cairn_version version = train_from(1, false);
     map(version, "u", views);
@@ -177,7 +127,7 @@ TEST(a_map_that_a_later_version_took_says_so_when_it_is_given_back)
 
 TEST(a_job_that_is_closed_takes_its_maps_along)
 {
-    struct cairn_view views[TENSORS];
+    struct cairn_view views[CARD_TENSORS];
     open_job("m", "auto");
     map(train_from(1, true), "u", views);
     cairn_job_close(job);
@@ -199,7 +149,7 @@ static void *prefetch_again_and_again(void *version)
 /* What one thread has just made another may give back at once: seen by ThreadSanitizer, rarely by itself. */
 TEST(units_are_mapped_while_another_thread_prefetches_them)
 {
-    struct cairn_view views[TENSORS];
+    struct cairn_view views[CARD_TENSORS];
     pthread_t thread;
     void *failed;
     open_job("m", "auto");
@@ -215,7 +165,7 @@ TEST(units_are_mapped_while_another_thread_prefetches_them)
 
 TEST(a_wait_that_times_out_names_the_shard_that_owes_it)
 {
-    static float param[ELEMS_MAX];
+    static float param[CARD_BIG_ELEMS];
     open_job("w", "ucx");
     const struct cairn_version version = train_from(1, false);
     const struct cairn_mem mem = trainer_mem(param, CAIRN_F32);
@@ -225,7 +175,7 @@ TEST(a_wait_that_times_out_names_the_shard_that_owes_it)
     fails(cairn_wait(op, 300), CAIRN_ERR_TIMEOUT, "shard-1");
     ck_assert_msg(strstr(cairn_error(), "shard-0") == NULL, "%s", cairn_error());
     kill(cluster.shards[1], SIGCONT);
-    good(cairn_wait(op, WAIT_MS));
+    good(cairn_wait(op, CLUSTER_WAIT_MS));
 }
 
-SUITE(60, set_up, tear_down);
+SUITE(60, set_up, stop);

@@ -1,18 +1,8 @@
 /* What lies on a card goes to other hosts from where it lies, or through host memory: which way is taken and
  * why, and that what goes from the card is whole. What needs a UCX with CUDA runs where one is
  * (gpu.direct_cuda; cmake -DUCX_CUDA=...), over TCP, where UCX itself copies: no network card is here. */
-#include <check.h>
-#include <jansson.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "tests/support/cluster.h"
-#include "tests/support/emulated.h"
+#include "tests/gpu/card.h"
 #include "tests/support/fabric_node.h"
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
 
 enum { BYTES = 2 << 20, PAYLOAD_MAX = 1 << 20 };
 
@@ -101,28 +91,20 @@ TEST(the_network_cards_among_the_devices_are_asked_whether_they_take_memory_of_a
 
 TEST(cluster_status_says_which_way_and_why)
 {
-    static const char *const set[] = { "compute.backend=cuda", "compute.threads=1",
-                                       "memory.limit=256MiB", "fabric.kind=ucx", NULL };
-    static struct cluster cluster;
-    struct cluster_said said;
-    const char *const why = has_cuda() ? "transports are tcp" : "was built without CUDA";
-    emulated_choose("");
-    cluster_start(&cluster, 1, &(struct cluster_options) { .shard_set = set });
-    cluster_cli(&cluster, &said, "cluster status");
+    start_on("cuda", 1, .shard_set = SETTINGS("memory.limit=256MiB", "fabric.kind=ucx"));
+    ask("cluster status");
     const char *text = strstr(said.out,
                               "shard-0: this state goes to other hosts through host memory: ");
-    ck_assert_msg(text != NULL && strstr(text, why) != NULL, "%s%s", said.out, said.err);
-    cluster_cli(&cluster, &said, "cluster status -o json");
-    ck_assert_msg(strstr(said.out, "\"device_memory\": \"host\"") != NULL, "%s", said.out);
-    ck_assert_ptr_nonnull(strstr(said.out, "\"device_memory_why\": \""));
-    ck_assert_int_eq(
-        cluster_logged(&cluster, "shard-0.log", "goes to other hosts through host memory"), 1);
-    cluster_stop(&cluster);
+    ck_assert_msg(text != NULL, "%s%s", said.out, said.err);
+    expect_said(0, has_cuda() ? "transports are tcp" : "was built without CUDA");
+    ask("cluster status -o json");
+    expect_said(0, "\"device_memory\": \"host\"", "\"device_memory_why\": \"");
+    ck_assert_int_eq(logged("shard-0.log", "goes to other hosts through host memory"), 1);
+    stop();
 }
 
 /* ---- from a card ---- */
 
-static struct emulated card;
 static struct emulated_memory memory;
 
 /* a and b have the card; a tells b of nothing, since they are no fabrics that map. */
@@ -266,165 +248,65 @@ TEST(what_comes_from_a_host_or_a_card_lands_on_a_card_unless_it_is_small)
 
 /* ---- a job, whose worker is a host apart ---- */
 
-enum { WAIT_MS = 20000, TENSORS = 2, STEPS = 3, ROOM = 2 << 20 };
-
-static const struct cairn_tensor model[TENSORS] = {
-    TRAINER_MATRIX("big", "u", 700, 311, 1),
-    TRAINER_ONES("small", "v", 77),
-};
-
-static struct cluster cluster;
-
-static void start_cluster(void)
-{
-    static const char *const set[] = { "compute.backend=cuda",        "compute.threads=1",
-                                       "memory.limit=256MiB",         "fabric.kind=ucx",
-                                       "fabric.device_memory=device", NULL };
-    static const char *const quick[] = { "lease.heartbeat=50ms", NULL };
-    emulated_choose("quiet=1,unordered=1");
-    setenv("CAIRN_FABRIC", "ucx", 1);
-    cluster_start(&cluster, 2,
-                  &(struct cluster_options) { .shard_set = set, .coordinator_set = quick });
-    card = emulated_open("quiet=1,unordered=1");
-}
-
-struct worker {
-    cairn *session;
-    cairn_job *job;
-    float *values[TENSORS];         /* [ROOM / 4], of the host */
-    void *at[TENSORS];              /* what is pushed */
-    struct emulated_memory foreign; /* of a card, not the session's */
-    bool on_card;
-};
-
-static struct worker open_worker(const char *name, bool on_card)
-{
-    struct worker w = { .on_card = on_card };
-    struct cairn_job_spec spec = trainer_spec(model, TENSORS);
-    spec.chunk_leaves = 4;
-    const struct cairn_opts opts = { .struct_size = sizeof opts,
-                                     .endpoint = cluster.address,
-                                     .device = on_card ? CAIRN_GPU(0) : 0 };
-    good(cairn_open(&opts, &w.session));
-    w.job = trainer_ready(w.session, name, &spec);
-    for (int t = 0; t < TENSORS; t++) w.at[t] = w.values[t] = malloc(ROOM);
-    if (!on_card) return w;
-    good(cairn_alloc(w.session, ROOM, CAIRN_GPU(0), &w.at[0]));
-    w.foreign = emulated_alloc(&card, ROOM);
-    w.at[1] = (void *)(uintptr_t)w.foreign.at;
-    return w;
-}
-
-static void close_worker(struct worker *w)
-{
-    cairn_close(w->session);
-    if (w->on_card) emulated_free(&card, &w->foreign);
-    for (int t = 0; t < TENSORS; t++) free(w->values[t]);
-}
-
-static struct cairn_version train(const struct worker *w)
-{
-    struct cairn_version version = { 0 };
-    for (int step = 0; step < STEPS; step++) {
-        const struct cairn_round round = trainer_begin(w->job);
-        for (int t = 0; t < TENSORS; t++) {
-            const size_t elems = trainer_elems(&model[t]);
-            struct cairn_mem mem = trainer_mem(w->at[t], CAIRN_F32);
-            float *values = w->values[t];
-            for (size_t i = 0; i < elems; i++)
-                values[i] = (float)((i * 2654435761u + (unsigned)(step * 97 + t)) % 2001) / 1000;
-            if (w->on_card) {
-                mem.device = CAIRN_GPU(0);
-                ck_assert_int_eq(card.driver.cuMemcpyHtoDAsync((uint64_t)(uintptr_t)w->at[t],
-                                                               values, elems * 4, NULL),
-                                 CAIRN_CU_OK);
-            }
-            good(cairn_push(w->job, &round, 0, model[t].name, NULL, &mem, NULL));
-        }
-        version = trainer_commit(w->job, &round, 1).version;
-    }
-    return version;
-}
-
-static void fetch(const struct worker *w, struct cairn_version version, int t, float *out)
-{
-    const struct cairn_mem mem = trainer_mem(out, CAIRN_F32);
-    cairn_op *op;
-    good(cairn_fetch(w->job, version, model[t].name, NULL, NULL, &mem, &op));
-    good(cairn_wait(op, WAIT_MS));
-}
-
 /* Into memory of cairn_alloc, which the network card writes: for the card to see that this one needs a flush,
  * of which there is none for what comes by the host. */
 static void fetch_on_card(const struct worker *w, struct cairn_version version, const float *is)
 {
-    static float got[ROOM / 4];
-    const size_t bytes = trainer_elems(&model[0]) * 4;
-    const uint64_t at = (uint64_t)(uintptr_t)w->at[0], flushes = card.cairn_emulator_flushes();
-    struct cairn_mem mem = trainer_mem(w->at[0], CAIRN_F32);
+    static float got[CARD_BIG_ELEMS];
+    const struct memory *to = &w->gradients[0];
+    const uint64_t at = memory_address(to), flushes = card.cairn_emulator_flushes();
+    const struct cairn_mem mem = memory_mem(to, CAIRN_F32);
     cairn_op *op;
-    mem.device = CAIRN_GPU(0);
-    ck_assert_int_eq(card.driver.cuMemsetD8Async(at, 0x55, bytes, NULL), CAIRN_CU_OK);
-    good(cairn_fetch(w->job, version, model[0].name, NULL, NULL, &mem, &op));
-    good(cairn_wait(op, WAIT_MS));
-    ck_assert_int_eq(card.driver.cuMemcpyDtoHAsync(got, at, bytes, NULL), CAIRN_CU_OK);
-    ck_assert_int_eq(card.driver.cuStreamSynchronize(NULL), CAIRN_CU_OK);
-    ck_assert(memcmp(got, is, bytes) == 0);
+    ck_assert_int_eq(card.driver.cuMemsetD8Async(at, 0x55, sizeof got, to->stream), CAIRN_CU_OK);
+    good(cairn_fetch(w->job, version, card_model[0].name, NULL, NULL, &mem, &op));
+    good(cairn_wait(op, CLUSTER_WAIT_MS));
+    ck_assert_int_eq(card.driver.cuMemcpyDtoHAsync(got, at, sizeof got, to->stream), CAIRN_CU_OK);
+    ck_assert_int_eq(card.driver.cuStreamSynchronize(to->stream), CAIRN_CU_OK);
+    ck_assert(memcmp(got, is, sizeof got) == 0);
     ck_assert_uint_gt(card.cairn_emulator_flushes(), flushes);
-}
-
-static int64_t bytes_of(const json_t *show, const char *what, const char *way)
-{
-    const json_t *bytes = json_object_get(json_object_get(show, "bytes"), what);
-    return json_integer_value(json_object_get(bytes, way));
 }
 
 /* Once the shards' next heartbeats have come: all but what is small, and what was pushed before the shards'
  * HELLO said that they take it. */
 static void expect_direct(const char *name)
 {
-    static struct cluster_said said;
-    bool is_direct = false;
-    for (int i = 0; i < WAIT_MS / 20 && !is_direct; i++) {
-        cluster_cli(&cluster, &said, "job show -o json %s", name);
-        json_t *show = json_loads(said.out, 0, NULL);
-        is_direct = bytes_of(show, "fetched", "direct") > 0 &&
-                    2 * bytes_of(show, "pushed", "direct") > bytes_of(show, "pushed", "carried") &&
-                    2 * bytes_of(show, "fetched", "direct") > bytes_of(show, "fetched", "carried");
-        json_decref(show);
-        if (!is_direct) usleep(20000);
-    }
-    ck_assert_msg(is_direct, "%s", said.out);
-    cluster_says(&cluster, 0, "of the carried, right from a card: pushed", "job show %s", name);
+    await((ask("job show -o json %s", name),
+           said_number("bytes.fetched.direct") > 0 &&
+               2 * said_number("bytes.pushed.direct") > said_number("bytes.pushed.carried") &&
+               2 * said_number("bytes.fetched.direct") > said_number("bytes.fetched.carried")));
+    says(0, "of the carried, right from a card: pushed", "job show %s", name);
 }
 
 TEST(gradients_and_parameters_go_right_from_a_card_and_make_the_bits_of_the_host)
 {
-    static float of_host[ROOM / 4], of_card[ROOM / 4];
-    char roots[2][65];
+    static float of_host[CARD_BIG_ELEMS], of_card[CARD_BIG_ELEMS];
+    char root[65];
     if (lacks_cuda()) return;
-    start_cluster();
-    struct worker host = open_worker("host", false);
-    const struct cairn_version version = train(&host);
-    trainer_digest(&cluster, "host", roots[0]);
+    card_options = "quiet=1,unordered=1";
+    setenv("CAIRN_FABRIC", "ucx", 1); // its workers are hosts apart
+    start_on("cuda", 2, .coordinator_set = SETTINGS("lease.heartbeat=50ms"),
+             .shard_set = SETTINGS("compute.threads=1", "memory.limit=256MiB", "fabric.kind=ucx",
+                                   "fabric.device_memory=device"));
+    card = emulated_open(card_options);
+    struct worker host = worker_open("host", HOST);
+    const struct cairn_version version = worker_train(&host, 3);
+    trainer_digest(&cluster, "host", root);
     setenv("CAIRN_FABRIC_DEVICE_MEMORY", "device", 1);
-    struct worker on_card = open_worker("card", true);
-    const struct cairn_version same = train(&on_card);
-    trainer_digest(&cluster, "card", roots[1]);
-    ck_assert_str_eq(roots[1], roots[0]);
-    for (int t = 0; t < TENSORS; t++) {
-        fetch(&host, version, t, of_host);
-        fetch(&on_card, same, t, of_card);
-        ck_assert(memcmp(of_host, of_card, trainer_elems(&model[t]) * 4) == 0);
+    struct worker on_card = worker_open("card", ALLOCATED);
+    const struct cairn_version same = worker_train(&on_card, 3);
+    trainer_expect_digest(&cluster, "card", root);
+    for (int t = 0; t < CARD_TENSORS; t++) {
+        worker_fetch(&host, version, t, of_host);
+        worker_fetch(&on_card, same, t, of_card);
+        ck_assert(memcmp(of_host, of_card, trainer_wire_bytes(&card_model[t])) == 0);
     }
-    fetch(&on_card, same, 0, of_card);
+    worker_fetch(&on_card, same, 0, of_card);
     fetch_on_card(&on_card, same, of_card);
     expect_direct("card");
-    cluster_says(&cluster, 0, "goes to other hosts from there: device_memory is device",
-                 "cluster status");
-    close_worker(&on_card);
-    close_worker(&host);
-    cluster_stop(&cluster);
+    says(0, "goes to other hosts from there: device_memory is device", "cluster status");
+    worker_close(&on_card);
+    worker_close(&host);
+    stop();
 }
 
 SUITE(60);
