@@ -1,5 +1,5 @@
-/* The scene (tests/e2e/scene.h) with a card: shards whose state lies on it or in host memory, and workers whose
- * gradients, and what they fetch, lie on it or in host memory.
+/* The scene (tests/e2e/scene.h) with a card: shards whose state lies on it or in host memory, and workers
+ * whose gradients, and what they fetch, lie on it or in host memory.
  *
  *   start_on("cuda", 2, .both_ways = true);
  *   card = emulated_open(NULL);
