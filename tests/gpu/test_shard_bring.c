@@ -49,12 +49,9 @@ static uint64_t copied_out(void)
     return home_use(scene.shard->device.home).bytes_out;
 }
 
-/* The first chunk of a trained tensor. */
 static uint64_t chunk_of(uint32_t tensor)
 {
-    uint64_t chunk = 0;
-    while (shard_map_chunk(&scene.map, chunk).tensor != tensor) chunk++;
-    return chunk;
+    return scene_chunk_of(&scene, tensor);
 }
 
 static size_t bytes_of(uint64_t chunk)
@@ -67,11 +64,7 @@ static size_t bytes_of(uint64_t chunk)
 
 static void ask(uint64_t member, uint64_t chunk, uint64_t step)
 {
-    struct chunk_header fetch = scene_chunk_header(&scene, CAIRN_CHUNK_FETCH, member, chunk);
-    fetch.plane = CAIRN_PLANE_WIRE;
-    fetch.generation = 1;
-    fetch.step = step;
-    scene_send(&scene, &fetch, NULL, 0);
+    scene_fetch(&scene, member, chunk, CAIRN_PLANE_WIRE, 1, step);
 }
 
 static void expect_bits(const struct scene_note *data, uint64_t chunk, uint64_t step)
@@ -132,7 +125,6 @@ TEST_EACH(a_step_copies_to_the_host_what_is_asked_for_of_its_version_each_chunk_
     copied = 0;
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) copied += fetch(READER, c, 2);
     ck_assert_uint_eq(copied, trained); // of the version before, likewise
-    close_scene();
 }
 
 TEST(what_a_job_begins_with_is_brought_likewise)
@@ -143,7 +135,6 @@ TEST(what_a_job_begins_with_is_brought_likewise)
         ck_assert_uint_eq(fetch(READER, c, 0), is_frozen ? 0 : bytes_of(c));
         ck_assert_uint_eq(fetch(1, c, 0), 0);
     }
-    close_scene();
 }
 
 TEST(who_asks_for_a_chunk_that_is_on_its_way_waits_for_that_copy)
@@ -159,7 +150,6 @@ TEST(who_asks_for_a_chunk_that_is_on_its_way_waits_for_that_copy)
     emulated_set(&card, "stuck=0");
     for (uint64_t member = 1; member <= READER; member++) expect_data(chunk, 1);
     ck_assert_uint_eq(copied_out() - before, bytes_of(chunk));
-    close_scene();
 }
 
 TEST(what_was_asked_for_in_time_is_answered_and_the_update_over_it_waits)
@@ -175,7 +165,7 @@ TEST(what_was_asked_for_in_time_is_answered_and_the_update_over_it_waits)
     model_update(&now, 3, 2, scalars);
     model_copy(&then[3], &now);
     model_say_apply(&scene, 3, 2, CAIRN_MSG_DECIDE, scalars);
-    while (!the_job()->pass.updating) uv_run(&scene.loop, UV_RUN_ONCE);
+    scene_until(&scene, the_job()->pass.updating);
     ck_assert(the_job()->pass.update_waits);
     ask(READER, gone + 1, 1); // too late
     ck_assert_int_eq((int)scene_note(&scene, CAIRN_CHUNK_NAK)->header.value,
@@ -189,7 +179,6 @@ TEST(what_was_asked_for_in_time_is_answered_and_the_update_over_it_waits)
     }
     (void)scene_hear(&scene, CAIRN_MSG_PUBLISHED);
     for (uint64_t c = 0; c < scene.map.chunk_count; c++) (void)fetch(READER, c, 3);
-    close_scene();
 }
 
 TEST(a_copy_that_fails_is_told_and_not_served_and_the_job_is_stopped)
@@ -204,11 +193,10 @@ TEST(a_copy_that_fails_is_told_and_not_served_and_the_job_is_stopped)
     for (int i = 0; i < 2; i++)
         ck_assert_int_eq((int)scene_note(&scene, CAIRN_CHUNK_NAK)->header.value,
                          CAIRN_ERR_NOT_READY);
-    const Cairn__Error *error = (const Cairn__Error *)scene_hear(&scene, CAIRN_MSG_ERROR).message;
+    const Cairn__Error *error = scene_heard(&scene, Error);
     ck_assert_msg(strstr(error->text, "ECC") != NULL, "%s", error->text);
     ck_assert_int_eq(the_job()->state, CAIRN_JOB_FAULTED);
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
-    close_scene();
 }
 
 TEST(a_copy_that_finds_no_memory_is_to_be_asked_for_again_and_the_job_goes_on)
@@ -220,7 +208,6 @@ TEST(a_copy_that_finds_no_memory_is_to_be_asked_for_again_and_the_job_goes_on)
     ck_assert_int_eq((int)scene_note(&scene, CAIRN_CHUNK_NAK)->header.value, CAIRN_ERR_BUSY);
     ck_assert_uint_eq(fetch(READER, chunk, 1), bytes_of(chunk));
     ck_assert_int_eq(the_job()->state, CAIRN_JOB_SERVING);
-    close_scene();
 }
 
 static const uint64_t leaving[] = { READER, 2 };
@@ -245,24 +232,20 @@ TEST_EACH(a_member_that_leaves_meanwhile_gives_its_reply_back, 0, 2)
         ck_assert_uint_eq(budget->used_bytes, used + reply_memory_bytes(the_job()->replies.bytes));
     else
         ck_assert_uint_lt(budget->used_bytes, used);
-    close_scene();
 }
 
 TEST(a_job_that_is_dropped_meanwhile_is_freed_when_the_copy_has_ended)
 {
-    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
     open_scene("mem", 1);
     emulated_set(&card, "stuck=1");
     ask(READER, chunk_of(T_WEIGHT), 1);
     ask(1, chunk_of(T_WEIGHT), 1);
     expect_coming(1);
-    drop.job = SCENE_JOB;
-    scene_say(&scene, CAIRN_MSG_JOB_DROP, 11, &drop.base);
-    while (the_job()->state != CAIRN_JOB_LEAVING) uv_run(&scene.loop, UV_RUN_ONCE);
+    scene_tell(&scene, 11, JobDrop, .job = SCENE_JOB);
+    scene_until(&scene, the_job()->state == CAIRN_JOB_LEAVING);
     emulated_set(&card, "stuck=0");
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 11);
+    scene_done(&scene, 11);
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
-    close_scene();
 }
 
 TEST(a_shard_that_is_closed_meanwhile_leaves_nothing)
@@ -272,15 +255,11 @@ TEST(a_shard_that_is_closed_meanwhile_leaves_nothing)
     ask(READER, chunk_of(T_WEIGHT), 1);
     ask(1, chunk_of(T_WEIGHT), 1);
     expect_coming(1);
-    close_scene();
 }
 
 static void say_park(void)
 {
-    Cairn__PartPark park = CAIRN__PART_PARK__INIT;
-    park.job = SCENE_JOB;
-    park.parked = true;
-    scene_say(&scene, CAIRN_MSG_PART_PARK, 9, &park.base);
+    scene_tell(&scene, 9, PartPark, .job = SCENE_JOB, .parked = true);
 }
 
 TEST(a_job_is_not_parked_while_a_chunk_comes_and_while_it_is_parked_none_comes)
@@ -290,23 +269,21 @@ TEST(a_job_is_not_parked_while_a_chunk_comes_and_while_it_is_parked_none_comes)
     ask(READER, chunk_of(T_WEIGHT), 2);
     expect_coming(1);
     say_park();
-    const Cairn__Error *error = (const Cairn__Error *)scene_hear(&scene, CAIRN_MSG_ERROR).message;
-    ck_assert_int_eq((int)error->status, CAIRN_ERR_BUSY);
+    scene_refused(&scene, 9, CAIRN_ERR_BUSY, "");
     emulated_set(&card, "stuck=0");
     expect_data(chunk_of(T_WEIGHT), 2);
     scene_settle(&scene);
     emulated_set(&card, "stuck=1");
     say_park();
-    while (!the_job()->park.is_under_way) uv_run(&scene.loop, UV_RUN_ONCE);
+    scene_until(&scene, the_job()->park.is_under_way);
     (void)fetch(READER, chunk_of(T_WEIGHT), 2); // it is there
     ask(READER, chunk_of(T_EMB), 1);
-    while (the_job()->replies.deferred == NULL) uv_run(&scene.loop, UV_RUN_ONCE);
+    scene_until(&scene, the_job()->replies.deferred != NULL);
     emulated_set(&card, "stuck=0");
     expect_data(chunk_of(T_EMB), 1);
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
+    scene_done(&scene, 9);
     for (uint64_t c = 0; c < scene.map.chunk_count; c++)
         ck_assert_uint_eq(fetch(READER, c, 1 + c % 2), 0);
-    close_scene();
 }
 
-SUITE(60);
+SUITE(60, .tear_down = close_scene);

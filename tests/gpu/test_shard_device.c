@@ -29,8 +29,7 @@ static struct emulated open_scene(const char *backend)
 /* The last that the coordinator is told of the job. */
 static void expect_stopped(const char *word)
 {
-    const struct scene_frame told = scene_hear(&scene, CAIRN_MSG_ERROR);
-    const Cairn__Error *error = (const Cairn__Error *)told.message;
+    const Cairn__Error *error = scene_heard(&scene, Error);
     ck_assert_msg(strstr(error->text, "job play on shard s0: ") != NULL, "%s", error->text);
     ck_assert_msg(strstr(error->text, word) != NULL, "%s", error->text);
     ck_assert_int_eq(scene.shard->jobs->state, CAIRN_JOB_FAULTED);
@@ -41,8 +40,7 @@ TEST(a_launch_that_fails_in_a_round_stops_the_job_with_a_sentence_and_nothing_is
     const struct emulated card = open_scene("cuda");
     scene_serve(&scene, 2, 1);
     ck_assert(!compute_is_host(scene.shard->jobs->compute));
-    scene_round_open(&scene, 1, 0, 2);
-    for (int i = 0; i < 2; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
+    scene_round_begin(&scene, 1, 0, 2);
     emulated_set(&card, "launch_fails=1");
     model_push_chunk(&scene, 1, 0, 0);
     model_push_chunk(&scene, 2, 0, 0);
@@ -55,15 +53,12 @@ TEST(a_launch_that_fails_in_a_round_stops_the_job_with_a_sentence_and_nothing_is
 
 TEST(an_ecc_error_while_the_initial_state_is_published_stops_the_job)
 {
-    Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
     const struct emulated card = open_scene("cuda");
-    scene_create(&scene, 5, 1, 0, "");
-    scene_hear(&scene, CAIRN_MSG_DONE);
+    scene_make(&scene, 1);
     scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
     scene_put_all(&scene, 1);
     emulated_set(&card, "ecc_at=1");
-    seal.job = SCENE_JOB;
-    scene_say(&scene, CAIRN_MSG_JOB_SEAL, 6, &seal.base);
+    scene_tell(&scene, 6, JobSeal, .job = SCENE_JOB);
     expect_stopped("ECC");
     scene_close(&scene);
 }
@@ -73,17 +68,13 @@ TEST(a_job_that_does_not_fit_on_the_card_is_refused_with_both_numbers_and_the_sh
     const struct emulated card = open_scene("cuda");
     emulated_set(&card, "others=8G");
     scene_create(&scene, 5, 1, 0, "");
-    const struct scene_frame told = scene_hear(&scene, CAIRN_MSG_ERROR);
-    const Cairn__Error *error = (const Cairn__Error *)told.message;
-    ck_assert_int_eq(error->status, CAIRN_ERR_NO_MEMORY);
-    ck_assert_msg(strstr(error->text, "of Emulated card 0") != NULL, "%s", error->text);
-    ck_assert_msg(strstr(error->text, "are free; it also needs ") != NULL, "%s", error->text);
-    ck_assert_msg(
-        strstr(error->text, "bytes of host memory: 1073741824 of memory.limit are free") != NULL,
-        "%s", error->text);
+    const char *text = scene_refused(&scene, 5, CAIRN_ERR_NO_MEMORY, "of Emulated card 0");
+    ck_assert_msg(strstr(text, "are free; it also needs ") != NULL, "%s", text);
+    ck_assert_msg(strstr(text, "bytes of host memory: 1073741824 of memory.limit are free") != NULL,
+                  "%s", text);
     emulated_set(&card, "others=0");
     scene_create(&scene, 7, 1, 0, "");
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 7);
+    scene_done(&scene, 7);
     scene_close(&scene);
 }
 
@@ -94,8 +85,7 @@ TEST(what_a_job_takes_of_the_card_is_what_it_was_admitted_for)
                          2048); // 32 MiB of parameters, no other plane, and two copies
     struct home *home = scene.shard->device.home;
     const uint64_t before = home_free_bytes(home) - compute_staging_left(&scene.shard->device);
-    scene_create(&scene, 5, 1, 0, "");
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 5);
+    scene_make(&scene, 1);
     const uint64_t taken = before - home_free_bytes(home);
     ck_assert_uint_eq(taken, scene.shard->jobs->memory.device);
     ck_assert_uint_lt(taken, (uint64_t)112 << 20);
@@ -113,18 +103,14 @@ TEST(a_job_that_leaves_no_room_for_the_staging_of_streams_is_refused)
              ((home_free_bytes(device->home) - staging / 2) >> 20));
     emulated_set(&card, others);
     scene_create(&scene, 6, 2, 0, ""); // which would fit without
-    const struct scene_frame told = scene_hear(&scene, CAIRN_MSG_ERROR);
-    const Cairn__Error *error = (const Cairn__Error *)told.message;
-    ck_assert_int_eq(error->status, CAIRN_ERR_NO_MEMORY);
-    ck_assert_msg(strstr(error->text, " for staging") != NULL, "%s", error->text);
+    scene_refused(&scene, 6, CAIRN_ERR_NO_MEMORY, " for staging");
     scene_close(&scene);
 }
 
 TEST(a_card_that_others_fill_once_a_job_is_admitted_stops_nobody)
 {
     const struct emulated card = open_scene("cuda");
-    scene_create(&scene, 5, 1, 0, "");
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 5);
+    scene_make(&scene, 1);
     ck_assert_uint_eq(compute_staging_left(&scene.shard->device), 0);
     emulated_set(&card, "others=8G");
     scene_join(&scene, 1, CAIRN_ROLE_WIRE_WORKER);
@@ -151,8 +137,7 @@ static struct home_use use_now(void)
 TEST(what_a_device_copies_is_pinned_while_it_is_there_and_no_longer)
 {
     (void)open_scene("cuda");
-    scene_create(&scene, 5, 1, 0, "");
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 5);
+    scene_make(&scene, 1);
     struct shard_job *job = scene.shard->jobs;
     const uint64_t puts = job->puts.arena.bytes, empty = use_now().pinned_bytes;
     ck_assert_uint_ge(empty, puts + 2 * job->versions.copies[0].wire.bytes);
@@ -178,8 +163,7 @@ TEST(a_job_whose_memory_cannot_be_pinned_trains_and_it_is_told)
     const struct emulated card = open_scene("cuda");
     emulated_set(&card, "no_pinning=2");
     scene_serve(&scene, 2, 1);
-    scene_round_open(&scene, 1, 0, 2);
-    for (int i = 0; i < 2; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
+    scene_round_begin(&scene, 1, 0, 2);
     Cairn__ShardStats stats = CAIRN__SHARD_STATS__INIT;
     shard_device_stats(scene.shard, &stats);
     ck_assert_uint_eq(stats.pinned_bytes, 0);
@@ -194,10 +178,7 @@ TEST(a_card_that_has_failed_refuses_every_job_with_its_sentence)
     emulated_set(&card, "ecc_at=1");
     for (uint32_t request = 5; request < 7; request++) {
         scene_create(&scene, request, 1, 0, "");
-        const struct scene_frame told = scene_hear(&scene, CAIRN_MSG_ERROR);
-        const Cairn__Error *error = (const Cairn__Error *)told.message;
-        ck_assert_uint_eq(told.request, request);
-        ck_assert_msg(strstr(error->text, "ECC") != NULL, "%s", error->text);
+        scene_refused(&scene, request, CAIRN_ERR_IO, "ECC");
     }
     scene_close(&scene);
 }
@@ -225,7 +206,7 @@ static void break_card(const struct emulated *card)
 static void look_often(void)
 {
     unfit_look(scene.shard);
-    while (!scene.shard->unfit.is_told) uv_run(&scene.loop, UV_RUN_ONCE);
+    scene_until(&scene, scene.shard->unfit.is_told);
     for (int i = 0; i < 20 && ends == 0; i++) unfit_look(scene.shard);
 }
 
@@ -351,7 +332,7 @@ TEST(lists_of_a_run_are_begun_before_the_first_is_waited_for)
            card.cairn_emulator_launches() < launches + atomic_load(&lists))
         sched_yield();
     emulated_set(&card, "stuck=0");
-    while (zeroed_runs == 0) uv_run(&scene.loop, UV_RUN_ONCE);
+    scene_until(&scene, zeroed_runs != 0);
     ck_assert_int_eq(atomic_load(&run.status), CAIRN_OK);
     ck_assert_uint_ge(atomic_load(&lists), 3);
     ck_assert_uint_eq(card.cairn_emulator_launches(), launches + atomic_load(&lists));

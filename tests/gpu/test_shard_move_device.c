@@ -69,10 +69,7 @@ TEST(a_layout_that_is_not_wanted_leaves_nothing_on_the_card)
     const uint64_t had = stage_job(1)->memory.device, free_bytes = released();
     stage_prepare(stage_half);
     for (uint32_t i = 0; i < stage.count; i++) {
-        Cairn__PartUnprepare unprepare = CAIRN__PART_UNPREPARE__INIT;
-        unprepare.job = SCENE_JOB;
-        unprepare.layout = 2;
-        scene_say(&stage.shard[i], CAIRN_MSG_PART_UNPREPARE, 0, &unprepare.base);
+        scene_tell(&stage.shard[i], 0, PartUnprepare, .job = SCENE_JOB, .layout = 2);
         scene_settle(&stage.shard[i]);
     }
     ck_assert_uint_eq(stage_job(1)->memory.device, had);
@@ -84,11 +81,7 @@ static void expect_refused(uint32_t shard, cairn_status status, const char *word
 {
     struct scene *scene = &stage.shard[shard];
     const uint32_t request = stage_say_prepare(scene, stage_half, 2, 2);
-    const struct scene_frame told = scene_hear(scene, CAIRN_MSG_ERROR);
-    const Cairn__Error *error = (const Cairn__Error *)told.message;
-    ck_assert_uint_eq(told.request, request);
-    ck_assert_msg(error->status == (int)status && strstr(error->text, word) != NULL, "%d, %s",
-                  (int)error->status, error->text);
+    scene_refused(scene, request, status, word);
 }
 
 TEST(what_has_no_room_on_the_card_is_refused_with_the_numbers_and_nothing_changes)
@@ -134,11 +127,8 @@ TEST(what_lies_in_both_homes_does_not_move)
 static void park(bool parked)
 {
     for (uint32_t i = 0; i < stage.count; i++) {
-        Cairn__PartPark park = CAIRN__PART_PARK__INIT;
-        park.job = SCENE_JOB;
-        park.parked = parked;
-        scene_say(&stage.shard[i], CAIRN_MSG_PART_PARK, 9, &park.base);
-        ck_assert_uint_eq(scene_hear(&stage.shard[i], CAIRN_MSG_DONE).request, 9);
+        scene_tell(&stage.shard[i], 9, PartPark, .job = SCENE_JOB, .parked = parked);
+        scene_done(&stage.shard[i], 9);
         ck_assert(stage_job(i)->planes.parked == parked);
     }
 }

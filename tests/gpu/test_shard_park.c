@@ -59,27 +59,20 @@ static uint64_t free_bytes(void)
 
 static void ask(bool parked)
 {
-    Cairn__PartPark park = CAIRN__PART_PARK__INIT;
-    park.job = SCENE_JOB;
-    park.parked = parked;
-    scene_say(&scene, CAIRN_MSG_PART_PARK, 9, &park.base);
+    scene_tell(&scene, 9, PartPark, .job = SCENE_JOB, .parked = parked);
 }
 
 static void expect_done(bool parked)
 {
     ask(parked);
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
+    scene_done(&scene, 9);
     ck_assert(the_job()->planes.parked == parked);
 }
 
 static void expect_refused(bool parked, cairn_status status, const char *word)
 {
     ask(parked);
-    const struct scene_frame told = scene_hear(&scene, CAIRN_MSG_ERROR);
-    const Cairn__Error *error = (const Cairn__Error *)told.message;
-    ck_assert_uint_eq(told.request, 9);
-    ck_assert_msg(error->status == (int)status && strstr(error->text, word) != NULL, "%d, %s",
-                  (int)error->status, error->text);
+    scene_refused(&scene, 9, status, word);
 }
 
 static void expect_bits(void)
@@ -122,32 +115,11 @@ TEST_EACH(a_parked_job_leaves_the_card_and_comes_back_with_the_same_bits, 0, 2)
         model_round(&model, &scene, round, round - 1);
     }
     expect_bits();
-    close_scene();
-}
-
-static void ask_keep(uint64_t lease, uint64_t step)
-{
-    Cairn__LeaseKeep message = CAIRN__LEASE_KEEP__INIT;
-    message.job = SCENE_JOB;
-    message.lease = lease;
-    message.generation = 1;
-    message.step = step;
-    message.ttl_ms = 60000;
-    scene_say(&scene, CAIRN_MSG_LEASE_KEEP, 40, &message.base);
-}
-
-static void keep(uint64_t lease, uint64_t step)
-{
-    ask_keep(lease, step);
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 40);
 }
 
 static void end_lease(uint64_t lease)
 {
-    Cairn__LeaseEnd over = CAIRN__LEASE_END__INIT;
-    over.job = SCENE_JOB;
-    over.lease = lease;
-    scene_say(&scene, CAIRN_MSG_LEASE_END, 0, &over.base);
+    scene_tell(&scene, 0, LeaseEnd, .job = SCENE_JOB, .lease = lease);
 }
 
 /* Of each lease a published copy more, which has a side on the card. */
@@ -155,11 +127,11 @@ TEST(leased_versions_leave_the_card_and_come_back_with_the_rest)
 {
     (void)open_scene("0", 0);
     const uint64_t all = free_bytes() + the_job()->memory.device;
-    keep(1, 1);
+    scene_lease(&scene, 1, 1, 1);
     ck_assert_uint_eq(free_bytes() + the_job()->memory.device, all);
     expect_done(true);
     ck_assert_uint_eq(free_bytes(), all);
-    keep(2, 0);
+    scene_lease(&scene, 2, 1, 0);
     ck_assert_uint_eq(free_bytes(), all); // a parked job's copies are in host memory
     expect_done(false);
     ck_assert_uint_eq(free_bytes() + the_job()->memory.device, all);
@@ -169,7 +141,6 @@ TEST(leased_versions_leave_the_card_and_come_back_with_the_rest)
         scene_settle(&scene); // another thread gives it back
     ck_assert_uint_eq(free_bytes() + the_job()->memory.device, all);
     expect_bits();
-    close_scene();
 }
 
 static const struct published_copy *copy_of(uint64_t step)
@@ -195,7 +166,7 @@ TEST(what_was_read_of_a_version_is_whole_wherever_its_job_went_meanwhile)
 {
     uint64_t newest, leased, sequence;
     (void)open_scene("0", 0);
-    keep(1, 0);
+    scene_lease(&scene, 1, 1, 0);
     const struct published_copy *first = copy_of(0), *second = copy_of(1);
     ck_assert(has(first, CAIRN_PUBLISHED_DEVICE, &leased));
     ck_assert(has(second, CAIRN_PUBLISHED_DEVICE, &newest));
@@ -208,7 +179,6 @@ TEST(what_was_read_of_a_version_is_whole_wherever_its_job_went_meanwhile)
     ck_assert(has(second, CAIRN_PUBLISHED_DEVICE, &sequence));
     for (uint64_t round = 2; round < 4; round++) model_round(&model, &scene, round, round - 1);
     ck_assert(is_whole(first, leased) && !is_whole(second, newest)); // written over
-    close_scene();
 }
 
 /* The copy of a lease is read in host memory then. */
@@ -217,7 +187,7 @@ TEST(a_job_comes_back_although_the_card_has_no_room_for_copies_of_leases)
     const struct emulated card = open_scene("0", 0);
     const uint64_t device = the_job()->memory.device;
     char others[64];
-    keep(1, 0);
+    scene_lease(&scene, 1, 1, 0);
     expect_done(true);
     const uint64_t staging = compute_staging_left(&scene.shard->device);
     snprintf(others, sizeof others, "others=%" PRIu64, (free_bytes() - device - staging));
@@ -233,7 +203,6 @@ TEST(a_job_comes_back_although_the_card_has_no_room_for_copies_of_leases)
     expect_done(true);
     expect_done(false);
     expect_bits();
-    close_scene();
 }
 
 TEST(a_lease_whose_copy_has_no_head_is_refused)
@@ -241,16 +210,14 @@ TEST(a_lease_whose_copy_has_no_head_is_refused)
     (void)open_scene("0", 0);
     const uint64_t used = scene.shard->memory.budget.used_bytes;
     no_page = true;
-    ask_keep(1, 1);
-    const struct scene_frame told = scene_hear(&scene, CAIRN_MSG_ERROR);
-    const Cairn__Error *error = (const Cairn__Error *)told.message;
+    scene_tell(&scene, 40, LeaseKeep, .job = SCENE_JOB, .lease = 1, .generation = 1, .step = 1,
+               .ttl_ms = 60000);
+    scene_refused(&scene, 40, CAIRN_ERR_NO_MEMORY, "");
     no_page = false;
-    ck_assert_int_eq(error->status, CAIRN_ERR_NO_MEMORY);
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, used);
-    keep(1, 1);
+    scene_lease(&scene, 1, 1, 1);
     model_round(&model, &scene, 2, 1);
     expect_bits();
-    close_scene();
 }
 
 /* ---- a coordinator that goes and comes ---- */
@@ -260,9 +227,9 @@ static void lose_coordinator(const struct emulated *card, bool to_host)
 {
     emulated_set(card, "copy_rate=2M");
     ask(to_host);
-    while (!the_job()->park.is_under_way) uv_run(&scene.loop, UV_RUN_ONCE);
+    scene_until(&scene, the_job()->park.is_under_way);
     peer_close(scene.session, CAIRN_OK, "gone");
-    const Cairn__Hello *hello = (const Cairn__Hello *)scene_hear(&scene, CAIRN_MSG_HELLO).message;
+    const Cairn__Hello *hello = scene_heard(&scene, Hello);
     ck_assert_uint_eq(hello->n_held, 1);
     ck_assert(hello->held[0]->parked);
 }
@@ -278,7 +245,6 @@ TEST_EACH(a_coordinator_that_comes_in_mid_move_is_told_of_it_and_waits_for_its_e
     expect_done(false);
     model_round(&model, &scene, 2, 1);
     expect_bits();
-    close_scene();
 }
 
 TEST(a_round_that_is_opened_in_mid_move_ends_the_session_and_nothing_else)
@@ -286,13 +252,12 @@ TEST(a_round_that_is_opened_in_mid_move_ends_the_session_and_nothing_else)
     const struct emulated card = open_scene("0", 0);
     lose_coordinator(&card, true);
     scene_round_open(&scene, 2, 1, 2);
-    const Cairn__Hello *hello = (const Cairn__Hello *)scene_hear(&scene, CAIRN_MSG_HELLO).message;
+    const Cairn__Hello *hello = scene_heard(&scene, Hello);
     ck_assert(hello->n_held == 1 && hello->held[0]->parked);
     expect_done(true);
     emulated_set(&card, "copy_rate=0");
     expect_done(false);
     expect_bits();
-    close_scene();
 }
 
 TEST(a_job_for_which_the_card_has_no_room_any_more_stays_parked)
@@ -307,7 +272,6 @@ TEST(a_job_for_which_the_card_has_no_room_any_more_stays_parked)
     expect_done(false);
     model_round(&model, &scene, 2, 1);
     expect_bits();
-    close_scene();
 }
 
 TEST(a_job_for_which_the_host_has_no_room_stays_on_the_card)
@@ -321,7 +285,6 @@ TEST(a_job_for_which_the_host_has_no_room_stays_on_the_card)
     budget->limit_bytes = limit;
     model_round(&model, &scene, 2, 1);
     expect_bits();
-    close_scene();
 }
 
 TEST(a_card_that_fails_does_not_touch_a_parked_job)
@@ -333,16 +296,13 @@ TEST(a_card_that_fails_does_not_touch_a_parked_job)
     ck_assert_int_eq(the_job()->state, CAIRN_JOB_SERVING);
     model_round(&model, &scene, 2, 1); // no coordinator asks for it; it would be right
     expect_bits();
-    close_scene();
 }
 
 TEST(a_job_that_is_at_work_is_not_moved)
 {
     (void)open_scene("0", 0);
-    scene_round_open(&scene, 2, 1, 2);
-    for (int i = 0; i < 2; i++) scene_note(&scene, CAIRN_CHUNK_GRANT);
+    scene_round_begin(&scene, 2, 1, 2);
     expect_refused(true, CAIRN_ERR_BUSY, "at work");
-    close_scene();
 }
 
 TEST(of_a_job_that_lies_in_host_memory_nothing_is_moved)
@@ -350,24 +310,19 @@ TEST(of_a_job_that_lies_in_host_memory_nothing_is_moved)
     (void)open_scene("1", 0);
     const uint64_t there = free_bytes();
     ask(true);
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 9);
+    scene_done(&scene, 9);
     ck_assert(!the_job()->planes.parked);
     ck_assert_uint_eq(free_bytes(), there);
     model_round(&model, &scene, 2, 1);
     expect_bits();
-    close_scene();
 }
 
 TEST(a_parked_job_is_dropped_with_all_that_it_took)
 {
-    Cairn__JobDrop drop = CAIRN__JOB_DROP__INIT;
     (void)open_scene("0", 0);
     expect_done(true);
-    drop.job = SCENE_JOB;
-    scene_say(&scene, CAIRN_MSG_JOB_DROP, 11, &drop.base);
-    ck_assert_uint_eq(scene_hear(&scene, CAIRN_MSG_DONE).request, 11);
+    scene_drop(&scene);
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
-    close_scene();
 }
 
-SUITE(60);
+SUITE(60, .tear_down = close_scene);
