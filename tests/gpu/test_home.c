@@ -7,8 +7,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "gpu/gpu.h"
-#include "tests/support/suite.h"
+#include "tests/gpu/home_scene.h"
 
 #define WORLD_BYTES ((size_t)16 << 20)
 #define HOST_BYTES  ((size_t)8 << 20)
@@ -46,13 +45,6 @@ static uint64_t below(struct world *w, uint64_t limit)
     return next(w) % limit;
 }
 
-#define must(call)                                                         \
-    do {                                                                   \
-        struct sentence must_why = { "" };                                 \
-        struct sentence *why = &must_why;                                  \
-        ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, must_why.text); \
-    } while (0)
-
 /* Small numbers as bf16 and as f32; some subnormal, or zero of either sign; and a few that are the largest,
  * infinite or NaN. */
 static void fill(struct world *w, uint8_t *to, size_t bytes)
@@ -75,10 +67,10 @@ static struct world *open_world(uint64_t seed)
     struct world *w = calloc(1, sizeof *w);
     ck_assert_ptr_nonnull(w);
     w->random = seed;
-    must(home_open_cuda(getenv("CAIRN_TEST_CARD"), &w->home, why));
-    must(home_memory_open(w->home, "a plane", WORLD_BYTES, &w->plane, why));
-    must(home_stream_open(w->home, &w->stream, why));
-    must(home_stream_open(home_host(), &w->host_stream, why));
+    must(home_open_cuda(getenv("CAIRN_TEST_CARD"), &w->home, &why));
+    must(home_memory_open(w->home, "a plane", WORLD_BYTES, &w->plane, &why));
+    must(home_stream_open(w->home, &w->stream, &why));
+    must(home_stream_open(home_host(), &w->host_stream, &why));
     for (int p = 0; p < PLACES; p++) {
         w->bytes[p] = p == PLANE ? WORLD_BYTES : HOST_BYTES;
         w->twin[p] = malloc(w->bytes[p]);
@@ -87,12 +79,9 @@ static struct world *open_world(uint64_t seed)
         fill(w, w->twin[p], w->bytes[p]);
         if (p != PLANE) memcpy(w->at[p], w->twin[p], w->bytes[p]);
     }
-    must(home_pin(w->home, w->at[PINNED], HOST_BYTES, why));
-    struct home_work copy = { .kind = CAIRN_WORK_COPY };
-    copy.copy.to = w->at[PLANE];
-    copy.copy.from = w->twin[PLANE];
-    copy.copy.bytes = WORLD_BYTES;
-    must(home_run(w->stream, &copy, 1, why));
+    must(home_pin(w->home, w->at[PINNED], HOST_BYTES, &why));
+    struct home_work copy = copy_work(w->at[PLANE], w->twin[PLANE], WORLD_BYTES);
+    must(home_run(w->stream, &copy, 1, &why));
     return w;
 }
 
@@ -143,14 +132,11 @@ static void check_memory(const char *what, const uint8_t *a, const uint8_t *b, s
 
 static void check_world(struct world *w)
 {
-    uint8_t *plane = malloc(WORLD_BYTES);
-    ck_assert_ptr_nonnull(plane);
-    struct home_work copy = { .kind = CAIRN_WORK_COPY };
-    copy.copy.to = plane;
-    copy.copy.from = w->at[PLANE];
-    copy.copy.bytes = WORLD_BYTES;
-    must(home_run(w->stream, &copy, 1, why));
-    check_memory("the plane", plane, w->twin[PLANE], WORLD_BYTES);
+    uint8_t *seen = malloc(WORLD_BYTES);
+    ck_assert_ptr_nonnull(seen);
+    struct home_work copy = copy_work(seen, w->at[PLANE], WORLD_BYTES);
+    must(home_run(w->stream, &copy, 1, &why));
+    check_memory("the plane", seen, w->twin[PLANE], WORLD_BYTES);
     check_memory("pinned memory", w->at[PINNED], w->twin[PINNED], HOST_BYTES);
     check_memory("pageable memory", w->at[PAGEABLE], w->twin[PAGEABLE], HOST_BYTES);
     for (size_t i = 0; i < w->count; i++) {
@@ -158,14 +144,14 @@ static void check_world(struct world *w)
         ck_assert_int_eq(memcmp(&w->sums[0][i], &w->sums[1][i], sizeof w->sums[0][i]), 0);
     }
     // What NaN is made of is the same from here on: the next list may hash it as another dtype.
-    for (int p = 0; p < PLACES; p++) memcpy(w->twin[p], p == PLANE ? plane : w->at[p], w->bytes[p]);
-    free(plane);
+    for (int p = 0; p < PLACES; p++) memcpy(w->twin[p], p == PLANE ? seen : w->at[p], w->bytes[p]);
+    free(seen);
 }
 
 static void run_both(struct world *w)
 {
-    must(home_run(w->host_stream, w->works[1], w->count, why));
-    must(home_run(w->stream, w->works[0], w->count, why));
+    must(home_run(w->host_stream, w->works[1], w->count, &why));
+    must(home_run(w->stream, w->works[0], w->count, &why));
     check_world(w);
     w->count = 0;
     memset(w->used, 0, sizeof w->used);
@@ -289,19 +275,19 @@ static void make_scalars(struct world *w, struct group_scalars *scalars)
 
 static bool make_update(struct world *w, struct home_work *work[2])
 {
-    void *plane[4][2], *wire[2] = { NULL, NULL };
+    void *at[4][2], *wire[2] = { NULL, NULL };
     const size_t elems = some_elems(w);
     const cairn_dtype dtype = some_dtype(w);
     const size_t bytes = dtype_size((int)dtype);
     for (int i = 0; i < 4; i++)
-        if (!take(w, PLANE, elems * 4, 4, plane[i])) return false;
+        if (!take(w, PLANE, elems * 4, 4, at[i])) return false;
     if (below(w, 4) > 0 && !take(w, some_place(w), elems * bytes, bytes, wire)) return false;
     make_scalars(w, &w->scalars[w->count]);
     for (int t = 0; t < 2; t++) {
-        work[t]->update.planes = (struct update) { .grad = plane[0][t],
-                                                   .param = plane[1][t],
-                                                   .exp_avg = plane[2][t],
-                                                   .exp_avg_sq = plane[3][t],
+        work[t]->update.planes = (struct update) { .grad = at[0][t],
+                                                   .param = at[1][t],
+                                                   .exp_avg = at[2][t],
+                                                   .exp_avg_sq = at[3][t],
                                                    .wire = wire[t],
                                                    .wire_dtype = dtype,
                                                    .elems = elems };
@@ -360,15 +346,15 @@ static bool make_zero(struct world *w, struct home_work *work[2])
 static bool make_hash(struct world *w, struct home_work *work[2])
 {
     static const cairn_dtype dtypes[] = { CAIRN_F32, CAIRN_BF16, CAIRN_F16, CAIRN_F64, CAIRN_U8 };
-    void *plane[2], *hashes[2];
+    void *at[2], *hashes[2];
     uint64_t first, leaves;
     const cairn_dtype dtype = dtypes[below(w, 5)];
     const size_t elems = make_leaves(w, &first, &leaves), bytes = dtype_size((int)dtype);
-    if (!take(w, PLANE, elems * bytes, 8, plane) ||
+    if (!take(w, PLANE, elems * bytes, 8, at) ||
         !take(w, below(w, 2) == 0 ? PINNED : PAGEABLE, leaves * sizeof(struct hash), 8, hashes))
         return false;
     for (int t = 0; t < 2; t++) {
-        work[t]->hash.plane = plane[t];
+        work[t]->hash.plane = at[t];
         work[t]->hash.dtype = dtype;
         work[t]->hash.geometry = &w->geometry[w->count];
         work[t]->hash.first_leaf = first;
@@ -493,17 +479,13 @@ TEST(memory_is_zero_again_and_again)
     ck_assert_ptr_nonnull(seen);
     for (int i = 0; i < 3; i++) {
         struct home_memory memory;
-        must(home_memory_open(w->home, "a plane", bytes, &memory, why));
-        struct home_work copy = { .kind = CAIRN_WORK_COPY };
-        copy.copy.to = seen;
-        copy.copy.from = memory.base;
-        copy.copy.bytes = bytes;
-        must(home_run(w->stream, &copy, 1, why));
+        must(home_memory_open(w->home, "a plane", bytes, &memory, &why));
+        struct home_work copy = copy_work(seen, memory.base, bytes);
+        must(home_run(w->stream, &copy, 1, &why));
         ck_assert(seen[0] == 0 && memcmp(seen, seen + 1, bytes - 1) == 0);
         memset(seen, 1, bytes);
-        copy.copy.to = memory.base;
-        copy.copy.from = seen;
-        must(home_run(w->stream, &copy, 1, why));
+        copy = copy_work(memory.base, seen, bytes);
+        must(home_run(w->stream, &copy, 1, &why));
         home_memory_close(&memory);
         home_memory_close(&memory);
     }
@@ -519,8 +501,6 @@ static bool has_card(void)
     const pid_t child = fork();
     int status = 1;
     if (child == 0) {
-        struct home *home;
-        struct sentence why;
         if (home_open_cuda(getenv("CAIRN_TEST_CARD"), &home, &why) == CAIRN_OK) _exit(0);
         printf("skip: %s\n", why.text);
         fflush(stdout);

@@ -1,36 +1,22 @@
 /* Memory of the card that another process owns, in a home: read where it lies, for as long as it is held, and
  * whatever is wrong with a descriptor is refused with a sentence and harms nothing. */
-#include <check.h>
 #include <fcntl.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include "gpu/gpu.h"
+#include "tests/gpu/home_scene.h"
 #include "tests/support/descriptors.h"
-#include "tests/support/emulated.h"
-#include "tests/support/suite.h"
 
 enum { BYTES = 4 << 20, ELEMS = BYTES / 4 };
 
 static struct emulated card;
-static struct home *home;
-static struct home_stream *stream;
 
+/* With a plane. */
 static void open_home(const char *options)
 {
-    struct sentence why = { "" };
     card = emulated_open(options);
-    ck_assert_msg(home_open_cuda(NULL, &home, &why) == CAIRN_OK, "%s", why.text);
-    ck_assert_int_eq(home_stream_open(home, &stream, &why), CAIRN_OK);
+    home_on_with(options, BYTES);
     ck_assert(home_info(home)->exports);
     ck_assert_int_eq(card.driver.cuCtxSetCurrent(card.context), CAIRN_CU_OK);
-}
-
-static void close_home(void)
-{
-    home_stream_close(stream);
-    home_close(home);
 }
 
 static int export(const struct emulated_memory *memory)
@@ -40,12 +26,6 @@ static int export(const struct emulated_memory *memory)
         card.driver.cuMemExportToShareableHandle(&fd, memory->handle, CAIRN_CU_HANDLE_POSIX, 0),
         CAIRN_CU_OK);
     return fd;
-}
-
-static void run(struct home_work *work)
-{
-    struct sentence why = { "" };
-    ck_assert_msg(home_run(stream, work, 1, &why) == CAIRN_OK, "%s", why.text);
 }
 
 static void fill(const struct emulated_memory *memory, int value)
@@ -60,40 +40,35 @@ static void fill(const struct emulated_memory *memory, int value)
 static uint32_t read_word(const void *from)
 {
     static uint32_t words[ELEMS];
-    struct home_work copy = { .kind = CAIRN_WORK_COPY, .copy = { words, from, sizeof words } };
-    run(&copy);
+    copy_bytes(words, from, sizeof words);
     ck_assert_int_eq(memcmp(words, words + 1, sizeof words - sizeof words[0]), 0);
     return words[0];
 }
 
 TEST(it_is_folded_from_where_it_lies_and_stays_when_its_owner_is_gone)
 {
-    struct sentence why = { "" };
-    struct home_memory sums = { 0 };
     const void *at;
     open_home(NULL);
-    ck_assert_int_eq(home_memory_open(home, "sums", BYTES, &sums, &why), CAIRN_OK);
-    read_word(sums.base); // the stream's staging is taken now
+    read_word(plane.base); // the stream's staging is taken now
     const unsigned before = descriptors_here();
     struct emulated_memory owned = emulated_alloc(&card, BYTES);
     fill(&owned, 0x3f); // 0.747...
     const uint64_t free_bytes = home_free_bytes(home);
     const int fd = export(&owned);
-    ck_assert_msg(home_import(home, fd, BYTES, &at, &why) == CAIRN_OK, "%s", why.text);
+    must(home_import(home, fd, BYTES, &at, &why));
     ck_assert_uint_eq(home_free_bytes(home), free_bytes);
     emulated_free(&card, &owned);
     // The owner's own descriptor, and the stand-in's for each handle, aside.
     ck_assert_uint_le(descriptors_here(), before + 2);
     const struct fold_source source = { .data = at, .dtype = CAIRN_F32 };
     struct home_work fold = { .kind = CAIRN_WORK_FOLD,
-                              .fold = { sums.base, &source, 1, true, ELEMS } };
-    run(&fold);
-    ck_assert_uint_eq(read_word(sums.base), 0x3f3f3f3f);
+                              .fold = { plane.base, &source, 1, true, ELEMS } };
+    run_work(fold);
+    ck_assert_uint_eq(read_word(plane.base), 0x3f3f3f3f);
     ck_assert_uint_eq(read_word(at), 0x3f3f3f3f);
     home_import_release(home, at, BYTES);
-    home_memory_close(&sums);
+    home_memory_close(&plane);
     ck_assert_uint_eq(descriptors_here(), before - 1); // that of the sums' handle, too
-    close_home();
 }
 
 enum lie {
@@ -146,16 +121,13 @@ static struct emulated_memory make_other(void)
 
 TEST_EACH(what_is_no_memory_of_the_card_is_refused_closed_and_harms_nothing, 0, LIES)
 {
-    struct sentence why = { "" };
     const void *at = NULL;
     uint64_t bytes;
     open_home("devices=2,quiet=1");
     struct emulated_memory owned = emulated_alloc(&card, BYTES);
     struct emulated_memory other = make_other();
     fill(&owned, 7);
-    struct home_memory own = { 0 };
-    ck_assert_int_eq(home_memory_open(home, "own", BYTES, &own, &why), CAIRN_OK);
-    read_word(own.base); // the stream's staging is taken now
+    read_word(plane.base); // the stream's staging is taken now
     const unsigned before = descriptors_here();
     const uint64_t left = card.cairn_emulator_left();
     const int fd = make_lie((enum lie)_i, _i == OF_ANOTHER_CARD ? &other : &owned, &bytes);
@@ -165,25 +137,20 @@ TEST_EACH(what_is_no_memory_of_the_card_is_refused_closed_and_harms_nothing, 0, 
     ck_assert_uint_gt(strlen(why.text), 10);
     ck_assert_uint_eq(descriptors_here(), before);
     ck_assert_uint_eq(card.cairn_emulator_left(), left);
-    ck_assert_int_eq(home_import(home, export(&owned), BYTES, &at, &why), CAIRN_OK);
+    must(home_import(home, export(&owned), BYTES, &at, &why));
     ck_assert_uint_eq(read_word(at), 0x07070707);
     home_import_release(home, at, BYTES);
     ck_assert_uint_eq(descriptors_here(), before);
-    home_memory_close(&own);
-    close_home();
 }
 
 /* Memory of card 1 that card 0 reads, if it does. */
 TEST_EACH(memory_of_another_card_is_read_where_that_can_be, 0, 2)
 {
-    struct sentence why = { "" };
-    struct home_memory own = { 0 };
     struct CUctx_st *context;
     const void *at = NULL;
     open_home(_i == 1 ? "devices=2,peers=1" : "devices=2,quiet=1");
     struct emulated_memory other = make_other();
     ck_assert_uint_eq(home_info(home)->peer_count, (uint32_t)_i);
-    ck_assert_int_eq(home_memory_open(home, "own", BYTES, &own, &why), CAIRN_OK);
     const cairn_status status = home_import(home, export(&other), BYTES, &at, &why);
     ck_assert_int_eq(status, _i == 1 ? CAIRN_OK : CAIRN_ERR_REFUSED);
     if (_i == 1) {
@@ -199,8 +166,6 @@ TEST_EACH(memory_of_another_card_is_read_where_that_can_be, 0, 2)
         ck_assert_uint_eq(read_word(at), 0x09090909);
         home_import_release(home, at, BYTES);
     }
-    home_memory_close(&own);
-    close_home();
 }
 
 /* One owner shows the same again and again. */
@@ -208,8 +173,6 @@ TEST(as_much_as_the_cards_have_is_mapped_at_a_time_and_none_of_it_where_planes_l
 {
     enum { LARGE = 64 << 20, MOST = 16 };
     const void *at[MOST];
-    struct home_memory planes = { 0 };
-    struct sentence why = { "" };
     open_home("total=1G,quiet=1");
     struct emulated_memory owned = emulated_alloc(&card, LARGE);
     unsigned count = 0;
@@ -217,24 +180,21 @@ TEST(as_much_as_the_cards_have_is_mapped_at_a_time_and_none_of_it_where_planes_l
     while (count < MOST && home_import(home, export(&owned), LARGE, &at[count], &why) == CAIRN_OK)
         count++;
     ck_assert_uint_eq(count, MOST);
-    ck_assert_int_eq(home_import(home, export(&owned), LARGE, &more, &why), CAIRN_ERR_NO_MEMORY);
-    ck_assert_msg(strstr(why.text, "as many as the cards have") != NULL, "%s", why.text);
-    ck_assert_int_eq(home_memory_open(home, "planes", 3 * LARGE, &planes, &why), CAIRN_OK);
-    home_memory_close(&planes);
+    refused(home_import(home, export(&owned), LARGE, &more, &why), CAIRN_ERR_NO_MEMORY,
+            "as many as the cards have");
+    home_memory_close(home_take("planes", 3 * LARGE));
     home_import_release(home, at[0], LARGE);
-    ck_assert_int_eq(home_import(home, export(&owned), LARGE, &at[0], &why), CAIRN_OK);
+    must(home_import(home, export(&owned), LARGE, &at[0], &why));
     for (unsigned i = 0; i < count; i++) home_import_release(home, at[i], LARGE);
     emulated_free(&card, &owned);
-    close_home();
 }
 
 TEST(the_host_imports_nothing_and_closes_what_it_was_given)
 {
-    struct sentence why;
     const void *at;
     const unsigned before = descriptors_here();
     ck_assert_int_eq(home_import(home_host(), dup(0), BYTES, &at, &why), CAIRN_ERR_UNSUPPORTED);
     ck_assert_uint_eq(descriptors_here(), before);
 }
 
-SUITE(60);
+SUITE(60, .tear_down = home_off);

@@ -7,8 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "gpu/gpu.h"
-#include "tests/support/suite.h"
+#include "tests/gpu/home_scene.h"
 
 #define LARGE_ELEMS (((uint64_t)1 << 31) + 3 * CAIRN_LEAF_ELEMS + 77)
 #define SMALL_ELEMS ((uint64_t)40 * CAIRN_LEAF_ELEMS + 77)
@@ -24,21 +23,14 @@ struct planes {
 
 static const size_t elem_bytes[PLANES] = { 4, 4, 4, 4, 2 };
 
-#define must(call)                                                         \
-    do {                                                                   \
-        struct sentence must_why = { "" };                                 \
-        struct sentence *why = &must_why;                                  \
-        ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, must_why.text); \
-    } while (0)
-
-static uint8_t *plane_of(const struct planes *at, int plane)
+static uint8_t *plane_of(const struct planes *at, int p)
 {
-    return plane < 4 ? (uint8_t *)at->f32[plane] : (uint8_t *)at->wire;
+    return p < 4 ? (uint8_t *)at->f32[p] : (uint8_t *)at->wire;
 }
 
 /* ---- what is done with them, on the card and in a window of the host ---- */
 
-static void make_values(struct home_stream *stream, const struct planes *at, uint64_t first,
+static void make_values(struct home_stream *on, const struct planes *at, uint64_t first,
                         uint64_t elems)
 {
     static const struct cairn_init inits[4] = { { CAIRN_INIT_UNIFORM, -1, 1, 5 },
@@ -54,10 +46,10 @@ static void make_values(struct home_stream *stream, const struct planes *at, uin
         works[i].init.first_elem = first;
         works[i].init.elems = elems;
     }
-    must(home_run(stream, works, 4, why));
+    must(home_run(on, works, 4, &why));
 }
 
-static void update(struct home_stream *stream, const struct planes *at, uint64_t elems)
+static void update(struct home_stream *on, const struct planes *at, uint64_t elems)
 {
     const struct group_hyper adamw = { .optimizer = CAIRN_OPTIMIZER_ADAMW,
                                        .lr = 1e-3,
@@ -78,12 +70,12 @@ static void update(struct home_stream *stream, const struct planes *at, uint64_t
                                            .elems = elems };
     work.update.scalars = &scalars;
     work.update.nonfinite = &nonfinite;
-    must(home_run(stream, &work, 1, why));
+    must(home_run(on, &work, 1, &why));
     ck_assert_uint_eq(nonfinite, 0);
 }
 
 /* exp_avg += wire + param; exp_avg_sq = 0; grad = wire; wire = param. */
-static void fold_convert_zero(struct home_stream *stream, const struct planes *at, uint64_t elems)
+static void fold_convert_zero(struct home_stream *on, const struct planes *at, uint64_t elems)
 {
     const struct fold_source sources[2] = { { at->wire, CAIRN_BF16 }, { at->f32[0], CAIRN_F32 } };
     struct home_work works[3];
@@ -96,24 +88,23 @@ static void fold_convert_zero(struct home_stream *stream, const struct planes *a
     works[1].kind = CAIRN_WORK_ZERO;
     works[1].zero.at = at->f32[3];
     works[1].zero.bytes = elems * 4;
-    must(home_run(stream, works, 2, why));
+    must(home_run(on, works, 2, &why));
     works[2].kind = CAIRN_WORK_CONVERT;
     works[2].convert.src = at->wire;
     works[2].convert.dst = at->f32[1];
     works[2].convert.src_dtype = CAIRN_BF16;
     works[2].convert.dst_dtype = CAIRN_F32;
     works[2].convert.elems = elems;
-    must(home_run(stream, &works[2], 1, why));
+    must(home_run(on, &works[2], 1, &why));
     works[2].convert.src = at->f32[0];
     works[2].convert.dst = at->wire;
     works[2].convert.src_dtype = CAIRN_F32;
     works[2].convert.dst_dtype = CAIRN_BF16;
-    must(home_run(stream, &works[2], 1, why));
+    must(home_run(on, &works[2], 1, &why));
 }
 
-static void hash(struct home_stream *stream, const struct planes *at,
-                 const struct geometry *geometry, uint64_t first_leaf, uint64_t leaf_count,
-                 struct hash *hashes)
+static void hash(struct home_stream *on, const struct planes *at, const struct geometry *geometry,
+                 uint64_t first_leaf, uint64_t leaf_count, struct hash *hashes)
 {
     struct home_work work = { .kind = CAIRN_WORK_HASH };
     work.hash.plane = at->f32[2];
@@ -122,15 +113,14 @@ static void hash(struct home_stream *stream, const struct planes *at,
     work.hash.first_leaf = first_leaf;
     work.hash.leaf_count = leaf_count;
     work.hash.hashes = hashes;
-    must(home_run(stream, &work, 1, why));
+    must(home_run(on, &work, 1, &why));
 }
 
-static void work_on(struct home_stream *stream, const struct planes *at, uint64_t first,
-                    uint64_t elems)
+static void work_on(struct home_stream *on, const struct planes *at, uint64_t first, uint64_t elems)
 {
-    make_values(stream, at, first, elems);
-    update(stream, at, elems);
-    fold_convert_zero(stream, at, elems);
+    make_values(on, at, first, elems);
+    update(on, at, elems);
+    fold_convert_zero(on, at, elems);
 }
 
 /* ---- the card ---- */
@@ -144,9 +134,9 @@ struct card {
     struct hash *hashes; /* [leaf_count] */
 };
 
-static uint64_t elems_for(struct home *home)
+static uint64_t elems_for(struct home *of)
 {
-    const uint64_t bytes = 18 * LARGE_ELEMS + SPARE_BYTES, free_bytes = home_free_bytes(home);
+    const uint64_t bytes = 18 * LARGE_ELEMS + SPARE_BYTES, free_bytes = home_free_bytes(of);
     if (getenv("CAIRN_TEST_LONG") == NULL) return SMALL_ELEMS;
     if (free_bytes >= bytes) return LARGE_ELEMS;
     printf("note: nothing past 2^31 elements: it takes %" PRIu64 " MiB of the card, %" PRIu64
@@ -158,14 +148,14 @@ static uint64_t elems_for(struct home *home)
 
 static void open_card(struct card *card)
 {
-    must(home_open_cuda(getenv("CAIRN_TEST_CARD"), &card->home, why));
-    must(home_stream_open(card->home, &card->stream, why));
-    must(home_stream_open(home_host(), &card->host_stream, why));
+    must(home_open_cuda(getenv("CAIRN_TEST_CARD"), &card->home, &why));
+    must(home_stream_open(card->home, &card->stream, &why));
+    must(home_stream_open(home_host(), &card->host_stream, &why));
     const struct shape shape = { .rank = 1, .dim = { elems_for(card->home) } };
     card->geometry = geometry_of(&shape);
     for (int i = 0; i < PLANES; i++)
         must(home_memory_open(card->home, "a plane", shape.dim[0] * elem_bytes[i], &card->memory[i],
-                              why));
+                              &why));
     for (int i = 0; i < 4; i++) card->at.f32[i] = card->memory[i].base;
     card->at.wire = card->memory[4].base;
     card->hashes = calloc(card->geometry.leaf_count, sizeof *card->hashes);
@@ -193,11 +183,9 @@ static void check_window(const struct card *card, uint64_t first_leaf)
     work_on(card->host_stream, &window, first, end - first);
     for (int i = 0; i < PLANES; i++) {
         const size_t bytes = (end - first) * elem_bytes[i];
-        struct home_work copy = { .kind = CAIRN_WORK_COPY };
-        copy.copy.to = seen;
-        copy.copy.from = plane_of(&card->at, i) + first * elem_bytes[i];
-        copy.copy.bytes = bytes;
-        must(home_run(card->stream, &copy, 1, why));
+        struct home_work copy = copy_work(seen, plane_of(&card->at, i) + first * elem_bytes[i],
+                                          bytes);
+        must(home_run(card->stream, &copy, 1, &why));
         ck_assert_msg(memcmp(seen, plane_of(&window, i), bytes) == 0,
                       "plane %d from element %" PRIu64, i, first);
     }

@@ -1,109 +1,75 @@
 /* What a home on a card counts, has pinned of the host's memory, as a trainer has, and warns of. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "client/device.h"
-#include "gpu/gpu.h"
-#include "tests/support/emulated.h"
+#include "tests/gpu/home_scene.h"
 #include "tests/support/made_up_sysfs.h"
-#include "tests/support/suite.h"
 
 #define PAGE  ((size_t)4096)
 #define BYTES (64 * PAGE)
 
-#define must(call) ck_assert_msg((call) == CAIRN_OK, "%s: %s", #call, why.text)
-
-static struct sentence why;
-
-static struct home *open_home(const char *options)
+static uint8_t *take_pages(void)
 {
-    struct home *home;
-    emulated_choose(options);
-    must(home_open_cuda("0", &home, &why));
-    return home;
-}
-
-/* Of the emulated card: what is at `from` comes to `to`, one of both in the home. */
-static void copy(struct home_stream *stream, void *to, const void *from, size_t bytes)
-{
-    struct home_work work = { .kind = CAIRN_WORK_COPY };
-    work.copy.to = to;
-    work.copy.from = from;
-    work.copy.bytes = bytes;
-    must(home_run(stream, &work, 1, &why));
+    uint8_t *host = aligned_alloc(PAGE, BYTES);
+    ck_assert_ptr_nonnull(host);
+    return host;
 }
 
 /* ---- pinning ---- */
 
-static uint64_t pinned(struct home *home)
+static uint64_t pinned(void)
 {
     return home_use(home).pinned_bytes;
 }
 
 TEST(whole_pages_are_pinned_each_once)
 {
-    struct home *home = open_home("quiet=1");
-    uint8_t *host = aligned_alloc(PAGE, BYTES);
-    ck_assert_ptr_nonnull(host);
+    uint8_t *host = take_pages();
+    home_on("quiet=1");
     must(home_pin(home, host + 10, PAGE, &why));
-    ck_assert_uint_eq(pinned(home), 2 * PAGE);
+    ck_assert_uint_eq(pinned(), 2 * PAGE);
     must(home_pin(home, host + PAGE + 100, 3 * PAGE, &why)); // its first page has been
-    ck_assert_uint_eq(pinned(home), 5 * PAGE);
+    ck_assert_uint_eq(pinned(), 5 * PAGE);
     must(home_pin(home, host + PAGE, PAGE, &why));
     must(home_pin(home, host + 8 * PAGE, PAGE, &why));
     must(home_pin(home, host + 4 * PAGE, 5 * PAGE, &why)); // between both
-    ck_assert_uint_eq(pinned(home), 9 * PAGE);
+    ck_assert_uint_eq(pinned(), 9 * PAGE);
     home_unpin(home, host, BYTES);
-    ck_assert_uint_eq(pinned(home), 0);
+    ck_assert_uint_eq(pinned(), 0);
     home_unpin(home, host, BYTES);
-    home_close(home);
     free(host);
 }
 
 TEST(what_goes_back_to_the_system_is_unpinned_and_the_rest_stays)
 {
-    struct home *home = open_home("quiet=1");
-    struct home_memory plane;
-    struct home_stream *stream;
-    uint8_t *host = aligned_alloc(PAGE, BYTES), *back = malloc(BYTES);
-    ck_assert(host != NULL && back != NULL);
-    must(home_memory_open(home, "a plane", BYTES, &plane, &why));
-    must(home_stream_open(home, &stream, &why));
+    uint8_t *host = take_pages(), *back = take_pages();
+    home_on_with("quiet=1", BYTES);
     must(home_pin(home, host, BYTES, &why));
     home_unpin(home, host + 16 * PAGE, 8 * PAGE); // in the middle
-    ck_assert_uint_eq(pinned(home), BYTES - 8 * PAGE);
+    ck_assert_uint_eq(pinned(), BYTES - 8 * PAGE);
     home_unpin(home, host + 60 * PAGE, 4 * PAGE); // the end
-    ck_assert_uint_eq(pinned(home), BYTES - 12 * PAGE);
+    ck_assert_uint_eq(pinned(), BYTES - 12 * PAGE);
     for (size_t i = 0; i < BYTES; i++) host[i] = (uint8_t)(i / 7);
-    copy(stream, plane.base, host, BYTES); // partly pinned
-    copy(stream, (uint8_t *)plane.base + PAGE, host + PAGE, 2 * PAGE);
-    copy(stream, back, plane.base, BYTES);
+    copy_bytes(plane.base, host, BYTES); // partly pinned
+    copy_bytes((uint8_t *)plane.base + PAGE, host + PAGE, 2 * PAGE);
+    copy_bytes(back, plane.base, BYTES);
     ck_assert_int_eq(memcmp(host, back, BYTES), 0);
     home_unpin(home, host, BYTES);
-    ck_assert_uint_eq(pinned(home), 0);
-    home_stream_close(stream);
-    home_memory_close(&plane);
-    home_close(home);
+    ck_assert_uint_eq(pinned(), 0);
     free(host);
     free(back);
 }
 
 TEST(what_cannot_be_pinned_is_said_and_counted)
 {
-    struct home *home = open_home("no_pinning=1,quiet=1");
-    uint8_t *host = aligned_alloc(PAGE, BYTES);
-    ck_assert_ptr_nonnull(host);
-    ck_assert_int_eq(home_pin(home, host, BYTES, &why), CAIRN_ERR_NO_MEMORY);
-    ck_assert_msg(strstr(why.text, "cannot pin 262144 bytes of host memory") != NULL, "%s",
-                  why.text);
+    uint8_t *host = take_pages();
+    home_on("no_pinning=1,quiet=1");
+    refused(home_pin(home, host, BYTES, &why), CAIRN_ERR_NO_MEMORY,
+            "cannot pin 262144 bytes of host memory");
     ck_assert_msg(strstr(why.text, "too little that may be pinned") != NULL, "%s", why.text);
-    ck_assert_uint_eq(pinned(home), 0);
+    ck_assert_uint_eq(pinned(), 0);
     ck_assert_uint_eq(home_use(home).unpinned_bytes, BYTES);
     home_unpin(home, host, BYTES);
-    home_close(home);
     free(host);
 }
 
@@ -111,52 +77,32 @@ TEST(what_cannot_be_pinned_is_said_and_counted)
 
 TEST(runs_launches_and_bytes_are_counted)
 {
-    struct home *home = open_home("quiet=1");
-    struct home_memory plane;
-    struct home_stream *stream;
     uint8_t host[1000] = { 0 };
-    must(home_memory_open(home, "a plane", BYTES, &plane, &why));
-    must(home_stream_open(home, &stream, &why));
-    struct home_work works[8] = { { 0 } };
-    for (size_t i = 0; i < 8; i++) {
-        works[i].kind = CAIRN_WORK_ZERO;
-        works[i].zero.at = (uint8_t *)plane.base + i * PAGE;
-        works[i].zero.bytes = PAGE;
-    }
+    home_on_with("quiet=1", BYTES);
+    struct home_work works[8];
+    for (size_t i = 0; i < 8; i++) works[i] = zero_work((uint8_t *)plane.base + i * PAGE, PAGE);
     must(home_run(stream, works, 8, &why));
     ck_assert_uint_eq(home_use(home).launches, 1); // for all of them
     const uint64_t in = home_use(home).bytes_in, out = home_use(home).bytes_out;
-    copy(stream, plane.base, host, sizeof host);
-    copy(stream, host, plane.base, sizeof host);
+    copy_bytes(plane.base, host, sizeof host);
+    copy_bytes(host, plane.base, sizeof host);
     const struct home_use use = home_use(home);
     ck_assert_uint_eq(use.runs, 3);
     ck_assert_uint_eq(use.bytes_in - in, sizeof host);
     ck_assert_uint_eq(use.bytes_out - out, sizeof host);
     ck_assert_uint_gt(home_info(home)->total_bytes, home_info(home)->taken_bytes);
-    home_stream_close(stream);
-    home_memory_close(&plane);
-    home_close(home);
 }
 
 TEST(who_waits_for_the_card_sleeps)
 {
     const struct emulated card = emulated_open("quiet=1");
-    struct home *home;
-    struct home_memory plane;
-    struct home_stream *stream;
     uint8_t host[1000] = { 0 };
-    must(home_open_cuda("0", &home, &why));
-    must(home_memory_open(home, "a plane", BYTES, &plane, &why));
-    must(home_stream_open(home, &stream, &why));
-    copy(stream, plane.base, host, sizeof host);
-    card.cairn_emulator_set("result=1,call_fails=1");
-    struct home_work zero = { .kind = CAIRN_WORK_ZERO };
-    zero.zero.at = plane.base;
-    zero.zero.bytes = BYTES;
+    home_on_with("quiet=1", BYTES);
+    copy_bytes(plane.base, host, sizeof host);
+    emulated_set(&card, "result=1,call_fails=1");
+    struct home_work zero = zero_work(plane.base, BYTES);
     ck_assert_int_eq(home_run(stream, &zero, 1, &why), CAIRN_ERR_IO);
-    home_stream_close(stream);
-    home_memory_close(&plane);
-    home_close(home);
+    home_off();
     ck_assert_uint_eq(card.cairn_emulator_spins(), 0);
     ck_assert_int_eq(card.driver.cuStreamSynchronize(NULL), CAIRN_CU_OK);
     ck_assert_uint_eq(card.cairn_emulator_spins(), 1);
@@ -190,13 +136,12 @@ TEST_EACH(whoever_shares_the_card_is_warned_of, 0, sizeof rows / sizeof *rows)
 {
     const char *folder = rows[_i].folder != NULL ? rows[_i].folder : make_pipes();
     ck_assert_int_eq(setenv("CUDA_MPS_PIPE_DIRECTORY", folder, 1), 0);
-    struct home *home = open_home(rows[_i].options);
+    home_on(rows[_i].options);
     const char *warning = home_info(home)->warning;
     if (rows[_i].warns[0] == '\0')
         ck_assert_str_eq(warning, "");
     else
         ck_assert_msg(strstr(warning, rows[_i].warns) != NULL, "%s", warning);
-    home_close(home);
     if (rows[_i].folder == NULL) ck_assert(unlink(pipe_path) == 0 && rmdir(folder) == 0);
 }
 
@@ -219,10 +164,8 @@ static void expect_client_pins_on(const struct emulated *emulated, int node, uin
 static void expect_pinned_on(int node)
 {
     const struct emulated card = emulated_open("quiet=1");
-    struct home *home = open_home("quiet=1");
-    struct home_stream *stream;
-    uint8_t *host = aligned_alloc(PAGE, BYTES);
-    ck_assert_ptr_nonnull(host);
+    uint8_t *host = take_pages();
+    home_on("quiet=1");
     ck_assert_int_eq(home_info(home)->numa_node, node);
     must(home_stream_open(home, &stream, &why));
     must(home_stream_begin(stream, &why));
@@ -230,11 +173,9 @@ static void expect_pinned_on(int node)
     must(home_pin(home, host, BYTES, &why));
     ck_assert_int_eq(card.cairn_emulator_pinned_node(), node);
     home_unpin(home, host, BYTES);
-    home_stream_close(stream);
-    home_close(home);
+    home_off();
     free(host);
-    host = aligned_alloc(PAGE, BYTES);
-    ck_assert_ptr_nonnull(host);
+    host = take_pages();
     expect_client_pins_on(&card, node, host);
     free(host);
 }
@@ -260,4 +201,4 @@ TEST(where_no_node_is_told_pinned_memory_is_of_any)
     made_up_sysfs_close(&made);
 }
 
-SUITE(30);
+SUITE(30, .tear_down = home_off);
