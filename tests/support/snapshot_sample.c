@@ -2,6 +2,8 @@
 
 #include <check.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct job_spec_data cairn_sample_spec(const char *optimizer)
@@ -74,6 +76,65 @@ void cairn_sample_write(const char *folder, const struct job_spec_data *spec, ui
         ck_assert_int_eq(status, CAIRN_OK);
     }
     snapshot_plan_release(&plan);
+}
+
+struct job_spec_data cairn_sample_vectors(const char *optimizer, const char *names, uint64_t elems)
+{
+    struct job_spec_data spec = cairn_sample_spec(optimizer);
+    for (; *names != '\0'; names++) {
+        const char name[] = { *names, '\0' };
+        cairn_sample_tensor(&spec, name, CAIRN_TRAINED, (struct shape) { 1, { elems } });
+    }
+    return spec;
+}
+
+void cairn_sample_begin(struct cairn_sample_making *s, const char *root, struct job_spec_data spec)
+{
+    struct sentence why = { "" };
+    *s = (struct cairn_sample_making) { .spec = spec };
+    manifest_init(&s->manifest);
+    ck_assert_int_eq(spec_copy(&s->spec, &s->manifest.spec), CAIRN_OK);
+    ck_assert_msg(snapshot_folder_make(root, "job", 1, 1, s->id, &s->folder, &why) == CAIRN_OK,
+                  "%s", why.text);
+}
+
+void cairn_sample_put(struct cairn_sample_making *s, uint32_t shard, struct snapshot_range range)
+{
+    const struct cairn_sample_ranges owned = { .at = { range }, .count = 1 };
+    cairn_sample_write(s->folder, &s->spec, shard, &owned, &s->manifest);
+}
+
+void cairn_sample_commit(struct cairn_sample_making *s)
+{
+    struct sentence why = { "" };
+    ck_assert_msg(manifest_commit(s->folder, &s->manifest, &why) == CAIRN_OK, "%s", why.text);
+}
+
+void cairn_sample_end(struct cairn_sample_making *s)
+{
+    manifest_release(&s->manifest);
+    spec_release(&s->spec);
+    free(s->folder);
+}
+
+const char *cairn_sample_path(const struct cairn_sample_making *s, const char *name)
+{
+    static char path[400];
+    snprintf(path, sizeof path, "%s/%s", s->folder, name);
+    return path;
+}
+
+static void count_one(void *context, const char *job, const char *id, const char *folder)
+{
+    (void)job, (void)id, (void)folder;
+    ++*(size_t *)context;
+}
+
+size_t cairn_sample_count(const char *root, const char *job)
+{
+    size_t count = 0;
+    ck_assert_int_eq(snapshot_list(root, job, count_one, &count, NULL), CAIRN_OK);
+    return count;
 }
 
 char *cairn_sample_snapshot(const char *root, const struct job_spec_data *spec, uint64_t step)

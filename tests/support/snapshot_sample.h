@@ -31,6 +31,30 @@ struct cairn_sample_ranges {
 /* Writes the files of a shard that owns these, and lists them in the manifest. */
 void cairn_sample_write(const char *folder, const struct job_spec_data *spec, uint32_t shard,
                         const struct cairn_sample_ranges *owned, struct manifest *manifest);
+/* A snapshot that is being made beneath `root`, of shards that own what the test says:
+ *
+ *   struct cairn_sample_making s;
+ *   cairn_sample_begin(&s, scratch, cairn_sample_vectors("sgd", "w", 10));
+ *   cairn_sample_put(&s, 0, (struct snapshot_range) { 0, 0, 10 });
+ *   cairn_sample_commit(&s);
+ *   cairn_sample_end(&s); */
+struct cairn_sample_making {
+    struct job_spec_data spec; /* owned */
+    struct manifest manifest;
+    char id[CAIRN_SNAPSHOT_ID_BYTES];
+    char *folder; /* owned */
+};
+/* A trained tensor of so many elements for each letter of `names`. */
+struct job_spec_data cairn_sample_vectors(const char *optimizer, const char *names, uint64_t elems);
+void cairn_sample_begin(struct cairn_sample_making *s, const char *root, struct job_spec_data spec);
+void cairn_sample_put(struct cairn_sample_making *s, uint32_t shard, struct snapshot_range range);
+void cairn_sample_commit(struct cairn_sample_making *s);
+void cairn_sample_end(struct cairn_sample_making *s);
+/* "<folder>/<name>", until the next call. */
+const char *cairn_sample_path(const struct cairn_sample_making *s, const char *name);
+/* How many snapshots of the job (NULL: of all) are listed there. */
+size_t cairn_sample_count(const char *root, const char *job);
+
 /* A whole snapshot of the spec at that step beneath root, by two shards: the first has all, but of each
  * tensor of more than one row the last. Its folder, the caller's to free. */
 char *cairn_sample_snapshot(const char *root, const struct job_spec_data *spec, uint64_t step);

@@ -1,7 +1,6 @@
 /* What a spec offers: every field of it travels and is compared, every choice that is not supported is
  * refused. */
 #include <check.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 

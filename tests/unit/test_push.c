@@ -3,7 +3,6 @@
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "proto/base/status.h"
 #include "proto/link/push.h"

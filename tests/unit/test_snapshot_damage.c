@@ -87,24 +87,15 @@ static const struct {
 
 TEST_EACH(a_damaged_file_is_named, 0, sizeof spoils / sizeof spoils[0])
 {
-    struct job_spec_data spec = cairn_sample_spec("adamw");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 60000 } });
-    cairn_sample_tensor(&spec, "x", CAIRN_TRAINED, (struct shape) { 1, { 60000 } });
-    struct manifest manifest;
-    manifest_init(&manifest);
-    ck_assert_int_eq(spec_copy(&spec, &manifest.spec), CAIRN_OK);
-    char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL, path[300];
-    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
-    for (uint32_t s = 0; s < 2; s++) {
-        const struct cairn_sample_ranges owned = { .at = { { s, 0, 60000 } }, .count = 1 };
-        cairn_sample_write(folder, &spec, s, &owned, &manifest);
-    }
-    ck_assert_int_eq(manifest_commit(folder, &manifest, NULL), CAIRN_OK);
-    snprintf(path, sizeof path, "%s/" VICTIM, folder);
-    spoils[_i].spoil(path);
+    struct cairn_sample_making s;
+    cairn_sample_begin(&s, scratch, cairn_sample_vectors("adamw", "wx", 60000));
+    for (uint32_t shard = 0; shard < 2; shard++)
+        cairn_sample_put(&s, shard, (struct snapshot_range) { shard, 0, 60000 });
+    cairn_sample_commit(&s);
+    spoils[_i].spoil(cairn_sample_path(&s, VICTIM));
     struct snapshot snapshot;
     struct sentence why = { "" };
-    cairn_status status = snapshot_open(folder, &snapshot, &why);
+    cairn_status status = snapshot_open(s.folder, &snapshot, &why);
     ck_assert_msg(status == spoils[_i].status, "%d: %s", status, why.text);
     if (status == CAIRN_OK) {
         ck_assert_int_eq(snapshot_verify(&snapshot, NULL, &why), spoils[_i].verify_status);
@@ -112,51 +103,37 @@ TEST_EACH(a_damaged_file_is_named, 0, sizeof spoils / sizeof spoils[0])
     }
     ck_assert_msg(strstr(why.text, VICTIM) != NULL, "%s", why.text);
     ck_assert_msg(strstr(why.text, spoils[_i].word) != NULL, "%s", why.text);
-    manifest_release(&manifest);
-    spec_release(&spec);
-    free(folder);
+    cairn_sample_end(&s);
 }
 
-/* A snapshot of two shards that own what the test says, out of a tensor of 30000. */
-static cairn_status open_two(struct snapshot_range a, struct snapshot_range b, struct sentence *why)
+/* What two shards own of a tensor of 30000; word NULL: that is all of it, once. */
+static const struct {
+    struct snapshot_range own[2];
+    const char *word;
+} shares[] = {
+    { { { 0, 0, 10000 }, { 0, 10000, 20000 } }, NULL },
+    { { { 0, 0, 10000 }, { 0, 10001, 19999 } },
+      "\"w\", plane param: elements 10000 to 10000 are in no" },
+    { { { 0, 0, 10000 }, { 0, 10000, 19999 } }, "elements 29999 to 29999 are in no" },
+    { { { 0, 0, 10001 }, { 0, 10000, 20000 } }, "elements from 10000 are in two files" },
+};
+
+TEST_EACH(elements_that_are_missing_or_twice_are_named, 0, sizeof shares / sizeof shares[0])
 {
-    struct job_spec_data spec = cairn_sample_spec("sgd");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 30000 } });
-    struct manifest manifest;
-    manifest_init(&manifest);
-    ck_assert_int_eq(spec_copy(&spec, &manifest.spec), CAIRN_OK);
-    char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
-    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
-    const struct cairn_sample_ranges owned_a = { .at = { a }, .count = 1 },
-                                     owned_b = { .at = { b }, .count = 1 };
-    cairn_sample_write(folder, &spec, 0, &owned_a, &manifest);
-    cairn_sample_write(folder, &spec, 1, &owned_b, &manifest);
-    ck_assert_int_eq(manifest_commit(folder, &manifest, NULL), CAIRN_OK);
+    struct cairn_sample_making s;
     struct snapshot snapshot;
-    cairn_status status = snapshot_open(folder, &snapshot, why);
-    if (status == CAIRN_OK) snapshot_close(&snapshot);
-    manifest_release(&manifest);
-    spec_release(&spec);
-    free(folder);
-    return status;
-}
-
-TEST(elements_that_are_missing_or_twice_are_named)
-{
     struct sentence why = { "" };
-    typedef struct snapshot_range range;
-    ck_assert_int_eq(open_two((range) { 0, 0, 10000 }, (range) { 0, 10000, 20000 }, &why),
-                     CAIRN_OK);
-    ck_assert_int_eq(open_two((range) { 0, 0, 10000 }, (range) { 0, 10001, 19999 }, &why),
-                     CAIRN_ERR_CORRUPT);
-    ck_assert_ptr_nonnull(
-        strstr(why.text, "\"w\", plane param: elements 10000 to 10000 are in no"));
-    ck_assert_int_eq(open_two((range) { 0, 0, 10000 }, (range) { 0, 10000, 19999 }, &why),
-                     CAIRN_ERR_CORRUPT);
-    ck_assert_ptr_nonnull(strstr(why.text, "elements 29999 to 29999 are in no"));
-    ck_assert_int_eq(open_two((range) { 0, 0, 10001 }, (range) { 0, 10000, 20000 }, &why),
-                     CAIRN_ERR_CORRUPT);
-    ck_assert_ptr_nonnull(strstr(why.text, "elements from 10000 are in two files"));
+    const char *word = shares[_i].word;
+    cairn_sample_begin(&s, scratch, cairn_sample_vectors("sgd", "w", 30000));
+    for (uint32_t shard = 0; shard < 2; shard++) cairn_sample_put(&s, shard, shares[_i].own[shard]);
+    cairn_sample_commit(&s);
+    const cairn_status status = snapshot_open(s.folder, &snapshot, &why);
+    ck_assert_int_eq(status, word == NULL ? CAIRN_OK : CAIRN_ERR_CORRUPT);
+    if (word == NULL)
+        snapshot_close(&snapshot);
+    else
+        ck_assert_msg(strstr(why.text, word) != NULL, "%s", why.text);
+    cairn_sample_end(&s);
 }
 
 /* ---- failures of writing ---- */
@@ -171,27 +148,30 @@ static int count_files(const char *folder, const char *part)
     return atoi(line);
 }
 
+/* A file of one shard that has all of a tensor "w". */
+static void plan_one(struct cairn_sample_making *s, uint64_t elems, struct snapshot_plan *plan)
+{
+    const struct snapshot_range all = { 0, 0, elems };
+    cairn_sample_begin(s, scratch, cairn_sample_vectors("sgd", "w", elems));
+    ck_assert_int_eq(snapshot_plan_make(&s->spec, 0, &all, 1, plan), CAIRN_OK);
+}
+
 TEST(a_full_disk_fails_the_file_and_leaves_nothing)
 {
-    struct job_spec_data spec = cairn_sample_spec("sgd");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 60000 } });
-    char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
-    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
-    const struct snapshot_range all = { 0, 0, 60000 };
+    struct cairn_sample_making s;
     struct snapshot_plan plan;
-    ck_assert_int_eq(snapshot_plan_make(&spec, 0, &all, 1, &plan), CAIRN_OK);
+    plan_one(&s, 60000, &plan);
     signal(SIGXFSZ, SIG_IGN);
     const struct rlimit limit = { 100000, 100000 };
     ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0); // of this child of Check only
     struct sentence why = { "" };
     uint8_t hash[16];
-    ck_assert_int_eq(snapshot_write_file(folder, plan.files, cairn_sample_fill, NULL, hash, &why),
+    ck_assert_int_eq(snapshot_write_file(s.folder, plan.files, cairn_sample_fill, NULL, hash, &why),
                      CAIRN_ERR_NO_SPACE);
     ck_assert_msg(strstr(why.text, "write of shard-00001") != NULL, "%s", why.text);
-    ck_assert_int_eq(count_files(folder, "model"), 0);
+    ck_assert_int_eq(count_files(s.folder, "model"), 0);
     snapshot_plan_release(&plan);
-    spec_release(&spec);
-    free(folder);
+    cairn_sample_end(&s);
 }
 
 static cairn_status give_nothing(void *context, const struct safetensors_entry *entry,
@@ -206,55 +186,40 @@ static cairn_status give_nothing(void *context, const struct safetensors_entry *
 
 TEST(a_canceled_file_leaves_nothing_and_a_second_writer_is_refused)
 {
-    struct job_spec_data spec = cairn_sample_spec("sgd");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
-    char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
-    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
-    const struct snapshot_range all = { 0, 0, 10 };
+    struct cairn_sample_making s;
     struct snapshot_plan plan;
-    ck_assert_int_eq(snapshot_plan_make(&spec, 0, &all, 1, &plan), CAIRN_OK);
     struct sentence why = { "" };
     uint8_t hash[16];
-    ck_assert_int_eq(snapshot_write_file(folder, plan.files, give_nothing, NULL, hash, &why),
+    plan_one(&s, 10, &plan);
+    ck_assert_int_eq(snapshot_write_file(s.folder, plan.files, give_nothing, NULL, hash, &why),
                      CAIRN_ERR_CANCELED);
     ck_assert_str_eq(why.text, "canceled at w, 0 + 10");
-    ck_assert_int_eq(count_files(folder, "model"), 0);
-    ck_assert_int_eq(snapshot_write_file(folder, plan.files, cairn_sample_fill, NULL, hash, &why),
+    ck_assert_int_eq(count_files(s.folder, "model"), 0);
+    ck_assert_int_eq(snapshot_write_file(s.folder, plan.files, cairn_sample_fill, NULL, hash, &why),
                      CAIRN_OK);
-    ck_assert_int_eq(snapshot_write_file(folder, plan.files, cairn_sample_fill, NULL, hash, &why),
+    ck_assert_int_eq(snapshot_write_file(s.folder, plan.files, cairn_sample_fill, NULL, hash, &why),
                      CAIRN_ERR_EXISTS);
-    ck_assert_int_eq(count_files(folder, "model"), 1);
+    ck_assert_int_eq(count_files(s.folder, "model"), 1);
     snapshot_plan_release(&plan);
-    spec_release(&spec);
-    free(folder);
+    cairn_sample_end(&s);
 }
 
 TEST(a_manifest_is_not_committed_over_a_missing_file_or_twice)
 {
-    struct job_spec_data spec = cairn_sample_spec("sgd");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
-    char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL, path[300];
-    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
-    struct manifest manifest;
-    manifest_init(&manifest);
-    ck_assert_int_eq(spec_copy(&spec, &manifest.spec), CAIRN_OK);
-    const struct cairn_sample_ranges owned = { .at = { { 0, 0, 10 } }, .count = 1 };
-    cairn_sample_write(folder, &spec, 0, &owned, &manifest);
+    struct cairn_sample_making s;
     struct sentence why = { "" };
-    manifest.files[0].bytes++;
-    ck_assert_int_eq(manifest_commit(folder, &manifest, &why), CAIRN_ERR_CORRUPT);
-    manifest.files[0].bytes--;
-    ck_assert_int_eq(manifest_commit(folder, &manifest, &why), CAIRN_OK);
-    ck_assert_int_eq(manifest_commit(folder, &manifest, &why), CAIRN_ERR_EXISTS);
-    snprintf(path, sizeof path, "%s/" CAIRN_MANIFEST_NAME, folder);
-    ck_assert_int_eq(unlink(path), 0);
-    snprintf(path, sizeof path, "%s/%s", folder, manifest.files[0].path);
-    ck_assert_int_eq(unlink(path), 0);
-    ck_assert_int_eq(manifest_commit(folder, &manifest, &why), CAIRN_ERR_CORRUPT);
+    cairn_sample_begin(&s, scratch, cairn_sample_vectors("sgd", "w", 10));
+    cairn_sample_put(&s, 0, (struct snapshot_range) { 0, 0, 10 });
+    s.manifest.files[0].bytes++;
+    ck_assert_int_eq(manifest_commit(s.folder, &s.manifest, &why), CAIRN_ERR_CORRUPT);
+    s.manifest.files[0].bytes--;
+    ck_assert_int_eq(manifest_commit(s.folder, &s.manifest, &why), CAIRN_OK);
+    ck_assert_int_eq(manifest_commit(s.folder, &s.manifest, &why), CAIRN_ERR_EXISTS);
+    remove_file(cairn_sample_path(&s, CAIRN_MANIFEST_NAME));
+    remove_file(cairn_sample_path(&s, s.manifest.files[0].path));
+    ck_assert_int_eq(manifest_commit(s.folder, &s.manifest, &why), CAIRN_ERR_CORRUPT);
     ck_assert_msg(strstr(why.text, "is not there") != NULL, "%s", why.text);
-    manifest_release(&manifest);
-    spec_release(&spec);
-    free(folder);
+    cairn_sample_end(&s);
 }
 
 /* ---- removing ---- */
@@ -268,45 +233,27 @@ int unlinkat(int folder_fd, const char *name, int flags)
     return error;
 }
 
-static void count_one(void *context, const char *job, const char *id, const char *folder)
-{
-    (void)job;
-    (void)id;
-    (void)folder;
-    ++*(size_t *)context;
-}
-
 TEST_EACH(who_is_killed_while_removing_leaves_no_snapshot_and_the_next_ends_it, 0, 6)
 {
-    struct job_spec_data spec = cairn_sample_spec("adamw");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
-    char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL;
-    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
-    struct manifest manifest;
-    manifest_init(&manifest);
-    ck_assert_int_eq(spec_copy(&spec, &manifest.spec), CAIRN_OK);
-    const struct cairn_sample_ranges owned = { .at = { { 0, 0, 10 } }, .count = 1 };
-    cairn_sample_write(folder, &spec, 0, &owned, &manifest);
-    ck_assert_int_eq(manifest_commit(folder, &manifest, NULL), CAIRN_OK);
+    struct cairn_sample_making s;
     struct snapshot_removed removed;
     struct sentence why = { "" };
-    size_t count = 0;
+    int status = 0;
+    cairn_sample_begin(&s, scratch, cairn_sample_vectors("adamw", "w", 10));
+    cairn_sample_put(&s, 0, (struct snapshot_range) { 0, 0, 10 });
+    cairn_sample_commit(&s);
     const pid_t child = fork();
     if (child == 0) {
         unlinks_left = _i + 1;
-        _exit(snapshot_remove(scratch, "job", id, &removed, NULL) == CAIRN_OK ? 0 : 1);
+        _exit(snapshot_remove(scratch, "job", s.id, &removed, NULL) == CAIRN_OK ? 0 : 1);
     }
-    int status = 0;
     ck_assert_int_eq(waitpid(child, &status, 0), child);
     ck_assert_int_eq(WEXITSTATUS(status), 7);
-    ck_assert_int_eq(snapshot_list(scratch, NULL, count_one, &count, NULL), CAIRN_OK);
-    ck_assert_uint_eq(count, 0);
-    const cairn_status again = snapshot_remove(scratch, "job", id, &removed, &why);
+    ck_assert_uint_eq(cairn_sample_count(scratch, NULL), 0);
+    const cairn_status again = snapshot_remove(scratch, "job", s.id, &removed, &why);
     ck_assert_msg(again == (_i == 5 ? CAIRN_ERR_NOT_FOUND : CAIRN_OK), "%s", why.text);
-    ck_assert_int_ne(access(folder, F_OK), 0);
-    manifest_release(&manifest);
-    spec_release(&spec);
-    free(folder);
+    ck_assert_int_ne(access(s.folder, F_OK), 0);
+    cairn_sample_end(&s);
 }
 
 /* ---- who may read it ---- */
@@ -323,23 +270,16 @@ TEST_EACH(its_files_are_for_owner_and_group_whatever_the_umask, 0, 3)
 {
     static const mode_t umasks[] = { 0, 027, 077 };
     umask(umasks[_i]);
-    struct job_spec_data spec = cairn_sample_spec("adamw");
-    cairn_sample_tensor(&spec, "b", CAIRN_BLOB, (struct shape) { 1, { 5 } });
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
-    char id[CAIRN_SNAPSHOT_ID_BYTES], *folder = NULL, path[300];
-    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
-    struct manifest manifest;
-    manifest_init(&manifest);
-    ck_assert_int_eq(spec_copy(&spec, &manifest.spec), CAIRN_OK);
-    const struct cairn_sample_ranges owned = { .at = { { 0, 0, 5 }, { 1, 0, 10 } }, .count = 2 };
-    cairn_sample_write(folder, &spec, 0, &owned, &manifest);
-    ck_assert_int_eq(manifest_commit(folder, &manifest, NULL), CAIRN_OK);
+    struct cairn_sample_making s;
+    const struct cairn_sample_ranges owned = { .at = { { 0, 0, 10 }, { 1, 0, 5 } }, .count = 2 };
+    struct job_spec_data spec = cairn_sample_vectors("adamw", "w", 10);
+    cairn_sample_tensor(&spec, "x", CAIRN_BLOB, (struct shape) { 1, { 5 } });
+    cairn_sample_begin(&s, scratch, spec);
+    cairn_sample_write(s.folder, &s.spec, 0, &owned, &s.manifest);
+    cairn_sample_commit(&s);
     ck_assert_int_eq(nftw(scratch, check_mode, 16, FTW_PHYS), 0);
-    snprintf(path, sizeof path, "%s/blobs", folder);
-    ck_assert_int_eq(access(path, F_OK), 0);
-    manifest_release(&manifest);
-    spec_release(&spec);
-    free(folder);
+    ck_assert_int_eq(access(cairn_sample_path(&s, "blobs"), F_OK), 0);
+    cairn_sample_end(&s);
 }
 
 SUITE(60, scratch_make, scratch_remove);

@@ -7,7 +7,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "proto/spec/spec.h"
 #include "tests/support/scratch_folder.h"
@@ -108,7 +107,7 @@ static void read_range(struct snapshot *snapshot, const struct snapshot_range *r
 
 /* ---- writing and reading ---- */
 
-START_TEST(what_any_shards_write_any_shards_read)
+TEST_EACH(what_any_shards_write_any_shards_read, 0, 25)
 {
     uint64_t seed = 1000 + (uint64_t)_i;
     const uint32_t writers = 1 + (uint32_t)_i / 5, readers = 1 + (uint32_t)_i % 5;
@@ -131,7 +130,6 @@ START_TEST(what_any_shards_write_any_shards_read)
     spec_release(&spec);
     free(folder);
 }
-END_TEST
 
 /* Quantum q of every tensor goes to shard q % 3. */
 static struct layout *layout_by_turns(const struct job_spec_data *spec)
@@ -171,7 +169,7 @@ static cairn_status plan_of_layout(const struct job_spec_data *spec, const struc
     return snapshot_plan_make(spec, shard, ranges, count, plan_out);
 }
 
-START_TEST(the_files_of_all_shards_of_a_layout_hold_everything_once)
+TEST(the_files_of_all_shards_of_a_layout_hold_everything_once)
 {
     uint64_t seed = 4, bytes = 0, state = 0;
     struct job_spec_data spec = random_spec(&seed);
@@ -193,10 +191,9 @@ START_TEST(the_files_of_all_shards_of_a_layout_hold_everything_once)
     layout_close(layout);
     spec_release(&spec);
 }
-END_TEST
 
 /* As after many changes of a layout. */
-START_TEST(ranges_that_follow_each_other_are_one_box_in_one_file)
+TEST(ranges_that_follow_each_other_are_one_box_in_one_file)
 {
     struct job_spec_data spec = cairn_sample_spec("adamw");
     cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 2, { 100, 8 } });
@@ -220,13 +217,12 @@ START_TEST(ranges_that_follow_each_other_are_one_box_in_one_file)
     snapshot_plan_release(&one);
     spec_release(&spec);
 }
-END_TEST
 
-START_TEST(what_is_not_stored_cannot_be_read)
+TEST(what_is_not_stored_cannot_be_read)
 {
     uint64_t seed = 5;
-    struct job_spec_data spec = cairn_sample_spec("sgd"); // without momentum: no optimizer planes
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
+    struct job_spec_data spec = cairn_sample_vectors("sgd", "w",
+                                                     10); // without momentum: no optimizer planes
     char *folder = take_snapshot(&spec, 2, 0, &seed);
     struct snapshot snapshot;
     ck_assert_int_eq(snapshot_open(folder, &snapshot, NULL), CAIRN_OK);
@@ -242,9 +238,8 @@ START_TEST(what_is_not_stored_cannot_be_read)
     spec_release(&spec);
     free(folder);
 }
-END_TEST
 
-START_TEST(the_bytes_of_a_file_are_nailed_down)
+TEST(the_bytes_of_a_file_are_nailed_down)
 {
     uint64_t seed = 5;
     struct job_spec_data spec = cairn_sample_spec("sgd");
@@ -266,9 +261,8 @@ START_TEST(the_bytes_of_a_file_are_nailed_down)
     spec_release(&spec);
     free(folder);
 }
-END_TEST
 
-START_TEST(a_blob_is_one_entry_of_bytes_in_a_folder_of_its_own)
+TEST(a_blob_is_one_entry_of_bytes_in_a_folder_of_its_own)
 {
     uint64_t seed = 5;
     struct job_spec_data spec = cairn_sample_spec("sgd");
@@ -292,9 +286,8 @@ START_TEST(a_blob_is_one_entry_of_bytes_in_a_folder_of_its_own)
     spec_release(&spec);
     free(folder);
 }
-END_TEST
 
-START_TEST(a_full_header_closes_its_file)
+TEST(a_full_header_closes_its_file)
 {
     struct job_spec_data spec = cairn_sample_spec("sgd");
     struct snapshot_range *ranges = calloc(60000, sizeof *ranges);
@@ -318,7 +311,6 @@ START_TEST(a_full_header_closes_its_file)
     spec_release(&spec);
     free(ranges);
 }
-END_TEST
 
 /* Exit status of check_snapshot.py over a sample snapshot. */
 static int check_from_outside(const char *python, const char *option)
@@ -340,11 +332,10 @@ static int check_from_outside(const char *python, const char *option)
     return WEXITSTATUS(status);
 }
 
-START_TEST(the_rules_hold_from_outside)
+TEST(the_rules_hold_from_outside)
 {
     ck_assert_int_eq(check_from_outside("python3", ""), 0);
 }
-END_TEST
 
 /* By torch and safetensors: a CTest test of its own, skipped where they are missing. */
 static bool readers_are_missing;
@@ -380,7 +371,7 @@ static void on_snapshot(void *context, const char *job, const char *id, const ch
 }
 
 /* Each is in the way of a removal; what would be left of it were none and nobody's. */
-START_TEST(a_snapshot_with_something_strange_in_it_is_removed_wholly_or_not_at_all)
+TEST(a_snapshot_with_something_strange_in_it_is_removed_wholly_or_not_at_all)
 {
     static const char *const strays[][2] = {
         { "mv optim ../o && ln -s ../o optim", "optim" },
@@ -391,11 +382,10 @@ START_TEST(a_snapshot_with_something_strange_in_it_is_removed_wholly_or_not_at_a
     };
     for (size_t i = 0; i < sizeof strays / sizeof *strays; i++) {
         uint64_t seed = 3;
-        struct job_spec_data spec = cairn_sample_spec("adamw");
+        struct job_spec_data spec = cairn_sample_vectors("adamw", "w", 10);
         struct snapshot_removed removed;
         struct sentence why = { "" };
         char command[3 * CAIRN_SCRATCH_BYTES + 200];
-        cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
         char *folder = take_snapshot(&spec, 1, 100 + i, &seed);
         const char *id = strrchr(folder, '/') + 1;
         snprintf(command, sizeof command, "cd %s && %s", folder, strays[i][0]);
@@ -409,17 +399,15 @@ START_TEST(a_snapshot_with_something_strange_in_it_is_removed_wholly_or_not_at_a
         spec_release(&spec);
     }
 }
-END_TEST
 
-START_TEST(a_folder_that_is_a_link_is_neither_listed_nor_opened)
+TEST(a_folder_that_is_a_link_is_neither_listed_nor_opened)
 {
     uint64_t seed = 3;
-    struct job_spec_data spec = cairn_sample_spec("adamw");
+    struct job_spec_data spec = cairn_sample_vectors("adamw", "w", 10);
     struct snapshot snapshot;
     struct sentence why = { "" };
     struct listing all = { .count = 0 };
     char command[3 * CAIRN_SCRATCH_BYTES + 200];
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
     char *folder = take_snapshot(&spec, 1, 9, &seed);
     snprintf(command, sizeof command, "mv %s %s-there && ln -s %s-there %s", folder, folder, folder,
              folder);
@@ -431,7 +419,6 @@ START_TEST(a_folder_that_is_a_link_is_neither_listed_nor_opened)
     free(folder);
     spec_release(&spec);
 }
-END_TEST
 
 /* capabilities(7): without these two root reads by the modes of files, as everybody does. */
 static void read_by_modes(bool by_modes)
@@ -445,14 +432,13 @@ static void read_by_modes(bool by_modes)
     ck_assert_int_eq(syscall(SYS_capset, &header, data), 0);
 }
 
-START_TEST(a_list_of_all_jobs_lives_with_a_folder_that_it_may_not_read)
+TEST(a_list_of_all_jobs_lives_with_a_folder_that_it_may_not_read)
 {
     uint64_t seed = 3;
-    struct job_spec_data spec = cairn_sample_spec("adamw");
+    struct job_spec_data spec = cairn_sample_vectors("adamw", "w", 10);
     struct sentence why = { "" };
     struct listing all = { .count = 0 };
     char path[CAIRN_SCRATCH_BYTES + 16];
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
     free(take_snapshot(&spec, 1, 9, &seed));
     snprintf(path, sizeof path, "%s/other", scratch);
     ck_assert_int_eq(mkdir(path, 0), 0);
@@ -466,14 +452,12 @@ START_TEST(a_list_of_all_jobs_lives_with_a_folder_that_it_may_not_read)
     ck_assert_str_eq(why.text, "");
     spec_release(&spec);
 }
-END_TEST
 
-START_TEST(only_committed_snapshots_are_listed_oldest_first)
+TEST(only_committed_snapshots_are_listed_oldest_first)
 {
     uint64_t seed = 3;
     char id[CAIRN_SNAPSHOT_ID_BYTES], *unfinished = NULL;
-    struct job_spec_data spec = cairn_sample_spec("adamw");
-    cairn_sample_tensor(&spec, "w", CAIRN_TRAINED, (struct shape) { 1, { 10 } });
+    struct job_spec_data spec = cairn_sample_vectors("adamw", "w", 10);
     free(take_snapshot(&spec, 1, 9, &seed));
     free(take_snapshot(&spec, 1, 10, &seed));
     ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 10, id, &unfinished, NULL), CAIRN_OK);
@@ -501,37 +485,19 @@ START_TEST(only_committed_snapshots_are_listed_oldest_first)
     spec_release(&spec);
     free(unfinished);
 }
-END_TEST
 
-static void add_own(TCase *tcase)
-{
-    tcase_add_loop_test(tcase, what_any_shards_write_any_shards_read, 0, 25);
-    tcase_add_test(tcase, the_files_of_all_shards_of_a_layout_hold_everything_once);
-    tcase_add_test(tcase, a_snapshot_with_something_strange_in_it_is_removed_wholly_or_not_at_all);
-    tcase_add_test(tcase, a_folder_that_is_a_link_is_neither_listed_nor_opened);
-    tcase_add_test(tcase, a_list_of_all_jobs_lives_with_a_folder_that_it_may_not_read);
-    tcase_add_test(tcase, ranges_that_follow_each_other_are_one_box_in_one_file);
-    tcase_add_test(tcase, what_is_not_stored_cannot_be_read);
-    tcase_add_test(tcase, the_bytes_of_a_file_are_nailed_down);
-    tcase_add_test(tcase, a_blob_is_one_entry_of_bytes_in_a_folder_of_its_own);
-    tcase_add_test(tcase, a_full_header_closes_its_file);
-    tcase_add_test(tcase, the_rules_hold_from_outside);
-    tcase_add_test(tcase, only_committed_snapshots_are_listed_oldest_first);
-}
+SUITE(60, scratch_make, scratch_remove);
 
 int main(int argc, char **argv)
 {
-    const bool readers = argc == 2 && strcmp(argv[1], "readers") == 0;
+    if (argc != 2 || strcmp(argv[1], "readers") != 0) return suite_main();
     TCase *tcase = tcase_create("snapshot_file");
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, scratch_make, scratch_remove);
-    if (readers)
-        tcase_add_test(tcase, others_read_what_we_write);
-    else
-        add_own(tcase);
+    tcase_add_test(tcase, others_read_what_we_write);
     Suite *suite = suite_create("snapshot_file");
     suite_add_tcase(suite, tcase);
-    if (readers) setenv("CK_FORK", "no", 1); // it says whether it could be tried
+    setenv("CK_FORK", "no", 1); // it says whether it could be tried
     const int failed = suite_run(suite);
     return failed != 0 ? 1 : readers_are_missing ? SKIPPED : 0;
 }

@@ -2,13 +2,12 @@
  * whichever files it is in; and what ends a sweep. */
 #include <check.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "proto/snapshot_io/snapshot_io.h"
 #include "proto/spec/spec.h"
-#include "tests/support/scratch.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/snapshot_sample.h"
 #include "tests/support/suite.h"
 
@@ -16,48 +15,39 @@
 #define SMALL       ((uint64_t)300)
 #define SMALL_COUNT 40
 
-static char scratch[CAIRN_SCRATCH_BYTES];
-static struct job_spec_data spec;
+static struct cairn_sample_making made;
 static struct snapshot snapshot;
-static char *folder;
 
 /* A large tensor and many small ones on two shards, each with half of all: a leaf of the large one is in both
  * halves. */
 static void enter(void)
 {
-    char id[CAIRN_SNAPSHOT_ID_BYTES], name[16];
-    struct manifest manifest;
-    cairn_scratch_make(scratch);
-    spec = cairn_sample_spec("adamw");
+    char name[16];
+    struct job_spec_data spec = cairn_sample_spec("adamw");
+    scratch_make();
     cairn_sample_tensor(&spec, "big", CAIRN_TRAINED, (struct shape) { 1, { BIG } });
     for (int i = 0; i < SMALL_COUNT; i++) {
         snprintf(name, sizeof name, "small%02d", i);
         cairn_sample_tensor(&spec, name, CAIRN_TRAINED, (struct shape) { 1, { SMALL } });
     }
-    manifest_init(&manifest);
-    ck_assert_int_eq(spec_copy(&spec, &manifest.spec), CAIRN_OK);
-    ck_assert_int_eq(snapshot_folder_make(scratch, "job", 1, 1, id, &folder, NULL), CAIRN_OK);
-    manifest.generation = manifest.step = 1;
-    manifest.shard_count = 2;
+    cairn_sample_begin(&made, scratch, spec);
     for (uint32_t s = 0; s < 2; s++) {
         struct cairn_sample_ranges owned = { .count = 0 };
         for (uint32_t t = 0; t < spec.tensor_count; t++) {
             const uint64_t half = spec.tensors[t].shape.dim[0] / 2;
             owned.at[owned.count++] = (struct snapshot_range) { t, s * half, half };
         }
-        cairn_sample_write(folder, &spec, s, &owned, &manifest);
+        cairn_sample_write(made.folder, &spec, s, &owned, &made.manifest);
     }
-    ck_assert_int_eq(manifest_commit(folder, &manifest, NULL), CAIRN_OK);
-    manifest_release(&manifest);
-    ck_assert_int_eq(snapshot_open(folder, &snapshot, NULL), CAIRN_OK);
+    cairn_sample_commit(&made);
+    ck_assert_int_eq(snapshot_open(made.folder, &snapshot, NULL), CAIRN_OK);
 }
 
 static void leave(void)
 {
     snapshot_close(&snapshot);
-    spec_release(&spec);
-    free(folder);
-    cairn_scratch_remove(scratch);
+    cairn_sample_end(&made);
+    scratch_remove();
 }
 
 /* What the threads have given. */
@@ -93,8 +83,8 @@ static cairn_status sweep_all(struct taken *taken, uint64_t *elems_out, struct s
         .snapshot = &snapshot, .take = take, .context = taken, .canceled = &taken->canceled
     };
     *elems_out = 0;
-    for (uint32_t t = 0; t < spec.tensor_count; t++) {
-        const struct geometry g = geometry_of(&spec.tensors[t].shape);
+    for (uint32_t t = 0; t < made.spec.tensor_count; t++) {
+        const struct geometry g = geometry_of(&made.spec.tensors[t].shape);
         for (uint32_t p = 1; p < CAIRN_PLANE_COUNT; p++) {
             const uint64_t first = t == 0 ? 1 : 0;
             const struct sweep_range whole = { .tensor = t,
@@ -102,9 +92,9 @@ static cairn_status sweep_all(struct taken *taken, uint64_t *elems_out, struct s
                                                .first_leaf = first,
                                                .leaf_count = g.leaf_count - first,
                                                .place = t + 1 };
-            if (!(spec_planes(&spec, t) & (1u << p))) continue;
+            if (!(spec_planes(&made.spec, t) & (1u << p))) continue;
             ck_assert_int_eq(sweep_ranges_add(&ranges, &g, sizeof(float), &whole, why), CAIRN_OK);
-            *elems_out += spec.tensors[t].shape.dim[0] - leaf_start(&g, first);
+            *elems_out += made.spec.tensors[t].shape.dim[0] - leaf_start(&g, first);
         }
     }
     const cairn_status status = snapshot_sweep(&sweep, &ranges, why);
@@ -161,10 +151,9 @@ TEST_EACH(a_file_that_went_or_was_cut_is_named, 0, 2)
 {
     struct taken taken = { .wrong = 0 };
     struct sentence why = { "" };
-    char path[512];
     uint64_t elems;
     const struct manifest_file *file = &snapshot.manifest.files[1];
-    snprintf(path, sizeof path, "%s/%s", folder, file->path);
+    const char *path = cairn_sample_path(&made, file->path);
     ck_assert_int_eq(_i == 0 ? unlink(path) : truncate(path, (off_t)file->bytes - 1), 0);
     ck_assert_int_eq(sweep_all(&taken, &elems, &why), CAIRN_ERR_CORRUPT);
     ck_assert_msg(strstr(why.text, file->path) != NULL, "%s", why.text);

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "proto/snapshot_io/snapshot_io.h"
-#include "tests/support/scratch.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/snapshot_sample.h"
 #include "tests/support/suite.h"
 #include "tests/support/weights_sample.h"
@@ -17,7 +17,7 @@
 #define ROWS    ((uint64_t)300)
 #define COLUMNS ((uint64_t)64)
 
-static char scratch[CAIRN_SCRATCH_BYTES], root[CAIRN_SCRATCH_BYTES + 16];
+static char root[CAIRN_SCRATCH_BYTES + 16];
 static struct job_spec_data spec;
 static char *folder;
 static struct weights weights;
@@ -25,7 +25,7 @@ static struct sentence why;
 
 static void set_up(void)
 {
-    cairn_scratch_make(scratch);
+    scratch_make();
     snprintf(root, sizeof root, "%s/models", scratch);
     ck_assert_int_eq(mkdir(root, 0755), 0);
     spec = cairn_sample_spec("adamw");
@@ -40,7 +40,7 @@ static void tear_down(void)
 {
     free(folder);
     spec_release(&spec);
-    cairn_scratch_remove(scratch);
+    scratch_remove();
 }
 
 static void check_refused(const char *roots, const char *path, cairn_status status,

@@ -1,32 +1,29 @@
 /* Words beside snapshots: replaced whole, read as anybody's, on folders and on any other storage. */
 #include <check.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "proto/snapshot_io/snapshot_io.h"
 #include "tests/support/memory_storage.h"
-#include "tests/support/scratch.h"
+#include "tests/support/scratch_folder.h"
 #include "tests/support/suite.h"
 
 #define FIRST  "step-000000000001-g1"
 #define SECOND "step-000000000002-g1"
 
-static char scratch[CAIRN_SCRATCH_BYTES];
 static struct snapshot_words words;
 
 static void enter(void)
 {
-    cairn_scratch_make(scratch);
+    scratch_make();
     cairn_memory_storage_open();
 }
 
 static void leave(void)
 {
     snapshot_words_release(&words);
-    cairn_scratch_remove(scratch);
+    scratch_remove();
 }
 
 static void good(cairn_status status, const struct sentence *why)
