@@ -57,7 +57,7 @@ static void said(const char *expected)
     char text[2048] = "";
     size_t length = 0;
     for (size_t i = 0; i < out.count; i++) {
-        if (i > 0) length += (size_t)snprintf(text + length, sizeof text - length, ", ");
+        length += (size_t)snprintf(text + length, sizeof text - length, "%s", i > 0 ? ", " : "");
         length += (size_t)print(text + length, sizeof text - length, &list[i]);
     }
     out.count = 0;
