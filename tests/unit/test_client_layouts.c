@@ -11,45 +11,25 @@
 #include "client/job.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/job.h"
-#include "tests/support/caller.h"
-#include "tests/support/fake_cluster.h"
-#include "tests/support/good.h"
-#include "tests/support/mem.h"
+#include "tests/support/client_script.h"
 #include "tests/support/suite.h"
 
-enum { FIRST = 2, NODES = 3, TENSORS = 3, ELEMS = 20000, QUANTA = 5 };
-enum { LAYOUTS = 8, STEPS = 16, WAIT_MS = 15000 };
+enum { FIRST = 2, NODES = SCRIPT_NODES, TENSORS = SCRIPT_TENSORS, ELEMS = SCRIPT_ELEMS };
+enum { QUANTA = 5, LAYOUTS = 8, STEPS = 16, WAIT_MS = SCRIPT_WAIT_MS };
 
-/* A shard's data; what came is counted by kind. */
-struct node {
-    uint32_t index;
-    struct fabric *fabric;
-    struct fabric_peer *peer; /* to the worker; NULL: not met yet */
-    uint32_t connection;      /* of the worker's HELLO */
-    uint32_t endpoint;
-    uint32_t came[16];
-    uint32_t refused; /* fetches of chunks that it does not know */
-};
+/* What came to a shard. */
+static struct {
+    uint32_t came[16]; /* by kind */
+    uint32_t refused;  /* fetches of chunks that it does not know */
+} counts[NODES];
 
-static struct fake_cluster fake;
-static struct fabric_hub *hub;
-static struct node nodes[NODES];
 static struct layout *layouts[LAYOUTS]; /* by their version */
 static uint64_t in_force;               /* whose pushes nodes take */
 static uint64_t published_by[STEPS];    /* the layout of a step's copies; 0: as in_force was */
-static uint64_t round_granted;
-static uint32_t committed; /* nodes, by bit */
-static uint32_t holding;   /* fetches: nodes, by bit */
+static uint32_t committed;              /* nodes, by bit */
+static uint32_t holding;                /* fetches: nodes, by bit */
 
-static cairn *session;
-static cairn_job *job;
-static const char *const names[TENSORS] = { "a", "b", "c" };
-static float gradient[ELEMS], got[TENSORS][ELEMS];
-
-static float value_of(uint32_t tensor, uint64_t elem, uint64_t step)
-{
-    return (float)(tensor * 100 + step) + (float)elem / ELEMS;
-}
+static float got[TENSORS][ELEMS];
 
 /* ---- layouts ---- */
 
@@ -57,9 +37,10 @@ static void make_layout(uint64_t version, uint32_t shards, struct extent *extent
 {
     struct layout_tensor tensors[TENSORS];
     for (int t = 0; t < TENSORS; t++)
-        tensors[t] = (struct layout_tensor) {
-            .name = names[t], .unit = names[t], .shape = { 1, { ELEMS } }, .elem_bytes = 4
-        };
+        tensors[t] = (struct layout_tensor) { .name = script_names[t],
+                                              .unit = script_names[t],
+                                              .shape = { 1, { ELEMS } },
+                                              .elem_bytes = 4 };
     struct extent *owned = malloc(count * sizeof *extents);
     memcpy(owned, extents, count * sizeof *extents);
     ck_assert_int_eq(
@@ -124,116 +105,57 @@ static bool owns_any(uint64_t layout, uint32_t shard)
 
 /* ---- a shard's side ---- */
 
-static void on_data_sent(void *arg, cairn_status status)
-{
-    (void)status;
-    free(arg);
-}
-
-static void say(struct node *node, struct chunk_header *header, void *payload, size_t bytes)
-{
-    const struct fake_shard *shard = &fake.shards[0]; // whom the worker is known to as any
-    uint8_t out[CAIRN_CHUNK_HEADER_BYTES];
-    header->job = shard->job;
-    header->member = shard->member;
-    header->token = shard->token;
-    header->tile = node->index;
-    header->payload_bytes = bytes;
-    header->checksum = chunk_checksum(payload, bytes);
-    chunk_encode(header, out);
-    if (fabric_send(node->peer, out, sizeof out, payload, bytes,
-                    payload != NULL ? on_data_sent : NULL, payload) != CAIRN_OK)
-        free(payload); // it is cut
-}
-
-static void say_grant(struct node *node)
-{
-    const struct fake_shard *shard = &fake.shards[0];
-    struct chunk_header grant = { .kind = CAIRN_CHUNK_GRANT, .value = 64 };
-    if (shard->round == 0) return;
-    grant.epoch = shard->epoch;
-    grant.round = shard->round;
-    grant.request = CAIRN_CHUNK_WAY(node->endpoint, node->connection);
-    say(node, &grant, NULL, 0);
-}
-
-static void take_hello(struct node *node, const struct chunk_header *h)
-{
-    const struct fake_shard *shard = &fake.shards[0];
-    if (node->peer == NULL)
-        ck_assert_int_eq(fabric_connect_to(node->fabric, shard->member_address,
-                                           shard->member_address_bytes, NULL, NULL, &node->peer),
-                         CAIRN_OK);
-    node->connection = (uint32_t)h->request;
-    struct chunk_header hello = { .kind = CAIRN_CHUNK_HELLO };
-    hello.request = CAIRN_CHUNK_WAY(node->endpoint, node->connection);
-    say(node, &hello, NULL, 0);
-    say_grant(node);
-}
-
-static void answer(struct node *node, struct chunk_header header, unsigned kind,
-                   cairn_status status)
-{
-    header.kind = (uint8_t)kind;
-    header.value = (uint64_t)status;
-    say(node, &header, NULL, 0);
-}
-
 /* What was published by another layout, the shard knows no chunk of. */
-static void answer_fetch(struct node *node, struct chunk_header header)
+static void answer_fetch(struct script_node *node, const struct chunk_header *header)
 {
-    const uint64_t first = header.first_leaf * CAIRN_LEAF_ELEMS;
-    const uint64_t left = ELEMS - first, most = header.leaf_count * (uint64_t)CAIRN_LEAF_ELEMS;
-    const size_t count = left < most ? left : most;
-    if (!is_chunk_of(published_by[header.step], node->index, &header)) {
-        node->refused++;
-        answer(node, header, CAIRN_CHUNK_NAK, CAIRN_ERR_MALFORMED);
+    if (is_chunk_of(published_by[header->step], node->index, header)) {
+        script_answer_fetch(node, node->index, header);
         return;
     }
-    float *data = malloc(count * sizeof *data);
-    for (size_t i = 0; i < count; i++) data[i] = value_of(header.tensor, first + i, header.step);
-    header.kind = CAIRN_CHUNK_DATA;
-    say(node, &header, data, count * sizeof *data);
+    counts[node->index].refused++;
+    script_answer(node, node->index, header, CAIRN_CHUNK_NAK, CAIRN_ERR_MALFORMED);
 }
 
-static void take_commit(struct node *node)
+static void take_commit(const struct script_node *node)
 {
     uint32_t awaited = 0;
     for (uint32_t i = 0; i < NODES; i++) awaited |= (uint32_t)owns_any(in_force, i) << i;
     committed |= 1u << node->index;
     if (committed != awaited) return;
     committed = 0;
-    for (uint32_t i = 0; i < FIRST; i++) fake_shard_report_reduced(&fake.shards[i]);
+    for (uint32_t i = 0; i < FIRST; i++) fake_shard_report_reduced(&script_fake.shards[i]);
 }
 
-static void on_message(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
-                       struct fabric_message *message)
+static void hear(struct script_node *node, const struct chunk_header *h, bool in_place)
 {
-    struct node *node = arg;
-    struct chunk_header h;
-    ck_assert_int_eq(chunk_decode(header, header_bytes, payload_bytes, &h), CAIRN_OK);
-    if (message != NULL) fabric_drop(message);
-    node->came[h.kind]++;
-    switch (h.kind) {
-    case CAIRN_CHUNK_HELLO: take_hello(node, &h); break;
+    (void)in_place;
+    counts[node->index].came[h->kind]++;
+    switch (h->kind) {
     case CAIRN_CHUNK_PUSH:
-        ck_assert(is_chunk_of(in_force, node->index, &h));
-        answer(node, h, CAIRN_CHUNK_ACK, CAIRN_OK);
+        ck_assert(is_chunk_of(in_force, node->index, h));
+        script_answer(node, node->index, h, CAIRN_CHUNK_ACK, CAIRN_OK);
         break;
     case CAIRN_CHUNK_FETCH:
         if ((holding >> node->index & 1) == 0) answer_fetch(node, h);
         break;
-    case CAIRN_CHUNK_MICRO_END: answer(node, h, CAIRN_CHUNK_MICRO_ACK, CAIRN_OK); break;
+    case CAIRN_CHUNK_MICRO_END:
+        script_answer(node, node->index, h, CAIRN_CHUNK_MICRO_ACK, CAIRN_OK);
+        break;
     case CAIRN_CHUNK_COMMIT: take_commit(node); break;
     default: break;
     }
+}
+
+static void grant(struct script_node *node)
+{
+    script_say_grant(node, node->index, 0);
 }
 
 /* ---- the word that a layout changed ---- */
 
 static struct coord_session *session_of_worker(void)
 {
-    struct coord_job *known = coord_job_find(fake.cluster, "moving");
+    struct coord_job *known = coord_job_find(script_fake.cluster, "moving");
     return known != NULL && known->members.list != NULL ? known->members.list->session : NULL;
 }
 
@@ -245,9 +167,9 @@ static void send_changed(uint64_t layout, uint64_t table, uint64_t since, size_t
     char shard_names[NODES][8];
     struct packed *packed = packed_layout(layouts[table]);
     packed->size = bytes < packed->size ? bytes : packed->size;
-    message.job = fake.shards[0].job;
+    message.job = script_fake.shards[0].job;
     message.layout = layout;
-    message.since_generation = fake.shards[0].generation;
+    message.since_generation = script_fake.shards[0].generation;
     message.since_step = since;
     message.layout_bytes = packed->size;
     message.shards = list;
@@ -258,7 +180,7 @@ static void send_changed(uint64_t layout, uint64_t table, uint64_t since, size_t
         snprintf(shard_names[i], sizeof shard_names[i], "s%u", i);
         infos[i].name = shard_names[i];
         infos[i].fabric_address.data = (uint8_t *)(uintptr_t)fabric_own_address(
-            nodes[i].fabric, &infos[i].fabric_address.len);
+            script_nodes[i].fabric, &infos[i].fabric_address.len);
         list[message.n_shards++] = &infos[i];
     }
     struct coord_session *to = session_of_worker();
@@ -278,45 +200,9 @@ static void change(uint64_t layout, uint64_t since)
 
 /* ---- driving ---- */
 
-static void pump(void)
-{
-    fake_pump(&fake);
-    for (uint32_t i = 0; i < NODES; i++) fabric_progress(nodes[i].fabric);
-    for (uint32_t i = 0; i < FIRST; i++)
-        if (fake.shards[i].round == 0 || fake.shards[i].round == round_granted) return;
-    round_granted = fake.shards[0].round; // it is open at all of them
-    for (uint32_t i = 0; i < NODES; i++)
-        if (nodes[i].peer != NULL) say_grant(&nodes[i]);
-}
-
-#define until(condition)                                               \
-    do {                                                               \
-        const uint64_t end_ms = uv_hrtime() / 1000000 + WAIT_MS;       \
-        while (!(condition)) {                                         \
-            ck_assert_msg(uv_hrtime() / 1000000 < end_ms, #condition); \
-            pump();                                                    \
-        }                                                              \
-    } while (0)
-
-/* The worker's calls wait for what this thread serves. */
-static void finish(void)
-{
-    until(caller_is_over());
-    caller_end();
-}
-
-static void call(void (*made)(void))
-{
-    caller_begin(made);
-    finish();
-}
-
 static void forget_counts(void)
 {
-    for (uint32_t i = 0; i < NODES; i++) {
-        memset(nodes[i].came, 0, sizeof nodes[i].came);
-        nodes[i].refused = 0;
-    }
+    memset(counts, 0, sizeof counts);
 }
 
 /* So many chunks of 2 leaves has the shard by that layout. */
@@ -333,58 +219,25 @@ static uint32_t chunks_of(uint64_t layout, uint32_t shard)
 static void expect_all(unsigned kind, uint64_t layout)
 {
     for (uint32_t i = 0; i < NODES; i++) {
-        ck_assert_uint_eq(nodes[i].came[kind], chunks_of(layout, i));
-        ck_assert_uint_eq(nodes[i].refused, 0);
+        ck_assert_uint_eq(counts[i].came[kind], chunks_of(layout, i));
+        ck_assert_uint_eq(counts[i].refused, 0);
     }
 }
 
 /* ---- a worker's side ---- */
 
-static void attach(void)
-{
-    static struct cairn_tensor tensors[TENSORS];
-    for (int i = 0; i < TENSORS; i++)
-        tensors[i] = (struct cairn_tensor) { .struct_size = sizeof *tensors,
-                                             .name = names[i],
-                                             .unit = names[i],
-                                             .rank = 1,
-                                             .shape = { ELEMS },
-                                             .init = { .kind = CAIRN_INIT_ZEROS } };
-    const struct cairn_group group = CAIRN_GROUP_INIT;
-    const struct cairn_job_spec spec = { .struct_size = sizeof spec,
-                                         .tensors = tensors,
-                                         .tensor_count = TENSORS,
-                                         .groups = &group,
-                                         .group_count = 1,
-                                         .chunk_leaves = 2 };
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = fake.listen };
-    good(client_open(&opts, hub, &session));
-    good(cairn_job_open(session, "moving", &spec, CAIRN_WORKER, WAIT_MS, &job));
-    good(cairn_init_done(job, NULL, WAIT_MS));
-}
-
-static void detach(void)
-{
-    cairn_close(session);
-}
-
 static struct cairn_version newest, wanted;
 
 static void step(void)
 {
-    struct cairn_round round = { .struct_size = sizeof round };
-    struct cairn_result result = { .struct_size = sizeof result };
-    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = gradient, .dtype = CAIRN_F32 };
-    good(cairn_round_begin(job, WAIT_MS, &round));
-    for (int i = 0; i < TENSORS; i++) good(cairn_push(job, &round, 0, names[i], NULL, &mem, NULL));
-    good(cairn_commit(job, &round, 1, NULL, 0, WAIT_MS, &result));
-    newest = result.version;
+    script_step();
+    newest = script_result.version;
 }
 
 static void check(uint32_t tensor, const float *values)
 {
     for (uint64_t i = 0; i < ELEMS; i++)
-        if (values[i] != value_of(tensor, i, wanted.step))
+        if (values[i] != script_value(tensor, i, wanted.step))
             ck_abort_msg("tensor %u, element %u", tensor, (unsigned)i);
 }
 
@@ -397,7 +250,7 @@ static void fetch(void)
         const struct cairn_mem mem = { .struct_size = sizeof mem,
                                        .ptr = got[i],
                                        .dtype = CAIRN_F32 };
-        good(cairn_fetch(job, wanted, names[i], NULL, NULL, &mem, &ops[i]));
+        good(cairn_fetch(script_job, wanted, script_names[i], NULL, NULL, &mem, &ops[i]));
     }
     for (int i = 0; i < TENSORS; i++) {
         good(cairn_wait(ops[i], WAIT_MS));
@@ -411,50 +264,39 @@ static void map_units(void)
         struct cairn_view view = { .struct_size = sizeof view };
         size_t count = 1;
         cairn_op *op;
-        good(cairn_map(job, wanted, names[i], &view, &count, &op));
+        good(cairn_map(script_job, wanted, script_names[i], &view, &count, &op));
         good(cairn_wait(op, WAIT_MS));
         check((uint32_t)i, view.ptr);
-        good(cairn_unmap(job, &view, NULL));
+        good(cairn_unmap(script_job, &view, NULL));
     }
 }
 
 static void prefetch(void)
 {
-    good(cairn_prefetch(job, wanted, names, TENSORS));
+    good(cairn_prefetch(script_job, wanted, script_names, TENSORS));
 }
 
 /* ---- the scene ---- */
-
-static void open_node(uint32_t i)
-{
-    struct sentence why = { "" };
-    const struct fabric_options options = { .on_message = on_message,
-                                            .on_message_arg = &nodes[i],
-                                            .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,
-                                            .hub = hub };
-    nodes[i] = (struct node) { .index = i, .endpoint = 1 };
-    ck_assert_msg(fabric_open("mem", &options, &nodes[i].fabric, &why) == CAIRN_OK, "%s", why.text);
-    if (i >= FIRST) return;
-    fake.shards[i].address = fabric_own_address(nodes[i].fabric, &fake.shards[i].address_bytes);
-    fake.shards[i].holds_reduced = true;
-}
 
 /* A job of two shards at step 1. */
 static void open_scene(void)
 {
     const struct cairn_fabric_mem_options options = { .seed = 5, .delay_max_ticks = 3 };
-    ck_assert_int_eq(cairn_fabric_mem_hub_open(&options, &hub), CAIRN_OK);
-    fake_open(&fake, FIRST);
-    for (uint32_t i = 0; i < NODES; i++) open_node(i);
-    fake_shards_up(&fake, FIRST);
-    call(attach);
-    const struct layout *first = fake.shards[0].layout;
+    script = (struct script) {
+        .job = "moving", .shards = FIRST, .chunk_leaves = 2, .hear = hear, .grant = grant
+    };
+    ck_assert_int_eq(cairn_fabric_mem_hub_open(&options, &script_hub), CAIRN_OK);
+    script_open();
+    for (uint32_t i = 0; i < NODES; i++) script_node_open(i, "mem");
+    fake_shards_up(&script_fake, FIRST);
+    script_call(script_attach);
+    const struct layout *first = script_fake.shards[0].layout;
     ck_assert_uint_eq(first->version, 1);
     make_layout(1, FIRST, first->extents, first->extent_count);
     ck_assert_mem_eq(layouts[1]->hash, first->hash, sizeof first->hash);
     in_force = 1;
     for (int i = 0; i < STEPS; i++) published_by[i] = 1;
-    call(step);
+    script_call(step);
     ck_assert_uint_eq(newest.step, 1);
     wanted = newest;
     forget_counts();
@@ -462,11 +304,9 @@ static void open_scene(void)
 
 static void close_scene(void)
 {
-    call(detach);
-    for (uint32_t i = 0; i < NODES; i++) fabric_close(nodes[i].fabric);
+    script_call(script_detach);
     for (int i = 0; i < LAYOUTS; i++) layout_close(layouts[i]);
-    fake_close(&fake);
-    cairn_fabric_mem_hub_close(hub);
+    script_close();
 }
 
 /* The tensor, and the shard that has its last quanta. */
@@ -488,17 +328,17 @@ TEST(each_version_is_fetched_from_those_who_published_it_and_pushes_go_to_the_ne
 {
     move_to(1);
     change(2, 2);
-    call(fetch);
+    script_call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 1);
     forget_counts();
-    call(step);
+    script_call(step);
     expect_all(CAIRN_CHUNK_PUSH, 2);
     wanted = newest;
-    call(fetch);
+    script_call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 2);
     forget_counts();
     wanted.step = 1;
-    call(fetch);
+    script_call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 1);
 }
 
@@ -510,13 +350,13 @@ TEST(several_changes_between_two_versions_are_as_one)
     change(2, 2);
     change(3, 2);
     change(4, 2);
-    call(fetch);
+    script_call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 1);
-    call(step);
+    script_call(step);
     expect_all(CAIRN_CHUNK_PUSH, 4);
     forget_counts();
     wanted = newest;
-    call(map_units);
+    script_call(map_units);
     expect_all(CAIRN_CHUNK_FETCH, 4);
 }
 
@@ -524,12 +364,12 @@ TEST(a_shard_that_joins_is_pushed_to_and_fetched_from)
 {
     move_to(2);
     change(2, 2);
-    call(step);
+    script_call(step);
     expect_all(CAIRN_CHUNK_PUSH, 2);
-    ck_assert_uint_gt(nodes[2].came[CAIRN_CHUNK_PUSH], 0);
-    ck_assert_uint_eq(nodes[2].came[CAIRN_CHUNK_COMMIT], 1);
+    ck_assert_uint_gt(counts[2].came[CAIRN_CHUNK_PUSH], 0);
+    ck_assert_uint_eq(counts[2].came[CAIRN_CHUNK_COMMIT], 1);
     wanted = newest;
-    call(fetch);
+    script_call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 2);
 }
 
@@ -538,19 +378,19 @@ TEST(a_shard_that_has_left_is_read_but_takes_no_part_in_rounds)
     const uint32_t gone = owner_of(1, 0, 0);
     make_drained(2, gone, 1 - gone);
     change(2, 2);
-    call(fetch);
+    script_call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 1);
     forget_counts();
-    call(step);
+    script_call(step);
     expect_all(CAIRN_CHUNK_PUSH, 2);
-    ck_assert_uint_eq(nodes[gone].came[CAIRN_CHUNK_MICRO_END], 0);
-    ck_assert_uint_eq(nodes[gone].came[CAIRN_CHUNK_COMMIT], 0);
-    call(fetch);
-    ck_assert_uint_eq(nodes[gone].came[CAIRN_CHUNK_FETCH], chunks_of(1, gone));
-    for (int i = 0; i < 3; i++) call(step);
+    ck_assert_uint_eq(counts[gone].came[CAIRN_CHUNK_MICRO_END], 0);
+    ck_assert_uint_eq(counts[gone].came[CAIRN_CHUNK_COMMIT], 0);
+    script_call(fetch);
+    ck_assert_uint_eq(counts[gone].came[CAIRN_CHUNK_FETCH], chunks_of(1, gone));
+    for (int i = 0; i < 3; i++) script_call(step);
     wanted = newest;
     forget_counts();
-    call(fetch);
+    script_call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 2);
 }
 
@@ -559,15 +399,15 @@ TEST(a_prefetch_that_meets_a_change_goes_on_by_it)
 {
     move_to(1);
     holding = 3;
-    call(prefetch);
+    script_call(prefetch);
     // Both units of the window are asked for whole: no fetch by the old layout comes after the change.
     const uint32_t all = 2 * ((ELEMS + 2 * CAIRN_LEAF_ELEMS - 1) / (2 * CAIRN_LEAF_ELEMS));
-    until(nodes[0].came[CAIRN_CHUNK_FETCH] + nodes[1].came[CAIRN_CHUNK_FETCH] == all);
+    script_until(counts[0].came[CAIRN_CHUNK_FETCH] + counts[1].came[CAIRN_CHUNK_FETCH] == all);
     holding = 0;
     change(2, 1); // published once more
     caller_begin(map_units);
-    finish();
-    ck_assert_uint_eq(nodes[0].refused + nodes[1].refused, 0);
+    script_finish();
+    ck_assert_uint_eq(counts[0].refused + counts[1].refused, 0);
 }
 
 TEST(who_knows_no_such_chunk_is_not_believed_before_the_word_of_the_coordinator)
@@ -575,10 +415,10 @@ TEST(who_knows_no_such_chunk_is_not_believed_before_the_word_of_the_coordinator)
     move_to(2);
     in_force = published_by[1] = 2;
     caller_begin(fetch);
-    until(nodes[0].refused >= 3);
+    script_until(counts[0].refused >= 3);
     change(2, 1);
-    finish();
-    ck_assert_uint_gt(nodes[2].came[CAIRN_CHUNK_FETCH], 0);
+    script_finish();
+    ck_assert_uint_gt(counts[2].came[CAIRN_CHUNK_FETCH], 0);
 }
 
 static uint32_t vain; /* the tensor */
@@ -589,7 +429,7 @@ static void fetch_in_vain(void)
     const struct cairn_mem mem = { .struct_size = sizeof mem,
                                    .ptr = got[vain],
                                    .dtype = CAIRN_F32 };
-    good(cairn_fetch(job, wanted, names[vain], NULL, NULL, &mem, &op));
+    good(cairn_fetch(script_job, wanted, script_names[vain], NULL, NULL, &mem, &op));
     fails(cairn_wait(op, WAIT_MS), CAIRN_ERR_VERSION_GONE, "take the newest");
 }
 
@@ -599,16 +439,16 @@ TEST(what_was_asked_of_a_shard_that_is_gone_is_gone)
     make_drained(2, gone, 1 - gone);
     holding = 1u << gone;
     caller_begin(fetch_in_vain);
-    until(nodes[gone].came[CAIRN_CHUNK_FETCH] > 0);
+    script_until(counts[gone].came[CAIRN_CHUNK_FETCH] > 0);
     change(2, 2);
     Cairn__ShardsChanged message = CAIRN__SHARDS_CHANGED__INIT;
     Cairn__ShardInfo info = CAIRN__SHARD_INFO__INIT, *list[] = { &info };
     info.index = gone;
-    message.job = fake.shards[0].job;
+    message.job = script_fake.shards[0].job;
     message.shards = list;
     message.n_shards = 1;
     coord_session_send(session_of_worker(), CAIRN_MSG_SHARDS_CHANGED, 0, &message.base);
-    finish();
+    script_finish();
 }
 
 /* Attached tells of the layout of the newest version; what is in force, LayoutChanged says. */
@@ -616,29 +456,30 @@ TEST(a_worker_that_attaches_again_in_the_middle_goes_on_by_both)
 {
     move_to(1);
     change(2, 2);
-    call(fetch);
-    fake_coordinator_stop(&fake);
-    fake_coordinator_start(&fake);
-    fake_layout_number(&fake, "moving", 2);
-    for (uint32_t i = 0; i < FIRST; i++) fake_shard_up(&fake, i);
-    until(session_of_worker() != NULL &&
-          session_of_worker()->members->phase == CAIRN_MEMBER_ATTACHED);
+    script_call(fetch);
+    fake_coordinator_stop(&script_fake);
+    fake_coordinator_start(&script_fake);
+    fake_layout_number(&script_fake, "moving", 2);
+    for (uint32_t i = 0; i < FIRST; i++) fake_shard_up(&script_fake, i);
+    script_until(session_of_worker() != NULL &&
+                 session_of_worker()->members->phase == CAIRN_MEMBER_ATTACHED);
     send_changed(2, 2, 2, SIZE_MAX);
     forget_counts();
-    call(fetch);
+    script_call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 1);
-    call(step);
+    script_call(step);
     expect_all(CAIRN_CHUNK_PUSH, 2);
     forget_counts();
     wanted = newest;
-    call(fetch);
+    script_call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 2);
 }
 
 static void begin_in_vain(void)
 {
     struct cairn_round round = { .struct_size = sizeof round };
-    fails(cairn_round_begin(job, WAIT_MS, &round), CAIRN_ERR_ROLLED_BACK, "is an older copy");
+    fails(cairn_round_begin(script_job, WAIT_MS, &round), CAIRN_ERR_ROLLED_BACK,
+          "is an older copy");
 }
 
 /* The coordinator's store is as it was before the change. What is pushed by the later layout would come to
@@ -647,13 +488,13 @@ TEST(a_worker_that_knows_a_later_layout_than_the_one_in_force_has_to_open_the_jo
 {
     move_to(1);
     change(2, 2);
-    call(fetch);
-    fake_coordinator_stop(&fake);
-    fake_coordinator_start(&fake);
-    for (uint32_t i = 0; i < FIRST; i++) fake_shard_up(&fake, i);
+    script_call(fetch);
+    fake_coordinator_stop(&script_fake);
+    fake_coordinator_start(&script_fake);
+    for (uint32_t i = 0; i < FIRST; i++) fake_shard_up(&script_fake, i);
     forget_counts();
-    call(begin_in_vain);
-    for (uint32_t i = 0; i < NODES; i++) ck_assert_uint_eq(nodes[i].came[CAIRN_CHUNK_PUSH], 0);
+    script_call(begin_in_vain);
+    for (uint32_t i = 0; i < NODES; i++) ck_assert_uint_eq(counts[i].came[CAIRN_CHUNK_PUSH], 0);
 }
 
 static bool has_failed(const struct job *inside)
@@ -669,32 +510,32 @@ static bool has_failed(const struct job *inside)
 TEST(a_repeated_pause_that_is_refused_is_the_worker_s_error)
 {
     struct cairn_round round = { .struct_size = sizeof round };
-    struct job *inside = handle_get(CAIRN_HANDLE_JOB, job);
+    struct job *inside = handle_get(CAIRN_HANDLE_JOB, script_job);
     pthread_mutex_lock(&inside->session->lock);
     inside->pause.ends_ms = monotonic_ms() + 60000;
     inside->pause.what[0] = 1; // no text, so that it is refused
     pthread_mutex_unlock(&inside->session->lock);
-    fake_coordinator_stop(&fake);
-    fake_coordinator_start(&fake);
-    for (uint32_t i = 0; i < FIRST; i++) fake_shard_up(&fake, i);
-    until(has_failed(inside));
-    handle_put(job);
-    ck_assert_int_eq(cairn_round_begin(job, WAIT_MS, &round), CAIRN_ERR_INVALID);
+    fake_coordinator_stop(&script_fake);
+    fake_coordinator_start(&script_fake);
+    for (uint32_t i = 0; i < FIRST; i++) fake_shard_up(&script_fake, i);
+    script_until(has_failed(inside));
+    handle_put(script_job);
+    ck_assert_int_eq(cairn_round_begin(script_job, WAIT_MS, &round), CAIRN_ERR_INVALID);
     ck_assert_msg(strstr(cairn_error(), "a pause's purpose has") != NULL, "%s", cairn_error());
 }
 
 /* The coordinator is another one; meanwhile that layout has come into force, and has published `step`. */
 static void change_while_away(uint64_t layout, uint64_t step)
 {
-    fake_coordinator_stop(&fake);
-    fake_coordinator_start(&fake);
-    struct coord_job *known = coord_job_find(fake.cluster, "moving");
+    fake_coordinator_stop(&script_fake);
+    fake_coordinator_start(&script_fake);
+    struct coord_job *known = coord_job_find(script_fake.cluster, "moving");
     packed_release(known->planned.layout);
     known->planned.layout = packed_layout(layouts[layout]);
     in_force = published_by[step] = layout;
-    for (uint32_t i = 0; i < FIRST; i++) fake_shard_up(&fake, i);
-    until(session_of_worker() != NULL &&
-          session_of_worker()->members->phase == CAIRN_MEMBER_ATTACHED);
+    for (uint32_t i = 0; i < FIRST; i++) fake_shard_up(&script_fake, i);
+    script_until(session_of_worker() != NULL &&
+                 session_of_worker()->members->phase == CAIRN_MEMBER_ATTACHED);
 }
 
 /* Several changes went by while it was away: only what holds now is told. */
@@ -705,9 +546,9 @@ TEST(a_worker_that_missed_changes_takes_the_layout_that_it_finds)
     change_while_away(3, 1);
     send_changed(3, 3, 1, SIZE_MAX); // with the address of the new shard
     forget_counts();
-    call(fetch);
+    script_call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 3);
-    call(step);
+    script_call(step);
     expect_all(CAIRN_CHUNK_PUSH, 3);
 }
 
@@ -716,10 +557,10 @@ TEST(a_worker_that_missed_that_a_version_was_published_anew_takes_it_from_the_ne
 {
     move_to(1);
     change(2, 2);
-    call(fetch);
+    script_call(fetch);
     change_while_away(2, 1);
     forget_counts();
-    call(fetch);
+    script_call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 2);
 }
 
@@ -729,23 +570,23 @@ TEST(what_was_published_while_it_was_away_is_gone)
     move_to(2);
     make_moved(3, NODES, tensor_on(1), 4, 1, 2);
     wanted = newest;
-    call(step);
+    script_call(step);
     change_while_away(3, 2);
     published_by[1] = 3;
     vain = tensor_on(1);
-    call(fetch_in_vain);
+    script_call(fetch_in_vain);
 }
 
 /* Each write makes a generation of its own, of which a member that only reads may not have heard. */
 TEST(a_member_that_missed_changes_and_writes_takes_the_layout_that_it_finds)
 {
     move_to(1);
-    struct job *inside = api_job(job);
+    struct job *inside = api_job(script_job);
     inside->known.newest.generation = 0;
     api_leave(&inside);
     change_while_away(2, 1);
     forget_counts();
-    call(fetch);
+    script_call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 2);
 }
 
@@ -755,29 +596,29 @@ TEST(a_worker_that_missed_a_way_back_takes_it_for_what_is_newest)
     move_to(1);
     make_layout(3, FIRST, layouts[1]->extents, layouts[1]->extent_count);
     change(2, 1);
-    call(fetch);
+    script_call(fetch);
     change_while_away(3, 1);
     forget_counts();
-    call(fetch);
+    script_call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 3);
-    call(step);
+    script_call(step);
     expect_all(CAIRN_CHUNK_PUSH, 3);
 }
 
 static void lease(void)
 {
     struct cairn_version out;
-    good(cairn_lease(job, wanted, 60000, WAIT_MS, &out));
+    good(cairn_lease(script_job, wanted, 60000, WAIT_MS, &out));
 }
 
 TEST(what_is_leased_is_fetched_by_its_layout_however_old_it_is)
 {
     move_to(1);
-    call(lease);
+    script_call(lease);
     change(2, 2);
-    for (int i = 0; i < 4; i++) call(step);
+    for (int i = 0; i < 4; i++) script_call(step);
     forget_counts();
-    call(fetch);
+    script_call(fetch);
     expect_all(CAIRN_CHUNK_FETCH, 1);
 }
 
@@ -789,7 +630,7 @@ static void expect_failure(void)
     const uint64_t end_ms = monotonic_ms() + WAIT_MS;
     cairn_status status = CAIRN_OK;
     while (status == CAIRN_OK && monotonic_ms() < end_ms)
-        status = cairn_version_wait(job, wanted, WAIT_MS, &out);
+        status = cairn_version_wait(script_job, wanted, WAIT_MS, &out);
     ck_assert_msg(status != CAIRN_OK && strstr(cairn_error(), word) != NULL, "%d: %s", (int)status,
                   cairn_error());
 }
@@ -816,7 +657,7 @@ TEST_EACH(a_layout_that_does_not_fit_ends_the_job_and_says_what_came, 0, 5)
     }
     send_changed(cases[_i].layout, cases[_i].table, 2, cases[_i].bytes);
     word = cases[_i].word;
-    call(expect_failure);
+    script_call(expect_failure);
 }
 
 SUITE(40, open_scene, close_scene);

@@ -33,91 +33,107 @@ static void tear_down(void)
     spec_release(&data);
 }
 
-static void check_refused(const char *word)
-{
-    ck_assert_int_eq(client_spec_fill(&spec, &data, &open_flags), CAIRN_ERR_INVALID);
-    ck_assert_msg(strstr(cairn_error(), word) != NULL, "\"%s\" does not name %s", cairn_error(),
-                  word);
-}
+/* ---- what is refused: a row is a name, what the sentence says, and what is done to a good declaration ---- */
 
-TEST(a_name_that_cannot_be_one_is_told_by_its_place_with_what_is_allowed)
+static struct {
+    const char *name, *word;
+    void (*change)(struct cairn_tensor *two);
+} refusals[64];
+static int refusal_count;
+
+/* `two`: tensors that are declared instead of the one. */
+#define REFUSED(...)          REFUSED_AT(__LINE__, __VA_ARGS__)
+#define REFUSED_AT(line, ...) REFUSED_ROW(line, __VA_ARGS__)
+#define REFUSED_ROW(line, what, says, ...)                           \
+    static void change_##line(struct cairn_tensor *two)              \
+    {                                                                \
+        (void)two;                                                   \
+        __VA_ARGS__;                                                 \
+    }                                                                \
+    __attribute__((constructor)) static void change_add_##line(void) \
+    {                                                                \
+        refusals[refusal_count].name = (what);                       \
+        refusals[refusal_count].word = (says);                       \
+        refusals[refusal_count++].change = change_##line;            \
+    }                                                                \
+    _Static_assert(1, "a semicolon follows")
+
+static void declare(struct cairn_tensor *two)
 {
-    static char too_long[300];
-    struct cairn_tensor two[2] = { tensor, tensor };
+    two[0] = two[1] = tensor;
+    two[1].name = "v";
     spec.tensors = two;
     spec.tensor_count = 2;
-    memset(too_long, 'x', sizeof too_long - 1);
-    two[1].name = "";
-    check_refused("tensors[1].name is empty; allowed: 1 to 255 bytes");
-    two[1].name = NULL;
-    check_refused("tensors[1].name is empty");
-    two[1].name = "a\xff";
-    check_refused("tensors[1].name: byte 0xff at 1 is no UTF-8");
-    two[1].name = too_long;
-    check_refused("tensors[1].name is longer than allowed: 1 to 255 bytes");
-    two[1].name = "v";
-    two[1].unit = too_long;
-    check_refused("tensors[1].unit is longer than allowed: 1 to 255 bytes");
-    two[1].unit = NULL;
-    group.name = too_long;
-    check_refused("groups[0].name is longer than allowed: 1 to 255 bytes");
 }
 
-TEST(a_count_without_an_array_is_refused)
+#define TOO_LONG too_long(300)
+static char *too_long(size_t count)
 {
-    spec.tensors = NULL;
-    check_refused("NULL");
-    spec.tensors = &tensor;
-    spec.groups = NULL;
-    check_refused("NULL");
+    static char text[512];
+    return memset(text, 'x', count);
 }
 
-TEST(a_group_without_an_optimizer_is_sent_to_CAIRN_GROUP_INIT)
+REFUSED("an empty name", "tensors[1].name is empty; allowed: 1 to 255 bytes", declare(two);
+        two[1].name = "");
+REFUSED("no name", "tensors[1].name is empty", declare(two); two[1].name = NULL);
+REFUSED("no UTF-8", "tensors[1].name: byte 0xff at 1 is no UTF-8", declare(two);
+        two[1].name = "a\xff");
+REFUSED("a long name", "tensors[1].name is longer than allowed: 1 to 255 bytes", declare(two);
+        two[1].name = TOO_LONG);
+REFUSED("a long unit", "tensors[1].unit is longer than allowed: 1 to 255 bytes", declare(two);
+        two[1].unit = TOO_LONG);
+REFUSED("a group's long name", "groups[0].name is longer than allowed: 1 to 255 bytes",
+        group.name = TOO_LONG);
+REFUSED("tensors that are not there", "NULL", spec.tensors = NULL);
+REFUSED("groups that are not there", "NULL", spec.groups = NULL);
+REFUSED("a group without an optimizer", "names no optimizer; begin with CAIRN_GROUP_INIT",
+        group = (struct cairn_group) { .struct_size = sizeof group });
+// As many elements as the shape seems to have would else not be trained.
+REFUSED("a shape behind its rank", "tensor w has rank 1, and yet shape[1] is 256",
+        tensor.shape[1] = 256);
+REFUSED("what the optimizer ignores", "momentum", group.momentum = 0.5);
+// Its rule would divide by 0 wherever a gradient is 0.
+REFUSED("an optimizer and nothing else", "eps is 0, and adamw divides by it",
+        group = (struct cairn_group) { .struct_size = sizeof group, .optimizer = "adamw" });
+REFUSED("an optimizer and nothing else: what to do", "CAIRN_GROUP_INIT",
+        group = (struct cairn_group) { .struct_size = sizeof group, .optimizer = "adamw" });
+REFUSED("another beta of sgd than the default", "beta2", group.optimizer = "sgd";
+        group.beta2 = 0.5);
+REFUSED("a loss scale that fp32 cannot bear", "loss_scale", spec.loss_scale = 1e-300);
+REFUSED("what is reserved", "groups[0]: a reserved field is not 0", group.reserved[6] = 1);
+REFUSED("what is reserved, at the end", "groups[0]: a reserved field is not 0",
+        group.reserved_last = 1);
+REFUSED("a number of 64 bits", "global_batch is 18446744073709551615; allowed: 0 to 65536",
+        spec.global_batch = UINT64_MAX);
+REFUSED("a number that 32 bits would have as 0", "global_batch is 4294967296; allowed: 0 to 65536",
+        spec.global_batch = (uint64_t)1 << 32);
+REFUSED("skips", "skips_max is 18446744073709551615; allowed: 0 (100) to 4294967295",
+        spec.skips_max = UINT64_MAX);
+REFUSED("a buffer in a group", "mean", declare(two); two[1].name = "mean";
+        two[1].kind = CAIRN_BUFFER; two[1].group = "default");
+REFUSED("a frozen tensor in a group that is none", "nobody", declare(two);
+        two[1].kind = CAIRN_FROZEN; two[1].group = "nobody");
+
+TEST_EACH(a_declaration_that_no_job_could_mean_is_refused_by_name, 0, refusal_count)
 {
-    group = (struct cairn_group) { .struct_size = sizeof group };
-    check_refused("names no optimizer; begin with CAIRN_GROUP_INIT");
+    struct cairn_tensor two[2];
+    refusals[_i].change(two);
+    const cairn_status status = client_spec_fill(&spec, &data, &open_flags);
+    ck_assert_msg(status == CAIRN_ERR_INVALID && strstr(cairn_error(), refusals[_i].word) != NULL,
+                  "%s: %d: \"%s\" does not name %s", refusals[_i].name, (int)status, cairn_error(),
+                  refusals[_i].word);
 }
 
-/* As many elements as the shape seems to have would else not be trained. */
-TEST(a_shape_behind_its_rank_is_refused)
-{
-    tensor.shape[1] = 256;
-    check_refused("tensor w has rank 1, and yet shape[1] is 256");
-}
+/* ---- what is taken ---- */
 
-TEST(a_field_that_the_optimizer_ignores_is_refused)
+TEST(sgd_needs_no_eps_and_takes_the_betas_that_are_the_defaults)
 {
-    group.momentum = 0.5;
-    check_refused("momentum");
-}
-
-/* Its rule would divide by 0 wherever a gradient is 0. */
-TEST(a_group_that_says_only_its_optimizer_is_sent_to_CAIRN_GROUP_INIT)
-{
-    group = (struct cairn_group) { .struct_size = sizeof group, .optimizer = "adamw" };
-    check_refused("eps is 0, and adamw divides by it");
-    ck_assert_ptr_nonnull(strstr(cairn_error(), "CAIRN_GROUP_INIT"));
+    group.optimizer = "sgd";
+    ck_assert_int_eq(client_spec_fill(&spec, &data, &open_flags), CAIRN_OK);
     tear_down();
     set_up();
     group = (struct cairn_group) { .struct_size = sizeof group, .optimizer = "sgd", .lr = 0.1 };
     ck_assert_int_eq(client_spec_fill(&spec, &data, &open_flags), CAIRN_OK);
-}
-
-TEST(betas_of_sgd_are_refused_but_for_the_defaults)
-{
-    group.optimizer = "sgd";
-    ck_assert_int_eq(client_spec_fill(&spec, &data, &open_flags), CAIRN_OK);
-    tear_down();
-    set_up();
-    group.optimizer = "sgd";
-    group.beta2 = 0.5;
-    check_refused("beta2");
-}
-
-TEST(a_loss_scale_that_fp32_cannot_bear_is_refused)
-{
-    spec.loss_scale = 1e-300;
-    check_refused("loss_scale");
 }
 
 TEST(a_zero_has_no_sign)
@@ -150,46 +166,12 @@ BESIDE(cairn_amend, reserved_rules, snapshot_keep_every);
 BESIDE(cairn_amend, reserved_settings, settings);
 LAST(cairn_amend, setting_count);
 
-TEST(what_is_reserved_is_0)
+TEST(what_is_reserved_of_a_session_is_0)
 {
-    group.reserved[6] = 1;
-    check_refused("groups[0]: a reserved field is not 0");
-    group.reserved[6] = 0;
-    group.reserved_last = 1;
-    check_refused("groups[0]: a reserved field is not 0");
-    struct cairn_opts opts = { .struct_size = sizeof opts, .reserved_too = 1 };
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .reserved_too = 1 };
     cairn *session;
     ck_assert_int_eq(cairn_open(&opts, &session), CAIRN_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(cairn_error(), "reserved"));
-}
-
-TEST(a_number_is_told_as_it_was_given)
-{
-    spec.global_batch = UINT64_MAX;
-    check_refused("global_batch is 18446744073709551615; allowed: 0 to 65536");
-    spec.global_batch = (uint64_t)1 << 32;
-    check_refused("global_batch is 4294967296; allowed: 0 to 65536");
-    spec.global_batch = 0;
-    spec.skips_max = UINT64_MAX;
-    check_refused("skips_max is 18446744073709551615; allowed: 0 (100) to 4294967295");
-}
-
-TEST(a_group_of_what_is_not_trained_is_refused)
-{
-    struct cairn_tensor two[] = { tensor, tensor };
-    two[1].name = "mean";
-    two[1].kind = CAIRN_BUFFER;
-    two[1].group = "default";
-    spec.tensors = two;
-    spec.tensor_count = 2;
-    check_refused("mean");
-    tear_down();
-    set_up();
-    two[1].group = "nobody";
-    two[1].kind = CAIRN_FROZEN;
-    spec.tensors = two;
-    spec.tensor_count = 2;
-    check_refused("nobody");
 }
 
 SUITE(30, set_up, tear_down);
