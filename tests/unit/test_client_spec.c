@@ -33,7 +33,7 @@ static void tear_down(void)
     spec_release(&data);
 }
 
-/* ---- what is refused: a row is a name, what the sentence says, and what is done to a good declaration ---- */
+/* ---- what is refused: a name, what the sentence says, and what is done to a good declaration ---- */
 
 static struct {
     const char *name, *word;

@@ -181,11 +181,11 @@ static void hear_no_more(void)
 static pid_t start(const char *line)
 {
     static char words[256];
+    char *rest = words;
     const char *argv[32] = { CAIRN_BIN_DIR "/cairn", "--endpoint", c.socket };
     size_t count = 3;
     snprintf(words, sizeof words, "%s", line);
-    for (char *word = strtok(words, " "); word != NULL; word = strtok(NULL, " "))
-        argv[count++] = word;
+    for (char *word; (word = strsep(&rest, " ")) != NULL;) argv[count++] = word;
     return cluster_spawn(argv, c.out);
 }
 
