@@ -61,6 +61,7 @@ static void fail_waiting(struct coord_job *job, cairn_status status, const char 
 static void release_extension(struct coord_job *job)
 {
     struct coord_job *staged = job->extension.staged_job;
+    (void)coord_steps_cancel(&job->extension.steps);
     job->extension = (struct coord_extension) { .staged_job = NULL };
     if (staged != NULL) coord_job_free(staged);
 }
@@ -75,8 +76,9 @@ static void lose_extension(struct coord_job *job)
 }
 
 /* Ends the amendment; the job continues as it was. */
-static void give_up(struct coord_job *job, cairn_status status, const char *text)
+static void give_up(struct coord_steps *steps, cairn_status status, const char *text)
 {
+    struct coord_job *job = steps->job;
     struct sentence why;
     sentence_set(&why, "job %s was not amended, it goes on as it was: %s", job->spec.name, text);
     log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
@@ -126,8 +128,9 @@ static void swap_in_staged_job(struct coord_job *job, struct coord_job *staged)
 }
 
 /* The amendment is durable: the job becomes what the staged job is, and the old state is freed. */
-static void switch_over(struct coord_job *job)
+static void switch_over(struct coord_steps *steps)
 {
+    struct coord_job *job = steps->job;
     struct coord_job *staged = job->extension.staged_job;
     struct sentence why;
     job->extension = (struct coord_extension) { .staged_job = NULL };
@@ -160,11 +163,14 @@ static void switch_over(struct coord_job *job)
     coord_openings_advance(job->cluster);
 }
 
-static cairn_status judge_made(const struct coord_job *job, struct sentence *why)
+static cairn_status judge_made(struct coord_steps *steps, cairn_status status, struct sentence *why)
 {
+    const struct coord_job *job = steps->job;
     const struct coord_job *staged = job->extension.staged_job;
     const struct cairn_version now = coord_job_version(job);
-    if (job->extension.broken)
+    if (status != CAIRN_OK) return status;
+    // the shard may have dropped its new part
+    if (steps->lacks_shard)
         return fail_with(why, CAIRN_ERR_CLOSED, "a shard went away; amend it again");
     // Only a safeguard: the gate was shut and no shard went away, so the job cannot have changed.
     if (round_stage_of(job->core) != CAIRN_ROUND_STEADY || now.step != staged->base_step ||
@@ -195,37 +201,22 @@ static void put_back(struct coord_job *job, uint64_t generation)
  * was not given up takes effect, whatever has become of the job's shards. */
 static void on_stored_of_extend(const struct coord_saved *saved)
 {
+    if (coord_steps_stored(saved, on_stored_of_extend)) return;
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
-    if (job == NULL) return;
-    const bool ours = job->extension.staged_job != NULL &&
-                      job->extension.staged_job->generation == saved->number;
-    if (!ours && saved->status == CAIRN_OK) put_back(job, saved->number);
-    if (ours && saved->status == CAIRN_OK) switch_over(job);
-    if (ours && saved->status != CAIRN_OK) give_up(job, saved->status, saved->why);
+    if (job != NULL && saved->status == CAIRN_OK) put_back(job, saved->number);
 }
 
-static cairn_status store_staged_job(struct coord_job *job, struct sentence *why)
+static cairn_status store_staged_job(struct coord_steps *steps, struct sentence *why)
 {
+    const struct coord_job *job = steps->job;
     struct coord_job *staged = job->extension.staged_job;
     staged->epoch = job->epoch;
     staged->reserved.round = job->reserved.round;
     staged->reserved.generation = job->reserved.generation > staged->generation
                                       ? job->reserved.generation
                                       : staged->generation;
-    return coord_save_job(staged, CAIRN_STORE_JOB, NULL, staged->generation, on_stored_of_extend,
-                          why);
-}
-
-/* `about` is the key of the amendment whose parts the shards were asked to make. Another amendment
- * of the job may be under way by now. */
-static void on_made(struct coord_job *job, const void *about, cairn_status status, const char *text)
-{
-    struct sentence why;
-    if (!extend_is(job, *(const uint64_t *)about)) return;
-    sentence_set(&why, "%s", text);
-    if (status == CAIRN_OK) status = judge_made(job, &why);
-    if (status == CAIRN_OK) status = store_staged_job(job, &why);
-    if (status != CAIRN_OK) give_up(job, status, why.text);
+    return coord_steps_save_as(steps, staged, CAIRN_STORE_JOB, staged->generation,
+                               on_stored_of_extend, why);
 }
 
 /* ---- the beginning ---- */
@@ -316,71 +307,55 @@ static cairn_status make_staged_job(const struct coord_job *job, struct job_spec
     return status;
 }
 
-/* ---- make ---- */
+/* ---- the steps ---- */
 
-/* Asks all shards for their part of the staged job. */
-static cairn_status send_make(struct coord_job *job, struct coord_job *staged,
-                              const struct decision *last, struct sentence *why)
+static bool may_extend(const struct coord_steps *steps)
 {
-    const struct coord_create load = { .extend = true,
-                                       .version = last->version_after,
-                                       .last = last };
-    const uint64_t key = staged->spec.amend_key;
-    struct coord_gather *gather = coord_gather_open_job(job, on_made, &key, sizeof key);
-    if (gather == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-    coord_job_send_create(staged, &load, gather);
-    job->extension.making = true;
-    coord_gather_start(gather);
-    return CAIRN_OK;
+    return coord_operation_may_begin_at_rest(steps->job, CAIRN_OPERATION_EXTEND);
 }
 
-static void make_parts(struct coord_job *job)
+/* Asks all shards for their part of the staged job. */
+static cairn_status make_parts(struct coord_steps *steps, struct sentence *why)
 {
-    struct coord_job *staged = job->extension.staged_job;
+    struct coord_job *job = steps->job, *staged = job->extension.staged_job;
     const struct cairn_version now = coord_job_version(job);
     const cairn_status planned = plan_anew(job, staged);
-    if (planned != CAIRN_OK) {
-        give_up(job, planned, status_text((int)planned));
-        return;
-    }
+    if (planned != CAIRN_OK) return fail_with(why, planned, "%s", status_text((int)planned));
     staged->generation = now.generation + 1;
     staged->base_step = now.step;
     staged->origin = job->origin;                  // the job continues at the same step
     struct decision last = *round_last(job->core); // the schedule and the loss scale continue
     last.kind = CAIRN_DECISION_NONE;
     last.version_after = (struct cairn_version) { staged->generation, staged->base_step };
-    struct sentence why;
     uint8_t *with_missed = NULL, *with_terms = NULL;
-    cairn_status told = coord_missed_extend(job, &staged->spec, &last, &with_missed, &why);
-    if (told == CAIRN_OK)
-        told = coord_settings_payload(&job->spec, &staged->spec, &last, &with_terms, &why);
-    if (told == CAIRN_OK) told = send_make(job, staged, &last, &why);
+    cairn_status status = coord_missed_extend(job, &staged->spec, &last, &with_missed, why);
+    if (status == CAIRN_OK)
+        status = coord_settings_payload(&job->spec, &staged->spec, &last, &with_terms, why);
+    const struct coord_create load = { .extend = true,
+                                       .version = last.version_after,
+                                       .last = &last };
+    if (status == CAIRN_OK) coord_job_send_create(staged, &load, steps->gather);
     free(with_missed);
     free(with_terms);
-    if (told != CAIRN_OK) give_up(job, told, why.text);
+    return status;
 }
 
-static enum operation_stage stage_of_extension(const struct coord_job *job)
-{
-    return job->extension.staged_job == NULL ? CAIRN_STAGE_NONE
-           : job->extension.making           ? CAIRN_STAGE_EXTEND_MAKING
-                                             : CAIRN_STAGE_EXTENDING;
-}
+static const struct coord_step extend_steps[] = {
+    { CAIRN_STEP_WAIT, CAIRN_STAGE_EXTENDING, .is_ready = may_extend },
+    { CAIRN_STEP_ASK, CAIRN_STAGE_EXTEND_MAKING, "the shards to amend the job", .begin = make_parts,
+      .end = judge_made },
+    { CAIRN_STEP_STORE, CAIRN_STAGE_EXTEND_MAKING, "the store's disk", .begin = store_staged_job },
+    { CAIRN_STEP_LAST },
+};
 
-static void advance_extension(struct coord_job *job)
-{
-    if (stage_of_extension(job) == CAIRN_STAGE_EXTENDING &&
-        coord_operation_may_begin_at_rest(job, CAIRN_OPERATION_EXTEND))
-        make_parts(job);
-}
+static const struct coord_operation_plan extend_plan = { extend_steps, .done = switch_over,
+                                                         .failed = give_up };
 
-/* A shard went away. If parts of the staged job are being made, the shard may have dropped its
- * part. */
-static void break_extension(struct coord_job *job, uint32_t shard)
+/* ---- as an operation ---- */
+
+static struct coord_steps *steps_of_extension(struct coord_job *job)
 {
-    (void)shard;
-    job->extension.broken = job->extension.making;
+    return &job->extension.steps;
 }
 
 static cairn_status refuse_amended(const struct coord_job *job, struct sentence *why)
@@ -389,20 +364,11 @@ static cairn_status refuse_amended(const struct coord_job *job, struct sentence 
                      job->spec.name);
 }
 
-static bool extension_waiting(const struct coord_job *job, struct sentence *out)
-{
-    if (job->extension.making) sentence_set(out, "the shards to amend the job");
-    return job->extension.making;
-}
-
 const struct coord_operation coord_extending = {
-    .stage = stage_of_extension,
-    .advance = advance_extension,
-    .shard_down = break_extension,
+    .steps = steps_of_extension,
     .lost = lose_extension,
     .release = release_extension,
     .refuse = refuse_amended,
-    .waiting = extension_waiting,
     .until = "until the job is amended",
 };
 
@@ -455,12 +421,13 @@ static cairn_status extend_begin(struct coord_job *job, struct coord_member *mem
         return status;
     }
     job->extension.staged_job = staged;
+    coord_steps_start(&job->extension.steps, &extend_plan, job->cluster, job);
     if (member != NULL)
         log_info("job %s: %s (rank %" PRIu32 ") amends it, in a new generation", job->spec.name,
                  member->session->name, member->rank);
     coord_gate_update(job); // shuts the gate
     give_round_up(job, member);
-    advance_extension(job);
+    coord_steps_advance(&job->extension.steps);
     return CAIRN_OK;
 }
 
@@ -624,11 +591,11 @@ static void fail_amenders(struct coord_job *job)
 /* Answers the admin that waits, if there is one. The amendment that was stored is this admin's own,
  * because an admin is refused while another amendment is under way. A success is answered when all
  * shards have the spec. */
-static void answer_admins(struct coord_job *job, const struct coord_saved *saved)
+static void answer_admins(struct coord_job *job, cairn_status status, const char *why)
 {
     if (LIST_EMPTY(&job->amends.waiters) || job->amends.revision != 0) return;
-    if (saved->status != CAIRN_OK) {
-        coord_waiters_fail(&job->amends.waiters, saved->status, saved->why);
+    if (status != CAIRN_OK) {
+        coord_waiters_fail(&job->amends.waiters, status, why);
         return;
     }
     job->amends.revision = job->spec.revision;
@@ -667,15 +634,30 @@ static void free_amending(struct coord_amending *amending)
     free(amending);
 }
 
-/* Called when the amendment is durable, or could not be stored. If it could not be stored, the job
- * stays as it was. */
-static void on_stored(const struct coord_saved *saved)
+static cairn_status save_amended(struct coord_steps *steps, struct sentence *why)
 {
-    struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
-    struct coord_amending *amending = job != NULL ? job->amends.amending : NULL;
-    if (amending == NULL || amending->next.amend_key != saved->number) return;
+    struct packed *packed = steps->job->amends.amending->spec_packed;
+    return coord_steps_save(steps, steps->job, CAIRN_STORE_JOB, packed, 0, why);
+}
+
+/* The amendment is stored, or could not be stored: answers those who asked for it, and begins the next
+ * one. */
+static void end_amendment(struct coord_job *job, cairn_status status, const char *why)
+{
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        if (m->amend.request != 0 && m->amend.revision == 0 && m->amend.later == NULL)
+            answer_amender(m, status, why);
+    answer_admins(job, status, why);
+    take_waiting(job);
+}
+
+/* The amendment is durable. */
+static void take_amended(struct coord_steps *steps)
+{
+    struct coord_job *job = steps->job;
+    struct coord_amending *amending = job->amends.amending;
     job->amends.amending = NULL;
-    if (saved->status == CAIRN_OK && job->core != NULL) {
+    if (job->core != NULL) {
         spec_release(&job->spec);
         packed_release(job->planned.spec);
         job->spec = amending->next;
@@ -689,12 +671,25 @@ static void on_stored(const struct coord_saved *saved)
     } else {
         free_amending(amending);
     }
-    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
-        if (m->amend.request != 0 && m->amend.revision == 0 && m->amend.later == NULL)
-            answer_amender(m, saved->status, saved->why);
-    answer_admins(job, saved);
-    take_waiting(job);
+    end_amendment(job, CAIRN_OK, "");
 }
+
+/* The amendment could not be stored: the job stays as it was. */
+static void fail_amended(struct coord_steps *steps, cairn_status status, const char *why)
+{
+    struct coord_job *job = steps->job;
+    free_amending(job->amends.amending);
+    job->amends.amending = NULL;
+    end_amendment(job, status, why);
+}
+
+static const struct coord_step amend_steps[] = {
+    { CAIRN_STEP_STORE, CAIRN_STAGE_AMENDING, .begin = save_amended },
+    { CAIRN_STEP_LAST },
+};
+
+static const struct coord_operation_plan amend_plan = { amend_steps, .done = take_amended,
+                                                        .failed = fail_amended };
 
 /* Stores an amendment that changes only the terms. On success the function has taken `next`, and
  * the write has begun. */
@@ -711,15 +706,14 @@ static cairn_status store_terms(struct coord_job *job, struct job_spec_data *nex
         if (amending->spec_packed == NULL) status = CAIRN_ERR_NO_MEMORY;
     }
     if (status == CAIRN_OK) status = coord_judge_packed(next->name, amending->spec_packed, why);
-    if (status == CAIRN_OK)
-        status = coord_save_job(job, CAIRN_STORE_JOB, amending->spec_packed, next->amend_key,
-                                on_stored, why);
     if (status != CAIRN_OK) {
         free_amending(amending);
         return status;
     }
     amending->next = *next;
     job->amends.amending = amending;
+    coord_steps_start(&job->amends.steps, &amend_plan, job->cluster, job);
+    coord_steps_advance(&job->amends.steps);
     return CAIRN_OK;
 }
 
@@ -834,9 +828,9 @@ static void on_job_amend(struct coord_session *session, uint32_t request, const 
 
 /* ---- as an operation ---- */
 
-static enum operation_stage stage_of_amendment(const struct coord_job *job)
+static struct coord_steps *steps_of_amendment(struct coord_job *job)
 {
-    return job->amends.amending != NULL ? CAIRN_STAGE_AMENDING : CAIRN_STAGE_NONE;
+    return &job->amends.steps;
 }
 
 static void release_amendment(struct coord_job *job)
@@ -846,7 +840,7 @@ static void release_amendment(struct coord_job *job)
 }
 
 const struct coord_operation coord_amending = {
-    .stage = stage_of_amendment,
+    .steps = steps_of_amendment,
     .lost = fail_amenders,
     .release = release_amendment,
     .refuse = refuse_amended,

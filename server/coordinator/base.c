@@ -141,6 +141,19 @@ void coord_gather_start(struct coord_gather *gather)
     finish_if_answered(gather);
 }
 
+static void ignore_answers(void *context, cairn_status status, const char *why)
+{
+    (void)context;
+    (void)status;
+    (void)why;
+}
+
+void coord_gather_drop(struct coord_gather *gather)
+{
+    gather->on_done = ignore_answers;
+    coord_gather_start(gather);
+}
+
 void coord_gather_awaited(const struct coord_gather *gather, struct sentence *out)
 {
     const struct coord_call *call;

@@ -78,6 +78,8 @@ uint32_t coord_gather_send(struct coord_gather *gather, struct coord_shard_entry
 /* All shards were asked: on_done is called when all have answered, or at once if no answer is
  * outstanding. */
 void coord_gather_start(struct coord_gather *gather);
+/* Nobody wants the answers any more: on_done is not called. */
+void coord_gather_drop(struct coord_gather *gather);
 /* Adds the names of the shards that have not answered: "s1, s3". */
 void coord_gather_awaited(const struct coord_gather *gather, struct sentence *out);
 /* A shard has answered a request of ours: ends the call. */

@@ -11,6 +11,7 @@
  *
  *   base.h      what all others use: names, entries, sessions, questions to shards, work on other threads
  *   store.h     what is durable: SQLite, and the one thread that writes it; events, backups, trusted keys
+ *   operations.h  operations as tables of steps: ask shards, store, work on a thread, wait
  *   round.h     the core of a job and its inputs: terms, reduce groups, what halts it
  *   reshard.h   changes of a running job: re-sharding, amendments, parking, drains
  *   snapshot.h  snapshots that are being taken, and the folder of committed snapshots
@@ -26,6 +27,7 @@
  *   job            a job's state, and its parts on shards
  *   terms          the terms of a job, and which shards know these terms
  *   store, events, keys, standing, round
+ *   operations     carries out operations, and knows which are under way
  *   groups, leases, members, tiles (with the initial state, which ranks put)
  *   digests        a snapshot's contents, and how the last snapshots ended
  *   keep, snapshot_read, snapshot
@@ -137,6 +139,7 @@ struct coord {
     struct coord_reshard_asked *asked; /* reshard_plan.c */
     struct coord_removal *removals;    /* snapshot.h */
     struct coord_work *works;          /* base.h */
+    struct coord_steps *storing; /* borrowed: the operations that wait for the disk; operations.h */
     /* each is used by its module alone */
     struct coord_saves saves;
     struct coord_events events;

@@ -10,21 +10,6 @@
 
 /* ---- what a job is at ---- */
 
-const char *coord_job_state_name(const struct coord_job *job)
-{
-    switch (job->state) {
-    case CAIRN_CLUSTER_JOB_CREATING:
-        return job->restoring ? "restoring" : job->dropping ? "dropping" : "creating";
-    case CAIRN_CLUSTER_JOB_INITIALIZING: return "initializing";
-    case CAIRN_CLUSTER_JOB_RUNNING:
-        if (job->version_unknown) return "waiting";
-        if (coord_stage(job, CAIRN_OPERATION_PARK) != CAIRN_STAGE_NONE) return "parked";
-        return job->core != NULL && round_halted(job->core) ? "halted" : "running";
-    case CAIRN_CLUSTER_JOB_LOST: return job->loss.behind ? "behind" : "lost";
-    }
-    return "?";
-}
-
 struct cairn_version coord_job_version(const struct coord_job *job)
 {
     const struct cairn_version base = { job->generation, job->base_step };

@@ -16,8 +16,8 @@
 #include "server/coordinator/reshard.h"
 #include "server/coordinator/round.h"
 #include "server/coordinator/snapshot.h"
+#include "server/coordinator/operations.h"
 #include "server/core/decision.h"
-#include "server/core/operation.h"
 
 /* ==== openings ==== */
 
@@ -58,8 +58,8 @@ struct coord_opening {
  * twice. */
 struct coord_openings {
     bool advancing, again;
-    struct coord_plan *plans; /* owned by jobs.c: the jobs that threads are planning */
-    bool contested;           /* true: an opening waits until its rank is free, or is put off */
+    struct coord_creation *creations; /* owned by jobs.c: the jobs that threads are planning */
+    bool contested; /* true: an opening waits until its rank is free, or is put off */
 };
 
 /* Takes a page of the spec that a JobOpen announced. */
@@ -282,6 +282,7 @@ struct coord_job {
     struct coord_leases leases;
     struct coord_snapshots snapshots;
     struct coord_parting parting;
+    struct coord_creation *creation; /* owned by jobs.c; NULL: the job is not being created */
     struct coord_init init;
     struct coord_amends amends;
     struct coord_extension extension;
@@ -321,7 +322,6 @@ struct coord_job *coord_job_by_id(const struct coord *cluster, uint64_t id);
 /* coord_job_link adds the job to the cluster's list, coord_job_unlink removes it. */
 void coord_job_link(struct coord_job *job);
 void coord_job_unlink(struct coord_job *job);
-const char *coord_job_state_name(const struct coord_job *job);
 struct cairn_version coord_job_version(const struct coord_job *job);
 /* Returns true if the job is LOST and only a restore brings it back. */
 bool coord_job_dead(const struct coord_job *job);
@@ -352,57 +352,6 @@ struct coord_shard_infos {
 bool coord_shard_infos_init(struct coord_shard_infos *infos, const struct coord_job *job,
                             uint32_t shard_count);
 void coord_shard_infos_release(struct coord_shard_infos *infos);
-
-/* ==== operations ==== */
-
-/* The coordinator's side of the operations of a job (server/core/operation.h). The file that carries an
- * operation out has one such object; operations.c lists them, and calls each of them in the order of
- * enum operation. Every function but `stage` and `refuse` may be NULL. */
-struct coord_operation {
-    enum operation_stage (*stage)(const struct coord_job *job);
-    /* an event of the core is over, or a tick has come: takes the next step if nothing prevents it */
-    void (*advance)(struct coord_job *job);
-    void (*tick)(struct coord_job *job);    /* instead of `advance`, by a tick */
-    void (*stepped)(struct coord_job *job); /* a step has ended */
-    /* shard_up: the shard has reported its part of the job. shard_down: the connection of a shard that was up
-     * has ended */
-    void (*shard_up)(struct coord_job *job, const Cairn__HeldJob *part);
-    void (*shard_down)(struct coord_job *job, uint32_t shard);
-    void (*lost)(struct coord_job *job);    /* the job is LOST; loss.why says why */
-    void (*release)(struct coord_job *job); /* the job is freed */
-    /* fails with the reason of a refusal: the operation is under way, and what to do about that */
-    cairn_status (*refuse)(const struct coord_job *job, struct sentence *why);
-    /* says for whom the job waits because of the operation; false: for nobody */
-    bool (*waiting)(const struct coord_job *job, struct sentence *out);
-    const char *until; /* "it waits UNTIL" the operation is over: for others that wait for it */
-};
-
-extern const struct coord_operation coord_making, coord_amending, coord_extending, coord_parking,
-    coord_resharding, coord_snapshotting;
-
-enum operation_stage coord_stage(const struct coord_job *job, enum operation operation);
-/* Returns what the operations under way hold, as bits of enum operation_hold. */
-unsigned coord_operations_hold(const struct coord_job *job);
-/* Checks that no operation under way excludes `asked`. CAIRN_ERR_BUSY, or CAIRN_ERR_NOT_READY if the other
- * one does not end by itself: `why` says which one it is. */
-cairn_status coord_operation_judge(const struct coord_job *job, enum operation asked,
-                                   struct sentence *why) CAIRN_MUST_CHECK;
-/* Returns true if the job has a core and no other operation blocks `waiting`: see operations_block. */
-bool coord_operation_may_begin(const struct coord_job *job, enum operation waiting);
-/* The same for an operation that works at a step boundary, with all shards. */
-bool coord_operation_may_begin_at_rest(const struct coord_job *job, enum operation waiting);
-/* Returns for whom `waiting` waits, as "until ..."; NULL: it waits for no other operation. */
-const char *coord_operation_waits(const struct coord_job *job, enum operation waiting);
-/* Call the function of each operation. */
-void coord_operations_advance(struct coord_job *job);
-void coord_operations_tick(struct coord_job *job);
-void coord_operations_stepped(struct coord_job *job);
-void coord_operations_shard_up(struct coord_job *job, const Cairn__HeldJob *part);
-void coord_operations_shard_down(struct coord_job *job, uint32_t shard);
-void coord_operations_lost(struct coord_job *job);
-void coord_operations_release(struct coord_job *job);
-/* Says for whom the job waits because of an operation; false: for nobody. */
-bool coord_operations_waiting(const struct coord_job *job, struct sentence *out);
 
 /* ==== member ==== */
 

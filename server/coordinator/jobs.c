@@ -34,72 +34,6 @@ void coord_job_free(struct coord_job *job)
                   job->planned.spec != NULL ? job->planned.spec->size : 0);
 }
 
-/* ---- as an operation ---- */
-
-static enum operation_stage stage_of_making(const struct coord_job *job)
-{
-    return job->state == CAIRN_CLUSTER_JOB_CREATING ? CAIRN_STAGE_MAKING : CAIRN_STAGE_NONE;
-}
-
-static cairn_status refuse_made(const struct coord_job *job, struct sentence *why)
-{
-    return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s: ask again when that has ended",
-                     job->spec.name,
-                     job->restoring  ? "restored"
-                     : job->dropping ? "dropped"
-                                     : "created");
-}
-
-static bool making_waiting(const struct coord_job *job, struct sentence *out)
-{
-    if (job->state != CAIRN_CLUSTER_JOB_CREATING) return false;
-    sentence_set(out, "the shards to %s",
-                 job->restoring                ? "load the snapshot"
-                 : job->spec.init_from != NULL ? "read its weights"
-                                               : "make room");
-    return true;
-}
-
-const struct coord_operation coord_making = {
-    .stage = stage_of_making,
-    .refuse = refuse_made,
-    .waiting = making_waiting,
-    .until = "until the job is made",
-};
-
-/* ---- a job that is dropped ---- */
-
-static void forget_job(struct coord_job *job)
-{
-    struct coord *cluster = job->cluster;
-    CAIRN_EACH_SHARD (job, i) coord_job_send_drop(cluster, job->shards[i].entry, job->id);
-    coord_job_unlink(job);
-    coord_job_free(job);
-    coord_openings_advance(cluster);
-}
-
-static void on_part_dropped(const struct coord_saved *saved)
-{
-    struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
-    if (saved->status != CAIRN_OK)
-        log_error("job %s: %s", job->spec.name, saved->why);
-    else
-        coord_dropped_add(job->cluster, job->id);
-    forget_job(job);
-}
-
-void coord_job_drop(struct coord_job *job)
-{
-    struct sentence why;
-    job->state = CAIRN_CLUSTER_JOB_CREATING;
-    job->dropping = true;
-    coord_job_core_close(job);
-    coord_reshard_close(job);
-    if (!job->stored ||
-        coord_save_job(job, CAIRN_STORE_JOB_DROP, NULL, 0, on_part_dropped, &why) != CAIRN_OK)
-        forget_job(job);
-}
-
 /* ---- the shards of a new one ---- */
 
 /* Returns how many bytes of state the job's layout puts on each shard. The numbers are kept with
@@ -294,33 +228,115 @@ void coord_draft_close(struct coord_draft *draft)
     draft->job = NULL;
 }
 
-static void creation_failed(struct coord_job *job, cairn_status status, const char *text)
+/* ---- the steps of a creation ---- */
+
+/* A thread plans the job, the shards make room, and the store records the job. */
+struct coord_creation {
+    struct coord_steps steps;
+    struct coord_creation *next; /* in the cluster's list, while the job is planned */
+    char *name;                  /* owned */
+    struct packed *packed;       /* held */
+    /* owned while it is planned; after that it is in the cluster's list, and owns the creation */
+    struct coord_job *job;
+    bool is_linked; /* true: the job is in the cluster's list */
+    uint32_t shard_count;
+};
+
+bool coord_job_planning(const struct coord *cluster, const char *name)
 {
-    log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", text);
-    // If a shard disconnected, the openers wait for the next shard.
-    if (status != CAIRN_ERR_CLOSED)
-        coord_job_openers_fail(job->cluster, job->spec.name, status, text);
-    coord_job_drop(job);
+    const struct coord_creation *c = cluster->openings.creations;
+    while (c != NULL && strcmp(c->name, name) != 0) c = c->next;
+    return c != NULL;
 }
 
-/* Called when the job is stored, or could not be stored. A stored job begins if its shards are
- * still the same processes. */
-static void on_stored(const struct coord_saved *saved)
+static void end_planning(struct coord_creation *creation)
 {
-    struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
-    struct sentence why;
-    cairn_status status = saved->status;
-    if (job == NULL || job->dropping) return;
-    sentence_set(&why, "%s", saved->why);
-    if (status == CAIRN_OK) status = coord_job_judge_shards(job, &why);
-    if (status == CAIRN_OK) {
-        job->state = CAIRN_CLUSTER_JOB_INITIALIZING;
-        status = coord_job_core_open(job, &why);
-    }
-    if (status != CAIRN_OK) {
-        creation_failed(job, status, why.text);
-        return;
-    }
+    struct coord_creation **at = &creation->steps.cluster->openings.creations;
+    while (*at != NULL && *at != creation) at = &(*at)->next;
+    if (*at == creation) *at = creation->next;
+}
+
+static void free_creation(struct coord_creation *creation)
+{
+    end_planning(creation);
+    if (creation->is_linked)
+        creation->job->creation = NULL;
+    else if (creation->job != NULL)
+        coord_job_free(creation->job);
+    packed_release(creation->packed);
+    free(creation->name);
+    free(creation);
+}
+
+static cairn_status plan_creation(struct coord_steps *steps, struct sentence *why)
+{
+    struct coord_creation *creation = (struct coord_creation *)steps;
+    const struct packed *packed = creation->packed;
+    struct job_spec_data spec;
+    CAIRN_TRY(spec_unpack(packed->bytes, packed->size, optimizer_names(), &spec, why));
+    creation->job->spec = spec;
+    creation->shard_count = plan_job_shards(&spec, creation->shard_count);
+    return plan_draft(creation->job, creation->shard_count, why);
+}
+
+static cairn_status place_planned(struct coord_steps *steps, cairn_status status,
+                                  struct sentence *why)
+{
+    struct coord_creation *creation = (struct coord_creation *)steps;
+    end_planning(creation);
+    if (coord_job_find(steps->cluster, creation->name) != NULL)
+        return fail_with(why, CAIRN_ERR_EXISTS, "job %s is there already", creation->name);
+    return status == CAIRN_OK ? place_job(creation->job, creation->shard_count, false, why)
+                              : status;
+}
+
+/* Asks the shards to make room for the job. */
+static cairn_status ask_for_room(struct coord_steps *steps, struct sentence *why)
+{
+    struct coord_creation *creation = (struct coord_creation *)steps;
+    struct coord_job *job = creation->job;
+    const struct decision last = { .kind = CAIRN_DECISION_NONE,
+                                   .version_after = { job->generation, job->base_step },
+                                   .payload = job->init.payload,
+                                   .payload_bytes = job->init.payload_bytes };
+    const struct coord_create load = { .version = last.version_after,
+                                       .last = last.payload_bytes > 0 ? &last : NULL };
+    (void)why;
+    coord_job_send_create(job, &load, steps->gather);
+    coord_job_link(job);
+    job->creation = creation;
+    creation->is_linked = true;
+    coord_openings_advance(steps->cluster);
+    return CAIRN_OK;
+}
+
+static cairn_status judge_room(struct coord_steps *steps, cairn_status status, struct sentence *why)
+{
+    const struct coord_job *job = ((struct coord_creation *)steps)->job;
+    if (status == CAIRN_OK) return coord_job_judge_shards(job, why);
+    const struct sentence text = *why;
+    return fail_with(why, status, "job %s was not created: %s", job->spec.name, text.text);
+}
+
+static cairn_status save_created(struct coord_steps *steps, struct sentence *why)
+{
+    struct coord_creation *creation = (struct coord_creation *)steps;
+    return coord_steps_save(steps, creation->job, CAIRN_STORE_JOB, NULL, 0, why);
+}
+
+/* A stored job begins if its shards are still the same processes. */
+static cairn_status open_created(struct coord_steps *steps, struct sentence *why)
+{
+    struct coord_job *job = ((struct coord_creation *)steps)->job;
+    CAIRN_TRY(coord_job_judge_shards(job, why));
+    job->state = CAIRN_CLUSTER_JOB_INITIALIZING;
+    return coord_job_core_open(job, why);
+}
+
+static void note_created(struct coord_steps *steps)
+{
+    struct coord_job *job = ((struct coord_creation *)steps)->job;
+    free_creation((struct coord_creation *)steps);
     coord_terms_tell_all(job);
     // A job that initializes itself is sealed as soon as its shards are up.
     job->init.seal_wanted = spec_initializes_itself(&job->spec);
@@ -331,124 +347,67 @@ static void on_stored(const struct coord_saved *saved)
     coord_event_note(job->cluster, CAIRN_EVENT_CREATED, job->spec.name, job->made_by,
                      "%zu tensors over %" PRIu32 " shards", job->spec.tensor_count,
                      job->layout->shard_count);
-    coord_openings_advance(saved->cluster);
+    coord_openings_advance(job->cluster);
 }
 
-static void on_created(struct coord_job *job, const void *about, cairn_status status,
-                       const char *text)
+/* If a shard has disconnected, the openers wait for the next shard. */
+static void fail_creation(struct coord_steps *steps, cairn_status status, const char *text)
 {
-    struct sentence why;
-    (void)about;
-    if (job->dropping) return;
-    sentence_set(&why, "job %s was not created: %s", job->spec.name, text);
-    if (status == CAIRN_OK) status = coord_job_judge_shards(job, &why);
-    if (status == CAIRN_OK) status = coord_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_stored, &why);
-    if (status != CAIRN_OK) creation_failed(job, status, why.text);
+    struct coord_creation *creation = (struct coord_creation *)steps;
+    struct coord *cluster = steps->cluster;
+    struct coord_job *job = creation->is_linked ? creation->job : NULL;
+    const bool is_wanted = job != NULL ? status != CAIRN_ERR_CLOSED
+                                       : coord_job_find(cluster, creation->name) == NULL &&
+                                             coord_shards_up(cluster) >= creation->shard_count;
+    if (job != NULL)
+        log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", text);
+    if (is_wanted) coord_job_openers_fail(cluster, creation->name, status, text);
+    free_creation(creation);
+    if (job != NULL)
+        coord_job_drop(job);
+    else
+        coord_openings_advance(cluster);
 }
 
-/* Called when the plan is ready: asks the shards to make room for the job. */
-static cairn_status begin_creation(struct coord_job *job, struct sentence *why)
+static void release_creation(struct coord_steps *steps)
 {
-    const struct decision last = { .kind = CAIRN_DECISION_NONE,
-                                   .version_after = { job->generation, job->base_step },
-                                   .payload = job->init.payload,
-                                   .payload_bytes = job->init.payload_bytes };
-    const struct coord_create load = { .version = last.version_after,
-                                       .last = last.payload_bytes > 0 ? &last : NULL };
-    struct coord_gather *gather = coord_gather_open_job(job, on_created, NULL, 0);
-    if (gather == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-    coord_job_send_create(job, &load, gather);
-    coord_job_link(job);
-    coord_gather_start(gather);
-    return CAIRN_OK;
+    free_creation((struct coord_creation *)steps);
 }
 
-/* ---- planning, on a thread ---- */
-
-struct coord_plan {
-    struct coord_work work;
-    struct coord_plan *next; /* in the cluster's list */
-    char *name;              /* owned */
-    struct packed *packed;   /* held */
-    struct coord_job *job;   /* owned: the planned job, in no list yet */
-    uint32_t shard_count;
-    cairn_status status;
-    struct sentence why;
+static const struct coord_step creation_steps[] = {
+    { CAIRN_STEP_THREAD, .run = plan_creation, .end = place_planned },
+    { CAIRN_STEP_ASK, .begin = ask_for_room, .end = judge_room },
+    { CAIRN_STEP_STORE, .begin = save_created },
+    { CAIRN_STEP_DO, .begin = open_created },
+    { CAIRN_STEP_LAST },
 };
 
-bool coord_job_planning(const struct coord *cluster, const char *name)
-{
-    const struct coord_plan *plan = cluster->openings.plans;
-    while (plan != NULL && strcmp(plan->name, name) != 0) plan = plan->next;
-    return plan != NULL;
-}
+static const struct coord_operation_plan creation_plan = { creation_steps, .done = note_created,
+                                                           .failed = fail_creation,
+                                                           .release = release_creation };
 
-static void run_plan(struct coord_work *work)
+static cairn_status begin_creation(struct coord *cluster, const char *name, uint64_t generation,
+                                   struct packed *packed, const char *maker)
 {
-    struct coord_plan *plan = (struct coord_plan *)work;
-    const struct packed *packed = plan->packed;
-    struct job_spec_data spec;
-    plan->status = spec_unpack(packed->bytes, packed->size, optimizer_names(), &spec, &plan->why);
-    if (plan->status != CAIRN_OK) return;
-    plan->job->spec = spec;
-    plan->shard_count = plan_job_shards(&spec, plan->shard_count);
-    plan->status = plan_draft(plan->job, plan->shard_count, &plan->why);
-}
-
-static void plan_free(struct coord_plan *plan)
-{
-    if (plan->job != NULL) coord_job_free(plan->job);
-    packed_release(plan->packed);
-    free(plan->name);
-    free(plan);
-}
-
-static void done_plan(struct coord_work *work)
-{
-    struct coord_plan *plan = (struct coord_plan *)work;
-    struct coord *cluster = work->cluster;
-    struct sentence why = plan->why;
-    cairn_status status = plan->status;
-    struct coord_plan **at = &cluster->openings.plans;
-    while (*at != plan) at = &(*at)->next;
-    *at = plan->next;
-    if (!cluster->closing && coord_job_find(cluster, plan->name) == NULL) {
-        if (status == CAIRN_OK) status = place_job(plan->job, plan->shard_count, false, &why);
-        if (status == CAIRN_OK) status = begin_creation(plan->job, &why);
-        if (status == CAIRN_OK) plan->job = NULL; // the cluster owns the job now
-        // If a shard has left meanwhile, the openers wait for the next shard.
-        if (status != CAIRN_OK && coord_shards_up(cluster) >= plan->shard_count)
-            coord_job_openers_fail(cluster, plan->name, status, why.text);
-    }
-    plan_free(plan);
-    if (!cluster->closing) coord_openings_advance(cluster);
-}
-
-static cairn_status begin_plan(struct coord *cluster, const char *name, uint64_t generation,
-                               struct packed *packed, const char *maker)
-{
-    struct coord_plan *plan = calloc(1, sizeof *plan);
-    if (plan == NULL) return CAIRN_ERR_NO_MEMORY;
-    plan->work.run = run_plan;
-    plan->work.done = done_plan;
-    plan->packed = packed_hold(packed);
-    plan->name = strdup(name);
-    plan->job = new_job(cluster);
-    plan->shard_count = count_wanted(cluster, NULL, name, false);
-    if (plan->name == NULL || plan->job == NULL) {
-        plan_free(plan);
+    struct coord_creation *creation = calloc(1, sizeof *creation);
+    if (creation == NULL) return CAIRN_ERR_NO_MEMORY;
+    coord_steps_start(&creation->steps, &creation_plan, cluster, NULL);
+    creation->steps.work_bytes = packed->size;
+    creation->packed = packed_hold(packed);
+    creation->name = strdup(name);
+    creation->job = new_job(cluster);
+    creation->shard_count = count_wanted(cluster, NULL, name, false);
+    if (creation->name == NULL || creation->job == NULL) {
+        free_creation(creation);
         return CAIRN_ERR_NO_MEMORY;
     }
-    snprintf(plan->job->made_by, sizeof plan->job->made_by, "worker %s", maker);
-    plan->job->generation = generation;
-    if (generation > 1) plan->job->origin = (struct origin) { generation, { 0, 0 } };
-    plan->next = cluster->openings.plans;
-    cluster->openings.plans = plan;
-    if (coord_work_do(&plan->work, cluster, NULL, 0, packed->size)) return CAIRN_OK;
-    cluster->openings.plans = plan->next;
-    plan_free(plan);
-    return CAIRN_ERR_NO_MEMORY;
+    snprintf(creation->job->made_by, sizeof creation->job->made_by, "worker %s", maker);
+    creation->job->generation = generation;
+    if (generation > 1) creation->job->origin = (struct origin) { generation, { 0, 0 } };
+    creation->next = cluster->openings.creations;
+    cluster->openings.creations = creation;
+    coord_steps_advance(&creation->steps);
+    return CAIRN_OK;
 }
 
 cairn_status coord_job_create(struct coord *cluster, const struct job_spec_data *spec,
@@ -458,14 +417,57 @@ cairn_status coord_job_create(struct coord *cluster, const struct job_spec_data 
     CAIRN_TRY(spec_check_usable(spec, why));
     size_t count = 0;
     for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) count++;
-    for (const struct coord_plan *p = cluster->openings.plans; p != NULL; p = p->next) count++;
+    for (const struct coord_creation *c = cluster->openings.creations; c != NULL; c = c->next)
+        count++;
     if (count >= CAIRN_JOBS_MAX)
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "there are %zu jobs, the most allowed; `cairn job drop` takes one away",
                          count);
-    const cairn_status status = begin_plan(cluster, spec->name, generation, packed, maker);
+    const cairn_status status = begin_creation(cluster, spec->name, generation, packed, maker);
     return status == CAIRN_OK ? status : fail_with(why, status, "the coordinator is out of memory");
 }
+
+/* ---- as an operation ---- */
+
+static enum operation_stage stage_of_making(const struct coord_job *job)
+{
+    return job->state == CAIRN_CLUSTER_JOB_CREATING ? CAIRN_STAGE_MAKING : CAIRN_STAGE_NONE;
+}
+
+static cairn_status refuse_made(const struct coord_job *job, struct sentence *why)
+{
+    return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s: ask again when that has ended",
+                     job->spec.name,
+                     job->restoring  ? "restored"
+                     : job->dropping ? "dropped"
+                                     : "created");
+}
+
+static bool making_waiting(const struct coord_job *job, struct sentence *out)
+{
+    if (job->state != CAIRN_CLUSTER_JOB_CREATING) return false;
+    sentence_set(out, "the shards to %s",
+                 job->restoring                ? "load the snapshot"
+                 : job->spec.init_from != NULL ? "read its weights"
+                                               : "make room");
+    return true;
+}
+
+/* Called when the job is freed while it is created. */
+static void release_making(struct coord_job *job)
+{
+    if (job->creation == NULL) return;
+    (void)coord_steps_cancel(&job->creation->steps);
+    free_creation(job->creation);
+}
+
+const struct coord_operation coord_making = {
+    .stage = stage_of_making,
+    .release = release_making,
+    .refuse = refuse_made,
+    .waiting = making_waiting,
+    .until = "until the job is made",
+};
 
 /* ---- what the store knows ---- */
 
@@ -569,18 +571,20 @@ cairn_status coord_jobs_load(struct coord *cluster, struct sentence *why)
 
 /* ==== drop ==== */
 
-/* Drops a job because an operator asks for this. The job is first deleted from the store, then
- * dropped on its shards. */
+/* A job is dropped because an operator asks for this, or because it was never finished. The job is first
+ * deleted from the store, then dropped on its shards. */
 
 #define NAMED_MAX 4 /* the most members that a refusal names */
 
 /* A job being dropped, with the answer that is sent when the shards have freed its memory. */
 struct coord_drop {
-    struct coord *cluster;
+    struct coord_steps steps;
     struct coord_waiters waiter;
     struct coord_drop *next; /* in the cluster's list */
     Cairn__JobRemoved removed;
-    uint64_t job; /* the job's id */
+    uint64_t job;  /* the job's id */
+    bool is_asked; /* true: an operator asks for it */
+    bool is_gone;  /* true: the coordinator has forgotten the job */
     /* owned */
     char *name;
     char **away; /* [removed.n_away]: names of the job's shards that are away */
@@ -588,7 +592,8 @@ struct coord_drop {
 
 static void free_drop(struct coord_drop *drop)
 {
-    struct coord_drop **at = &drop->cluster->drops;
+    struct coord_drop **at = &drop->steps.cluster->drops;
+    (void)coord_steps_cancel(&drop->steps);
     while (*at != NULL && *at != drop) at = &(*at)->next;
     if (*at == drop) *at = drop->next;
     coord_waiters_release(&drop->waiter);
@@ -601,19 +606,6 @@ static void free_drop(struct coord_drop *drop)
 void coord_drops_close(struct coord *cluster)
 {
     while (cluster->drops != NULL) free_drop(cluster->drops);
-}
-
-/* The job is gone, whatever the shards answer. A shard whose connection was lost meanwhile drops
- * its part later. */
-static void on_job_dropped(void *context, cairn_status status, const char *text)
-{
-    struct coord_drop *drop = context;
-    if (!drop->cluster->closing) {
-        if (status != CAIRN_OK) log_warn("job %s was dropped, but: %s", drop->name, text);
-        drop->removed.note = wire_text(status == CAIRN_OK ? "" : text);
-        coord_waiters_answer(&drop->waiter, CAIRN_MSG_JOB_REMOVED, &drop->removed.base);
-    }
-    free_drop(drop);
 }
 
 /* ---- may it be? ---- */
@@ -644,15 +636,113 @@ static cairn_status judge_drop(struct coord_job *job, bool force, struct sentenc
     return CAIRN_OK;
 }
 
+/* ---- the steps ---- */
+
+static cairn_status delete_job(struct coord_steps *steps, struct sentence *why)
+{
+    struct coord_job *job = coord_job_by_id(steps->cluster, ((struct coord_drop *)steps)->job);
+    return coord_steps_save(steps, job, CAIRN_STORE_JOB_DROP, NULL, 0, why);
+}
+
+static bool is_stored(const struct coord_steps *steps)
+{
+    const uint64_t id = ((const struct coord_drop *)steps)->job;
+    const struct coord_job *job = coord_job_by_id(steps->cluster, id);
+    return job != NULL && job->stored;
+}
+
+/* An unfinished job is dropped on its shards even if the store keeps it. */
+static cairn_status judge_deleted(struct coord_steps *steps, cairn_status status,
+                                  struct sentence *why)
+{
+    const struct coord_drop *drop = (struct coord_drop *)steps;
+    if (status == CAIRN_OK || status == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
+    if (drop->is_asked) return status;
+    log_error("job %s: %s", drop->name, why->text);
+    return CAIRN_OK;
+}
+
+/* The job is gone, whatever the shards answer: tells them to drop their parts. */
+static cairn_status drop_parts(struct coord_steps *steps, struct sentence *why)
+{
+    struct coord_drop *drop = (struct coord_drop *)steps;
+    struct coord *cluster = steps->cluster;
+    struct coord_job *job = coord_job_by_id(cluster, drop->job);
+    Cairn__JobDrop message = CAIRN__JOB_DROP__INIT;
+    message.job = drop->job;
+    if (job == NULL) return fail_with(why, CAIRN_ERR_NOT_FOUND, "the job is another one now");
+    coord_dropped_add(cluster, job->id);
+    if (drop->is_asked) {
+        log_info("job %s is dropped at step %" PRIu64, drop->name, drop->removed.step);
+        coord_event_note(cluster, CAIRN_EVENT_DROPPED, drop->name, NULL, "at step %" PRIu64,
+                         drop->removed.step);
+    }
+    CAIRN_EACH_SHARD (job, i) {
+        struct coord_shard_entry *entry = job->shards[i].entry;
+        if (!coord_shard_obeys(entry)) {
+            char *name = strdup(entry->name);
+            if (name != NULL) drop->away[drop->removed.n_away++] = name;
+            continue;
+        }
+        if (coord_gather_send(steps->gather, entry, CAIRN_MSG_JOB_DROP, &message.base) != 0)
+            drop->removed.shards++;
+    }
+    drop->is_gone = true;
+    coord_job_unlink(job);
+    coord_job_free(job);
+    coord_openings_advance(cluster);
+    return CAIRN_OK;
+}
+
+/* A shard whose connection was lost meanwhile drops its part later. */
+static cairn_status answer_dropped(struct coord_steps *steps, cairn_status status,
+                                   struct sentence *why)
+{
+    struct coord_drop *drop = (struct coord_drop *)steps;
+    if (!drop->is_gone) return status;
+    if (status != CAIRN_OK) log_warn("job %s was dropped, but: %s", drop->name, why->text);
+    drop->removed.note = wire_text(status == CAIRN_OK ? "" : why->text);
+    coord_waiters_answer(&drop->waiter, CAIRN_MSG_JOB_REMOVED, &drop->removed.base);
+    return CAIRN_OK;
+}
+
+static void release_drop(struct coord_steps *steps)
+{
+    free_drop((struct coord_drop *)steps);
+}
+
+/* The job could not be deleted: it is LOST, and a restarted coordinator still has it. */
+static void fail_drop(struct coord_steps *steps, cairn_status status, const char *text)
+{
+    struct coord_drop *drop = (struct coord_drop *)steps;
+    struct coord_job *job = coord_job_by_id(steps->cluster, drop->job);
+    (void)status;
+    if (job != NULL) job->dropping = false;
+    coord_waiters_fail(&drop->waiter, CAIRN_ERR_IO, text);
+    if (job != NULL) coord_job_lose(job, false, "dropping it failed (%s); drop it again", text);
+    free_drop(drop);
+}
+
+static const struct coord_step drop_steps[] = {
+    { CAIRN_STEP_STORE, .is_needed = is_stored, .begin = delete_job, .end = judge_deleted },
+    { CAIRN_STEP_ASK, .begin = drop_parts, .end = answer_dropped },
+    { CAIRN_STEP_LAST },
+};
+
+static const struct coord_operation_plan drop_plan = { drop_steps, .done = release_drop,
+                                                       .failed = fail_drop,
+                                                       .release = release_drop };
+
 /* ---- it is ---- */
 
-static struct coord_drop *new_drop(const struct coord_job *job)
+static struct coord_drop *new_drop(const struct coord_job *job, bool is_asked)
 {
     struct coord_drop *drop = calloc(1, sizeof *drop);
     if (drop == NULL) return NULL;
     const struct cairn_version version = coord_job_version(job);
-    drop->cluster = job->cluster;
+    coord_steps_start(&drop->steps, &drop_plan, job->cluster, NULL);
     drop->job = job->id;
+    drop->is_asked = is_asked;
     drop->next = job->cluster->drops;
     job->cluster->drops = drop;
     cairn__job_removed__init(&drop->removed);
@@ -670,74 +760,34 @@ static struct coord_drop *new_drop(const struct coord_job *job)
     return drop;
 }
 
-static void ask_shards(struct coord_drop *drop, const struct coord_job *job,
-                       struct coord_gather *gather)
+/* Begins the drop: the job does nothing any more. */
+static void begin_drop(struct coord_drop *drop, struct coord_job *job)
 {
-    Cairn__JobDrop message = CAIRN__JOB_DROP__INIT;
-    message.job = job->id;
-    CAIRN_EACH_SHARD (job, i) {
-        struct coord_shard_entry *entry = job->shards[i].entry;
-        if (!coord_shard_obeys(entry)) {
-            char *name = strdup(entry->name);
-            if (name != NULL) drop->away[drop->removed.n_away++] = name;
-            continue;
-        }
-        if (coord_gather_send(gather, entry, CAIRN_MSG_JOB_DROP, &message.base) != 0)
-            drop->removed.shards++;
-    }
-}
-
-/* Called when the job was deleted from the store, or could not be deleted. If it was deleted, its
- * shards are told to drop their parts. If deleting failed, the job is LOST, and a restarted
- * coordinator still has the job. */
-static void on_saved(const struct coord_saved *saved)
-{
-    struct coord *cluster = saved->cluster;
-    struct coord_job *job = coord_job_by_id(cluster, saved->job);
-    struct coord_drop *drop = cluster->drops;
-    while (drop != NULL && drop->job != saved->job) drop = drop->next;
-    if (drop == NULL || job == NULL) return;
-    struct coord_gather *gather = NULL;
-    if (saved->status == CAIRN_OK || saved->status == CAIRN_ERR_NOT_FOUND)
-        gather = coord_gather_open(cluster, on_job_dropped, drop);
-    if (gather == NULL) {
-        const char *text = saved->status == CAIRN_OK ? "out of memory" : saved->why;
-        job->dropping = false;
-        coord_waiters_fail(&drop->waiter, CAIRN_ERR_IO, text);
-        coord_job_lose(job, false, "dropping it failed (%s); drop it again", text);
-        free_drop(drop);
-        return;
-    }
-    coord_dropped_add(cluster, job->id);
-    log_info("job %s is dropped at step %" PRIu64, drop->name, drop->removed.step);
-    coord_event_note(cluster, CAIRN_EVENT_DROPPED, drop->name, NULL, "at step %" PRIu64,
-                     drop->removed.step);
-    ask_shards(drop, job, gather);
-    coord_job_unlink(job);
-    coord_job_free(job);
-    coord_gather_start(gather);
-    coord_openings_advance(cluster);
-}
-
-/* Stops a job that is being dropped: expels its members, and refuses the openers that wait for
- * it. */
-static void stop_dropped_job(struct coord_job *job)
-{
-    struct sentence text, why = { "" };
-    sentence_set(&text, "job %s was dropped by an operator", job->spec.name);
-    while (job->members.list != NULL)
-        coord_member_expel(job->members.list, CAIRN_ERR_CANCELED, text.text);
-    coord_job_openers_fail(job->cluster, job->spec.name, CAIRN_ERR_CANCELED, text.text);
     job->state = CAIRN_CLUSTER_JOB_CREATING;
     job->dropping = true;
     coord_reshard_end(job, CAIRN_RESHARD_FAILED, "the job is dropped");
     coord_job_core_close(job);
     coord_reshard_close(job);
-    struct coord_saved saved = { .cluster = job->cluster, .job = job->id };
-    if (job->stored)
-        saved.status = coord_save_job(job, CAIRN_STORE_JOB_DROP, NULL, 0, on_saved, &why);
-    saved.why = why.text;
-    if (!job->stored || saved.status != CAIRN_OK) on_saved(&saved);
+    coord_steps_advance(&drop->steps);
+}
+
+void coord_job_drop(struct coord_job *job)
+{
+    struct coord_drop *drop = new_drop(job, false);
+    if (drop != NULL)
+        begin_drop(drop, job);
+    else
+        coord_job_lose(job, false, "out of memory to drop it; drop it again");
+}
+
+/* Expels the members of a job that is dropped, and refuses the openers that wait for it. */
+static void put_out(struct coord_job *job)
+{
+    struct sentence text;
+    sentence_set(&text, "job %s was dropped by an operator", job->spec.name);
+    while (job->members.list != NULL)
+        coord_member_expel(job->members.list, CAIRN_ERR_CANCELED, text.text);
+    coord_job_openers_fail(job->cluster, job->spec.name, CAIRN_ERR_CANCELED, text.text);
 }
 
 static void on_job_remove(struct coord_session *session, uint32_t request, const void *any)
@@ -750,12 +800,13 @@ static void on_job_remove(struct coord_session *session, uint32_t request, const
                                                   "there is no job %.128s; see `cairn job list`",
                                                   message->name)
                                       : judge_drop(job, message->force, &why);
-    if (status == CAIRN_OK && (drop = new_drop(job)) == NULL)
+    if (status == CAIRN_OK && (drop = new_drop(job, true)) == NULL)
         status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK && !coord_waiters_add(&drop->waiter, session, request))
         status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     if (status == CAIRN_OK) {
-        stop_dropped_job(job);
+        put_out(job);
+        begin_drop(drop, job);
         return;
     }
     if (drop != NULL) free_drop(drop);

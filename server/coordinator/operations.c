@@ -1,6 +1,253 @@
-/* The list of the operations of jobs, and the functions that ask or tell every operation something.
- * See job.h. */
+/* Carries out operations step by step, and asks or tells every operation of a job something. See
+ * operations.h. */
+#include "server/coordinator/operations.h"
+
 #include "server/coordinator/cluster.h"
+
+/* ==== steps ==== */
+
+static void go_on(struct coord_steps *steps);
+
+/* ---- a step's outcome ---- */
+
+/* The operation ends, or its memory is free to go: nothing of it is under way any more. */
+static void leave(struct coord_steps *steps)
+{
+    steps->at = NULL;
+    steps->gather = NULL;
+    steps->is_begun = steps->rests = steps->lacks_shard = false;
+}
+
+/* Takes the outcome of the present step, and goes on. */
+static void take_outcome(struct coord_steps *steps, cairn_status status, const char *text)
+{
+    const struct coord_operation_plan *plan = steps->plan;
+    const struct coord_step *step = steps->at++;
+    struct sentence why;
+    steps->gather = NULL;
+    sentence_set(&why, "%s", text);
+    // `end` may cause an event of the core. The step counts as begun until then, so that the event
+    // does not begin the next one.
+    if (step->end != NULL) status = step->end(steps, status, &why);
+    steps->is_begun = false;
+    if (status == CAIRN_OK) {
+        if (!steps->rests) go_on(steps);
+        return;
+    }
+    leave(steps);
+    plan->failed(steps, status, why.text);
+}
+
+/* The coordinator closes: no further step begins. */
+static void close_steps(struct coord_steps *steps)
+{
+    leave(steps);
+    if (steps->plan->release != NULL) steps->plan->release(steps);
+}
+
+/* ---- shards ---- */
+
+static void on_answered(void *context, cairn_status status, const char *why)
+{
+    struct coord_steps *steps = context;
+    if (steps->cluster->closing)
+        close_steps(steps);
+    else
+        take_outcome(steps, status, why);
+}
+
+static void begin_question(struct coord_steps *steps)
+{
+    struct sentence why;
+    struct coord_gather *gather = coord_gather_open(steps->cluster, on_answered, steps);
+    if (gather == NULL) {
+        take_outcome(steps, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        return;
+    }
+    steps->gather = gather;
+    steps->lacks_shard = false;
+    const cairn_status status = steps->at->begin(steps, &why);
+    if (status == CAIRN_OK) {
+        coord_gather_start(gather);
+        return;
+    }
+    coord_gather_drop(gather);
+    take_outcome(steps, status, why.text);
+}
+
+void coord_steps_ask_all(struct coord_steps *steps, uint16_t type, const ProtobufCMessage *message)
+{
+    CAIRN_EACH_SHARD (steps->job, i)
+        (void)coord_gather_send(steps->gather, steps->job->shards[i].entry, type, message);
+}
+
+/* ---- the store ---- */
+
+static void forget_stored(struct coord_steps *steps)
+{
+    struct coord_steps **at = &steps->cluster->storing;
+    while (*at != NULL && *at != steps) at = &(*at)->next_stored;
+    if (*at != NULL) *at = steps->next_stored;
+    steps->stored = NULL;
+}
+
+bool coord_steps_stored(const struct coord_saved *saved, cluster_saved_fn stored)
+{
+    struct coord_steps *steps = saved->cluster->storing;
+    while (steps != NULL && (steps->stored != stored || steps->stored_job != saved->job ||
+                             steps->stored_number != saved->number))
+        steps = steps->next_stored;
+    if (steps == NULL) return false;
+    forget_stored(steps);
+    take_outcome(steps, saved->status, saved->why);
+    return true;
+}
+
+static void on_stored(const struct coord_saved *saved)
+{
+    (void)coord_steps_stored(saved, on_stored);
+}
+
+static cairn_status save(struct coord_steps *steps, struct coord_job *job, enum store_change change,
+                         struct packed *spec, uint64_t number, cluster_saved_fn stored,
+                         struct sentence *why)
+{
+    CAIRN_TRY(coord_save_job(job, change, spec, number, stored, why));
+    steps->stored = stored;
+    steps->stored_job = job->id;
+    steps->stored_number = number;
+    steps->next_stored = steps->cluster->storing;
+    steps->cluster->storing = steps;
+    return CAIRN_OK;
+}
+
+cairn_status coord_steps_save(struct coord_steps *steps, struct coord_job *job,
+                              enum store_change change, struct packed *spec, uint64_t number,
+                              struct sentence *why)
+{
+    if (number == 0) number = coord_request_new(steps->cluster);
+    return save(steps, job, change, spec, number, on_stored, why);
+}
+
+cairn_status coord_steps_save_as(struct coord_steps *steps, struct coord_job *job,
+                                 enum store_change change, uint64_t number, cluster_saved_fn stored,
+                                 struct sentence *why)
+{
+    return save(steps, job, change, NULL, number, stored, why);
+}
+
+/* ---- threads ---- */
+
+static void on_run(struct coord_work *work)
+{
+    struct coord_steps *steps = (struct coord_steps *)work;
+    steps->status = steps->run(steps, &steps->why);
+}
+
+static void on_back(struct coord_work *work)
+{
+    struct coord_steps *steps = (struct coord_steps *)work;
+    const struct sentence why = steps->why;
+    steps->has_thread = false;
+    if (steps->at == NULL || work->cluster->closing)
+        close_steps(steps);
+    else
+        take_outcome(steps, steps->status, why.text);
+}
+
+static void begin_thread(struct coord_steps *steps)
+{
+    struct sentence why = { "" };
+    const struct coord_step *step = steps->at;
+    const cairn_status status = step->begin != NULL ? step->begin(steps, &why) : CAIRN_OK;
+    if (status != CAIRN_OK) {
+        take_outcome(steps, status, why.text);
+        return;
+    }
+    steps->why.text[0] = '\0';
+    steps->run = step->run;
+    steps->work.run = on_run;
+    steps->work.done = on_back;
+    steps->has_thread = true;
+    if (coord_work_do(&steps->work, steps->cluster, NULL, 0, steps->work_bytes)) return;
+    steps->has_thread = false;
+    take_outcome(steps, CAIRN_ERR_NO_MEMORY, "no thread for it");
+}
+
+/* ---- one step after another ---- */
+
+static void begin_step(struct coord_steps *steps)
+{
+    struct sentence why = { "" };
+    const struct coord_step *step = steps->at;
+    steps->is_begun = true;
+    if (step->kind == CAIRN_STEP_ASK) {
+        begin_question(steps);
+    } else if (step->kind == CAIRN_STEP_THREAD) {
+        begin_thread(steps);
+    } else {
+        const cairn_status status = step->begin(steps, &why);
+        if (step->kind == CAIRN_STEP_DO || status != CAIRN_OK)
+            take_outcome(steps, status, why.text);
+    }
+}
+
+/* Begins the first step that need not be waited for. Whoever calls this must not use the operation
+ * afterwards, because it may have ended. */
+static void go_on(struct coord_steps *steps)
+{
+    steps->rests = false;
+    for (;; steps->at++) {
+        const struct coord_step *step = steps->at;
+        if (step->is_needed != NULL && !step->is_needed(steps)) continue;
+        if (step->kind != CAIRN_STEP_WAIT) break;
+        if (step->is_ready == NULL || !step->is_ready(steps)) return;
+    }
+    if (steps->at->kind != CAIRN_STEP_LAST) {
+        begin_step(steps);
+        return;
+    }
+    leave(steps);
+    steps->plan->done(steps);
+}
+
+/* ---- for the operations ---- */
+
+void coord_steps_start(struct coord_steps *steps, const struct coord_operation_plan *plan,
+                       struct coord *cluster, struct coord_job *job)
+{
+    steps->plan = plan;
+    steps->cluster = cluster;
+    steps->job = job;
+    steps->at = plan->list;
+    steps->work_bytes = SIZE_MAX;
+}
+
+void coord_steps_advance(struct coord_steps *steps)
+{
+    if (steps->at != NULL && !steps->is_begun) go_on(steps);
+}
+
+void coord_steps_go(struct coord_steps *steps, size_t step, bool rests)
+{
+    steps->at = &steps->plan->list[step];
+    steps->rests = rests;
+}
+
+bool coord_steps_cancel(struct coord_steps *steps)
+{
+    if (steps->gather != NULL) coord_gather_drop(steps->gather);
+    if (steps->stored != NULL) forget_stored(steps);
+    leave(steps);
+    return !steps->has_thread;
+}
+
+size_t coord_steps_at(const struct coord_steps *steps)
+{
+    return steps->at != NULL ? (size_t)(steps->at - steps->plan->list) : SIZE_MAX;
+}
+
+/* ==== the operations of a job ==== */
 
 static const struct coord_operation *const operations[CAIRN_OPERATIONS] = {
     [CAIRN_OPERATION_MAKE] = &coord_making,        [CAIRN_OPERATION_AMEND] = &coord_amending,
@@ -10,15 +257,42 @@ static const struct coord_operation *const operations[CAIRN_OPERATIONS] = {
 
 /* ---- what is under way ---- */
 
+/* Returns the operation's steps if it is under way by steps, else NULL. */
+static struct coord_steps *steps_of(const struct coord_job *job, enum operation operation)
+{
+    const struct coord_operation *o = operations[operation];
+    if (o->steps == NULL) return NULL;
+    struct coord_steps *steps = o->steps((struct coord_job *)(uintptr_t)job);
+    return steps != NULL && steps->at != NULL ? steps : NULL;
+}
+
 enum operation_stage coord_stage(const struct coord_job *job, enum operation operation)
 {
-    return operations[operation]->stage(job);
+    const struct coord_operation *o = operations[operation];
+    const struct coord_steps *steps = steps_of(job, operation);
+    if (o->stage != NULL) return o->stage(job);
+    return steps != NULL ? steps->at->stage : CAIRN_STAGE_NONE;
+}
+
+const char *coord_job_state_name(const struct coord_job *job)
+{
+    switch (job->state) {
+    case CAIRN_CLUSTER_JOB_CREATING:
+        return job->restoring ? "restoring" : job->dropping ? "dropping" : "creating";
+    case CAIRN_CLUSTER_JOB_INITIALIZING: return "initializing";
+    case CAIRN_CLUSTER_JOB_RUNNING:
+        if (job->version_unknown) return "waiting";
+        if (coord_stage(job, CAIRN_OPERATION_PARK) != CAIRN_STAGE_NONE) return "parked";
+        return job->core != NULL && round_halted(job->core) ? "halted" : "running";
+    case CAIRN_CLUSTER_JOB_LOST: return job->loss.behind ? "behind" : "lost";
+    }
+    return "?";
 }
 
 static struct operations stages_of(const struct coord_job *job)
 {
     struct operations all;
-    for (enum operation i = 0; i < CAIRN_OPERATIONS; i++) all.at[i] = operations[i]->stage(job);
+    for (enum operation i = 0; i < CAIRN_OPERATIONS; i++) all.at[i] = coord_stage(job, i);
     return all;
 }
 
@@ -61,8 +335,14 @@ const char *coord_operation_waits(const struct coord_job *job, enum operation wa
 
 bool coord_operations_waiting(const struct coord_job *job, struct sentence *out)
 {
-    for (enum operation i = 0; i < CAIRN_OPERATIONS; i++)
+    for (enum operation i = 0; i < CAIRN_OPERATIONS; i++) {
+        const struct coord_steps *steps = steps_of(job, i);
+        if (steps != NULL && steps->at->doing != NULL) {
+            sentence_set(out, "%s", steps->at->doing);
+            return true;
+        }
         if (operations[i]->waiting != NULL && operations[i]->waiting(job, out)) return true;
+    }
     return false;
 }
 
@@ -72,18 +352,26 @@ bool coord_operations_waiting(const struct coord_job *job, struct sentence *out)
     for (enum operation i = 0; i < CAIRN_OPERATIONS; i++) \
         if (operations[i]->function != NULL) operations[i]->function
 
+static void advance_one(struct coord_job *job, enum operation operation)
+{
+    const struct coord_operation *o = operations[operation];
+    struct coord_steps *steps = steps_of(job, operation);
+    if (steps != NULL) coord_steps_advance(steps);
+    if (o->advance != NULL) o->advance(job);
+}
+
 void coord_operations_advance(struct coord_job *job)
 {
-    EACH_WITH(advance)(job);
+    for (enum operation i = 0; i < CAIRN_OPERATIONS; i++) advance_one(job, i);
 }
 
 void coord_operations_tick(struct coord_job *job)
 {
-    for (enum operation i = 0; i < CAIRN_OPERATIONS; i++) {
-        const struct coord_operation *o = operations[i];
-        void (*const tick)(struct coord_job *) = o->tick != NULL ? o->tick : o->advance;
-        if (tick != NULL) tick(job);
-    }
+    for (enum operation i = 0; i < CAIRN_OPERATIONS; i++)
+        if (operations[i]->tick != NULL)
+            operations[i]->tick(job);
+        else
+            advance_one(job, i);
 }
 
 void coord_operations_stepped(struct coord_job *job)
@@ -98,7 +386,11 @@ void coord_operations_shard_up(struct coord_job *job, const Cairn__HeldJob *part
 
 void coord_operations_shard_down(struct coord_job *job, uint32_t shard)
 {
-    EACH_WITH(shard_down)(job, shard);
+    for (enum operation i = 0; i < CAIRN_OPERATIONS; i++) {
+        struct coord_steps *steps = steps_of(job, i);
+        if (steps != NULL) steps->lacks_shard = true;
+        if (operations[i]->shard_down != NULL) operations[i]->shard_down(job, shard);
+    }
 }
 
 void coord_operations_lost(struct coord_job *job)
@@ -108,5 +400,9 @@ void coord_operations_lost(struct coord_job *job)
 
 void coord_operations_release(struct coord_job *job)
 {
-    EACH_WITH(release)(job);
+    for (enum operation i = 0; i < CAIRN_OPERATIONS; i++) {
+        struct coord_steps *steps = steps_of(job, i);
+        if (steps != NULL) (void)coord_steps_cancel(steps);
+        if (operations[i]->release != NULL) operations[i]->release(job);
+    }
 }

@@ -6,7 +6,7 @@
  * their parts move them back. */
 #include "server/coordinator/cluster.h"
 
-static void advance_park(struct coord_job *job);
+enum { WAITS_FOR_ROUND, ASKS, IS_PARKED, IS_STUCK, IS_OVER };
 
 static void release_park(struct coord_job *job)
 {
@@ -30,73 +30,93 @@ static void answer_park(struct coord_job *job)
  * reverting fails, too, the job stays as it is, and its gate stays shut. */
 static void undo_park(struct coord_job *job, cairn_status status, const char *text)
 {
+    struct coord_park *park = &job->park;
     struct sentence why;
     sentence_set(&why, "job %s was not %s: %s", job->spec.name,
-                 job->park.wanted ? "parked, it goes on as it was" : "unparked", text);
+                 park->wanted ? "parked, it goes on as it was" : "unparked", text);
     log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
     // To the asker, CLOSED would mean that the asker's own connection was lost.
     if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY;
-    coord_waiters_fail(&job->park.waiters, status, why.text);
-    if (job->park.undoes) {
+    coord_waiters_fail(&park->waiters, status, why.text);
+    if (park->undoes) {
         log_error("job %s is parked in part, and no round opens: park or unpark it",
                   job->spec.name);
-        job->park.stage = job->park.wanted ? CAIRN_STAGE_PARKED : CAIRN_STAGE_PARK_STUCK;
+        coord_steps_go(&park->steps, park->wanted ? IS_PARKED : IS_STUCK, true);
         return;
     }
-    job->park.wanted = !job->park.wanted;
-    job->park.undoes = true;
-    advance_park(job);
+    park->wanted = !park->wanted;
+    park->undoes = true;
+    coord_steps_go(&park->steps, WAITS_FOR_ROUND, false);
 }
 
-static void on_moved(struct coord_job *job, const void *about, cairn_status status, const char *why)
+/* ---- the steps ---- */
+
+static bool may_park(const struct coord_steps *steps)
 {
-    (void)about;
-    if (job->park.stage != CAIRN_STAGE_PARK_ASKING) return;
-    job->park.stage = CAIRN_STAGE_PARKING;
-    // A shard is busy, or the reverting waits for a shard that is away. A tick asks again when all
-    // shards are up.
-    if (status == CAIRN_ERR_BUSY || (status == CAIRN_ERR_CLOSED && job->park.undoes)) return;
-    if (status != CAIRN_OK) {
-        undo_park(job, status, why);
-        return;
-    }
-    job->park.stage = CAIRN_STAGE_PARKED;
-    job->park.undoes = false;
-    log_info("job %s is %s", job->spec.name, job->park.wanted ? "parked" : "not parked");
-    coord_event_note(job->cluster, job->park.wanted ? CAIRN_EVENT_PARKED : CAIRN_EVENT_UNPARKED,
-                     job->spec.name, NULL, "by an operator");
-    answer_park(job);
-    if (!job->park.wanted) {
-        job->park = (struct coord_park) { .waiters = job->park.waiters,
-                                          .opened_ms = coord_now_ms(job->cluster) };
-        coord_gate_update(job);
-    }
+    return coord_operation_may_begin_at_rest(steps->job, CAIRN_OPERATION_PARK);
 }
 
-/* ---- the shards ---- */
-
-static void advance_park(struct coord_job *job)
+static cairn_status ask_to_park(struct coord_steps *steps, struct sentence *why)
 {
-    if (job->park.stage != CAIRN_STAGE_PARKING ||
-        !coord_operation_may_begin_at_rest(job, CAIRN_OPERATION_PARK))
-        return;
-    struct coord_gather *gather = coord_gather_open_job(job, on_moved, NULL, 0);
-    if (gather == NULL) return; // the next event or tick tries again
+    const struct coord_job *job = steps->job;
+    (void)why;
     Cairn__PartPark message = CAIRN__PART_PARK__INIT;
     message.job = job->id;
     message.parked = job->park.wanted;
-    job->park.stage = CAIRN_STAGE_PARK_ASKING;
-    CAIRN_EACH_SHARD (job, i)
-        (void)coord_gather_send(gather, job->shards[i].entry, CAIRN_MSG_PART_PARK, &message.base);
-    coord_gather_start(gather);
+    coord_steps_ask_all(steps, CAIRN_MSG_PART_PARK, &message.base);
+    return CAIRN_OK;
 }
+
+static cairn_status end_park(struct coord_steps *steps, cairn_status status, struct sentence *why)
+{
+    struct coord_job *job = steps->job;
+    struct coord_park *park = &job->park;
+    // A shard is busy, or the reverting waits for a shard that is away. A tick asks again when all
+    // shards are up.
+    if (status == CAIRN_ERR_BUSY || (status == CAIRN_ERR_CLOSED && park->undoes)) {
+        coord_steps_go(steps, WAITS_FOR_ROUND, true);
+        return CAIRN_OK;
+    }
+    if (status != CAIRN_OK) {
+        undo_park(job, status, why->text);
+        return CAIRN_OK;
+    }
+    park->undoes = false;
+    log_info("job %s is %s", job->spec.name, park->wanted ? "parked" : "not parked");
+    coord_event_note(job->cluster, park->wanted ? CAIRN_EVENT_PARKED : CAIRN_EVENT_UNPARKED,
+                     job->spec.name, NULL, "by an operator");
+    answer_park(job);
+    coord_steps_go(steps, park->wanted ? IS_PARKED : IS_OVER, false);
+    return CAIRN_OK;
+}
+
+static void done_park(struct coord_steps *steps)
+{
+    struct coord_job *job = steps->job;
+    job->park = (struct coord_park) { .waiters = job->park.waiters,
+                                      .opened_ms = coord_now_ms(job->cluster) };
+    coord_gate_update(job);
+}
+
+static const struct coord_step park_steps[] = {
+    [WAITS_FOR_ROUND] = { CAIRN_STEP_WAIT, CAIRN_STAGE_PARKING, .is_ready = may_park },
+    [ASKS] = { CAIRN_STEP_ASK, CAIRN_STAGE_PARK_ASKING, "the shards to move its state",
+               .begin = ask_to_park, .end = end_park },
+    // until somebody parks or unparks the job
+    [IS_PARKED] = { CAIRN_STEP_WAIT, CAIRN_STAGE_PARKED },
+    [IS_STUCK] = { CAIRN_STEP_WAIT, CAIRN_STAGE_PARK_STUCK },
+    [IS_OVER] = { CAIRN_STEP_LAST },
+};
+
+static const struct coord_operation_plan park_plan = { park_steps, .done = done_park };
 
 /* ---- asked ---- */
 
 static cairn_status refuse_parked(const struct coord_job *job, struct sentence *why)
 {
-    const bool is_stuck = job->park.stage == CAIRN_STAGE_PARK_STUCK;
-    if (job->park.stage == CAIRN_STAGE_PARKED || is_stuck)
+    const size_t at = coord_steps_at(&job->park.steps);
+    const bool is_stuck = at == IS_STUCK;
+    if (at == IS_PARKED || is_stuck)
         return fail_with(why, CAIRN_ERR_NOT_READY,
                          "job %s is parked%s: `cairn job unpark %s`, and ask again then",
                          job->spec.name, is_stuck ? " in part" : "", job->spec.name);
@@ -117,10 +137,20 @@ static cairn_status judge_park(const struct coord_job *job, bool parked, struct 
     // If the change under way leads to the requested state, the request waits for this change.
     // Otherwise the request is refused. A change that an earlier incarnation of the coordinator
     // began has no waiters. Such a change gives way to a request for the other state.
-    const bool is_asking = job->park.stage == CAIRN_STAGE_PARK_ASKING;
-    const bool is_moving = is_asking || (job->park.stage == CAIRN_STAGE_PARKING &&
-                                         (job->park.undoes || !LIST_EMPTY(&job->park.waiters)));
+    const size_t at = coord_steps_at(&job->park.steps);
+    const bool is_moving = at == ASKS || (at == WAITS_FOR_ROUND &&
+                                          (job->park.undoes || !LIST_EMPTY(&job->park.waiters)));
     return is_moving && parked != job->park.wanted ? refuse_parked(job, why) : CAIRN_OK;
+}
+
+/* Brings the operation to its first step, unless the shards are being asked. */
+static void begin_park(struct coord_job *job)
+{
+    struct coord_steps *steps = &job->park.steps;
+    if (steps->at == NULL)
+        coord_steps_start(steps, &park_plan, job->cluster, job);
+    else if (coord_steps_at(steps) != ASKS)
+        coord_steps_go(steps, WAITS_FOR_ROUND, true);
 }
 
 static void on_job_park(struct coord_session *session, uint32_t request, const void *any)
@@ -141,22 +171,23 @@ static void on_job_park(struct coord_session *session, uint32_t request, const v
     // A job that is not parked needs no unparking. Whether a job is parked is not known until all
     // parts have reported, because an earlier incarnation of the coordinator may have parked some
     // of them.
-    const bool is_so = job->park.stage == CAIRN_STAGE_NONE && !message->parked && job->rounds.heard;
+    struct coord_park *park = &job->park;
+    const bool is_so = park->steps.at == NULL && !message->parked && job->rounds.heard;
     if (is_so) {
         answer_park(job);
         return;
     }
-    if (job->park.stage != CAIRN_STAGE_PARK_ASKING) job->park.stage = CAIRN_STAGE_PARKING;
-    job->park.wanted = message->parked;
+    begin_park(job);
+    park->wanted = message->parked;
     coord_gate_update(job); // shuts the gate
-    advance_park(job);
+    coord_steps_advance(&park->steps);
 }
 
 /* ---- as an operation ---- */
 
-static enum operation_stage stage_of_park(const struct coord_job *job)
+static struct coord_steps *steps_of_park(struct coord_job *job)
 {
-    return job->park.stage;
+    return &job->park.steps;
 }
 
 /* A shard's part is back. An earlier incarnation of the coordinator may have parked the part, or
@@ -165,26 +196,21 @@ static enum operation_stage stage_of_park(const struct coord_job *job)
 static void find_parked(struct coord_job *job, const Cairn__HeldJob *part)
 {
     struct coord_park *park = &job->park;
-    if (park->stage == CAIRN_STAGE_PARK_ASKING) return;
-    if (park->stage == CAIRN_STAGE_NONE && !part->parked) return;
-    if (park->stage == CAIRN_STAGE_NONE) park->wanted = true;
-    park->stage = CAIRN_STAGE_PARKING;
+    if (park->steps.at == NULL && !part->parked) return;
+    if (park->steps.at == NULL) park->wanted = true;
+    begin_park(job);
 }
 
 static bool park_waiting(const struct coord_job *job, struct sentence *out)
 {
-    const enum operation_stage stage = job->park.stage;
-    const bool is_parked = stage == CAIRN_STAGE_PARKED || stage == CAIRN_STAGE_PARK_STUCK;
-    if (stage == CAIRN_STAGE_PARK_ASKING) sentence_set(out, "the shards to move its state");
-    if (is_parked)
-        sentence_set(out, "`cairn job unpark %s`: job %s is parked", job->spec.name,
-                     job->spec.name);
-    return is_parked || stage == CAIRN_STAGE_PARK_ASKING;
+    const size_t at = coord_steps_at(&job->park.steps);
+    if (at != IS_PARKED && at != IS_STUCK) return false;
+    sentence_set(out, "`cairn job unpark %s`: job %s is parked", job->spec.name, job->spec.name);
+    return true;
 }
 
 const struct coord_operation coord_parking = {
-    .stage = stage_of_park,
-    .advance = advance_park,
+    .steps = steps_of_park,
     .shard_up = find_parked,
     .lost = release_park,
     .release = release_park,

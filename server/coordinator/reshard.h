@@ -16,6 +16,7 @@
 
 #include "proto/wire/wire.h"
 #include "server/coordinator/base.h"
+#include "server/coordinator/operations.h"
 #include "server/core/operation.h"
 #include "server/core/move.h"
 
@@ -228,6 +229,7 @@ struct coord_amending {
 
 /* A job's amendments. */
 struct coord_amends {
+    struct coord_steps steps;
     /* owned: the amendment that is being written to the store; NULL: none */
     struct coord_amending *amending;
     /* the admins that wait for the amendment that an admin asked for; there is at most one such
@@ -265,11 +267,10 @@ void coord_amend_failed(struct coord_member *member, cairn_status status, const 
 
 /* A job's change to a new generation, if one is under way. */
 struct coord_extension {
+    struct coord_steps steps;
     /* owned: has the spec, layout, shards and generation that the job will have; NULL: the tensors do not
      * change */
     struct coord_job *staged_job;
-    bool making; /* true: the shards are making their parts, and no member may join */
-    bool broken; /* true: a shard went away during the change, and may have dropped its new part */
 };
 
 /* Sends JobSwitch: the shard keeps its part of that generation, and drops its parts of all others. */
@@ -284,7 +285,7 @@ void coord_job_send_switch(const struct coord_job *job, const struct coord_shard
 /* A job's parking. The store does not record it: shards say whether their parts are parked, and a job
  * counts as parked if at least one part is parked. */
 struct coord_park {
-    enum operation_stage stage;
+    struct coord_steps steps;
     /* coord_now_ms: when the job was last opened again; 0: it was always open */
     uint64_t opened_ms;
     bool wanted; /* true: the parts are to be parked; false: the parts are to be moved back */

@@ -27,7 +27,7 @@
  * members from joining.
  *
  * To add an operation, add it and its stages to the enums here and to the tables in operation.c, and a
- * struct coord_operation (coordinator/job.h). Pure; no allocation. */
+ * struct coord_operation (coordinator/operations.h). Pure; no allocation. */
 #ifndef CAIRN_CORE_OPERATION_H
 #define CAIRN_CORE_OPERATION_H
 

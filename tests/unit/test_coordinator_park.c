@@ -73,7 +73,7 @@ TEST(a_shard_without_room_leaves_the_job_as_it_was)
     fake_until(&fake, times_asked(1) == 1);
     shard->refuse_park = NULL;
     fake_expect_error(&admin, request, CAIRN_ERR_NO_MEMORY, "no room");
-    fake_until(&fake, toy()->park.stage == CAIRN_STAGE_NONE);
+    fake_until(&fake, coord_stage(toy(), CAIRN_OPERATION_PARK) == CAIRN_STAGE_NONE);
     ck_assert(!fake.shards[0].parked && !fake.shards[1].parked);
     train();
 }
@@ -92,7 +92,7 @@ TEST(a_shard_that_reconnects_in_mid_park_goes_back_and_the_job_goes_on)
     fake_shard_up(&fake, 1);
     fake_until(&fake, times_asked(1) >= asked + 2);
     shard->refuse_park = NULL;
-    fake_until(&fake, toy()->park.stage == CAIRN_STAGE_NONE);
+    fake_until(&fake, coord_stage(toy(), CAIRN_OPERATION_PARK) == CAIRN_STAGE_NONE);
     ck_assert(!fake.shards[0].parked && !shard->parked);
     train();
 }
@@ -112,7 +112,7 @@ TEST(a_shard_that_reconnects_again_and_again_leaves_nothing_shut)
     shard->holds_park = false;
     fake_shard_away(&fake, 1);
     fake_shard_up(&fake, 1);
-    fake_until(&fake, toy()->park.stage == CAIRN_STAGE_NONE);
+    fake_until(&fake, coord_stage(toy(), CAIRN_OPERATION_PARK) == CAIRN_STAGE_NONE);
     ck_assert(!fake.shards[0].parked && !shard->parked);
     train();
 }
@@ -126,10 +126,11 @@ TEST(a_coordinator_that_starts_in_mid_park_takes_it_over)
     fake_shards_up(&fake, 2);
     come_again("w0");
     fake_until(&fake, times_asked(1) > asked);
-    ck_assert(toy()->park.stage == CAIRN_STAGE_PARK_ASKING && toy()->park.wanted);
+    ck_assert(coord_stage(toy(), CAIRN_OPERATION_PARK) == CAIRN_STAGE_PARK_ASKING &&
+              toy()->park.wanted);
     fake_shard_release(&fake.shards[1]);
     fake.shards[1].holds_park = false;
-    fake_until(&fake, toy()->park.stage == CAIRN_STAGE_PARKED);
+    fake_until(&fake, coord_stage(toy(), CAIRN_OPERATION_PARK) == CAIRN_STAGE_PARKED);
     ck_assert(fake.shards[0].parked);
     expect_parked(ask_park(false), false);
 }

@@ -288,7 +288,7 @@ TEST(an_amendment_of_tensors_waits_for_the_slice_and_the_run_goes_on_after_it)
     const uint32_t request = fake_amend_more(&w, job, 5);
     fake_until(&fake, toy()->extension.staged_job != NULL);
     for (int i = 0; i < 50; i++) fake_pump(&fake);
-    ck_assert(!toy()->extension.making);
+    ck_assert_int_eq(coord_stage(toy(), CAIRN_OPERATION_EXTEND), CAIRN_STAGE_EXTENDING);
     fake.shards[2].move.holds_moved = false;
     fake_move_release(&fake.shards[2]);
     fake_expect_amended(&w, request, 1);

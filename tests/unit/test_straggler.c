@@ -281,9 +281,12 @@ TEST(a_job_stands_still_since_somebody_is_there_who_could_step)
     ck_assert_uint_ge(still_ms(), 90000);
     toy()->park.opened_ms = toy()->cluster->clock.last_tick_ms;
     ck_assert_uint_lt(still_ms(), 60000);
-    toy()->park = (struct coord_park) { .stage = CAIRN_STAGE_PARKED };
+    static const struct coord_step parked = { .kind = CAIRN_STEP_WAIT,
+                                              .stage = CAIRN_STAGE_PARKED };
+    static const struct coord_operation_plan plan = { .list = &parked };
+    toy()->park = (struct coord_park) { .steps = { .plan = &plan, .at = &parked } };
     ck_assert_uint_eq(still_ms(), 0);
-    toy()->park.stage = CAIRN_STAGE_NONE;
+    toy()->park.steps.at = NULL;
 }
 
 TEST(while_both_are_at_work_nobody_does)
