@@ -16,13 +16,15 @@
 
 #define ADOPT_TIMEOUT_MS 20000 /* how long an adoption waits for a shard */
 
-static void adoption_write(struct coord_adoption *adoption);
 static bool adoption_knows(const struct coord_shard_entry *entry);
-static cairn_status adoption_plan(struct coord_adoption *adoption);
+static cairn_status find_adoptees(struct coord_adoption *adoption);
+
+enum { ASKS_FOR_LIST, ASKS_FOR_PART, PREPARES_ROWS, WRITES, IS_OVER };
 
 static void free_adoption(struct coord_adoption *adoption)
 {
-    adoption->cluster->adoption = NULL;
+    adoption->steps.cluster->adoption = NULL;
+    (void)coord_steps_cancel(&adoption->steps);
     coord_waiters_release(&adoption->waiter);
     for (size_t i = 0; i < adoption->job_count; i++) {
         paged_release(adoption->jobs[i].parts, CAIRN_PARTS);
@@ -35,25 +37,27 @@ static void free_adoption(struct coord_adoption *adoption)
     free(adoption);
 }
 
-static void adoption_fail(struct coord_adoption *adoption, cairn_status status, const char *text)
+static void fail_adoption(struct coord_steps *steps, cairn_status status, const char *text)
 {
+    struct coord_adoption *adoption = (struct coord_adoption *)steps;
     log_warn("nothing was adopted: %s", text);
     coord_waiters_fail(&adoption->waiter, status, text);
     free_adoption(adoption);
 }
 
-/* An adoption ends by one of two functions. adoption_answer lists all jobs, and says of each
- * refused job why. adoption_fail says why nothing was adopted. Both functions answer the request
- * and free the adoption. */
-static void adoption_answer(struct coord_adoption *adoption)
+/* Answers with a list of all jobs, which says of each refused job why. */
+static void done_adoption(struct coord_steps *steps)
 {
+    struct coord_adoption *adoption = (struct coord_adoption *)steps;
+    struct coord *cluster = steps->cluster;
+    const bool was_written = !adoption->plan && adoption->row_count > 0;
     Cairn__ClusterAdopted message = CAIRN__CLUSTER_ADOPTED__INIT;
     Cairn__AdoptedJob *jobs = calloc(adoption->job_count + 1, sizeof *jobs);
     Cairn__AdoptedJob **list = calloc(adoption->job_count + 1, sizeof *list);
     if (jobs == NULL || list == NULL) {
         free(jobs);
         free(list);
-        adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "out of memory");
+        fail_adoption(steps, CAIRN_ERR_NO_MEMORY, "out of memory");
         return;
     }
     for (size_t i = 0; i < adoption->job_count; i++) {
@@ -69,51 +73,25 @@ static void adoption_answer(struct coord_adoption *adoption)
     }
     message.jobs = list;
     message.n_jobs = adoption->job_count;
-    message.store = adoption->cluster->identity.id.store;
+    message.store = cluster->identity.id.store;
     message.silent = adoption->silent;
     message.n_silent = adoption->silent_count;
     struct keys_message keys;
-    coord_keys_fill_list(adoption->cluster, adoption->keys, adoption->key_count, &keys);
+    coord_keys_fill_list(cluster, adoption->keys, adoption->key_count, &keys);
     message.keys = &keys.keys;
     coord_waiters_answer(&adoption->waiter, CAIRN_MSG_CLUSTER_ADOPTED, &message.base);
     free(jobs);
     free(list);
     free_adoption(adoption);
+    if (was_written) coord_openings_advance(cluster);
+}
+
+static void release_adoption(struct coord_steps *steps)
+{
+    free_adoption((struct coord_adoption *)steps);
 }
 
 /* ---- questions to the shards ---- */
-
-/* A question to shards that is not answered yet. The adoption may have been given up before the
- * answer arrives. */
-struct asking {
-    struct coord *cluster;
-    uint32_t number; /* adoption->number when the question was asked */
-};
-
-/* Returns false if there is no memory. */
-static bool open_question(struct coord_adoption *adoption, cluster_gather_fn on_done)
-{
-    struct asking *asking = malloc(sizeof *asking);
-    if (asking == NULL) return false;
-    *asking = (struct asking) { adoption->cluster, adoption->number };
-    adoption->gather = coord_gather_open(adoption->cluster, on_done, asking);
-    adoption->began_ms = coord_now_ms(adoption->cluster);
-    if (adoption->gather == NULL) free(asking);
-    return adoption->gather != NULL;
-}
-
-/* Ends a question that is answered. Returns the adoption that asked it, or NULL if nobody waits for
- * the answer any more. */
-static struct coord_adoption *close_question(void *context)
-{
-    const struct asking asking = *(struct asking *)context;
-    struct coord_adoption *adoption = asking.cluster->adoption;
-    free(context);
-    if (asking.cluster->closing || adoption == NULL || adoption->number != asking.number)
-        return NULL;
-    adoption->gather = NULL;
-    return adoption;
-}
 
 static uint32_t ask_for_parts(struct coord_adoption *adoption, struct coord_shard_entry *entry,
                               uint64_t job, uint64_t generation)
@@ -121,7 +99,7 @@ static uint32_t ask_for_parts(struct coord_adoption *adoption, struct coord_shar
     Cairn__PartGet get = CAIRN__PART_GET__INIT;
     get.job = job;
     get.generation = generation;
-    return coord_gather_send(adoption->gather, entry, CAIRN_MSG_PART_GET, &get.base);
+    return coord_gather_send(adoption->steps.gather, entry, CAIRN_MSG_PART_GET, &get.base);
 }
 
 /* ---- their specs and layouts ---- */
@@ -166,111 +144,35 @@ static void on_page(struct coord_session *session, uint32_t request, const void 
         end_part(job, CAIRN_ERR_PROTOCOL, "the pages of its part do not follow each other");
         return;
     }
-    adoption->began_ms = coord_now_ms(adoption->cluster); // the shard gets another full timeout
+    adoption->began_ms = coord_now_ms(
+        adoption->steps.cluster); // the shard gets another full timeout
     if (paged_whole(job->parts, CAIRN_PARTS)) end_part(job, CAIRN_OK, "");
 }
 
-static void get_next(struct coord_adoption *adoption);
-
-static void on_part(void *context, cairn_status status, const char *why)
-{
-    struct coord_adoption *adoption = close_question(context);
-    if (adoption == NULL) return;
-    if (status != CAIRN_OK) {
-        struct coord_adoptee *job = &adoption->jobs[adoption->asked_count - 1];
-        job->request = 0;
-        sentence_set(&job->refused, "%s", why); // `why` names the shard
-    }
-    get_next(adoption);
-}
-
-/* Asks for one part after another, because a shard makes a copy of each part that it sends. */
-static void get_next(struct coord_adoption *adoption)
+/* Finds the next job that is not refused, from the job on that was last asked for. */
+static size_t next_to_ask(const struct coord_adoption *adoption)
 {
     size_t i = adoption->asked_count;
     while (i < adoption->job_count && adoption->jobs[i].refused.text[0] != '\0') i++;
-    adoption->asked_count = i + 1;
-    if (i == adoption->job_count) {
-        adoption_write(adoption);
-        return;
-    }
-    if (!open_question(adoption, on_part)) {
-        adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "out of memory");
-        return;
-    }
-    struct coord_adoptee *job = &adoption->jobs[i];
+    return i;
+}
+
+static bool lacks_part(const struct coord_steps *steps)
+{
+    const struct coord_adoption *adoption = (const struct coord_adoption *)steps;
+    return next_to_ask(adoption) < adoption->job_count;
+}
+
+/* Asks for one part after another, because a shard makes a copy of each part that it sends. */
+static cairn_status ask_for_next(struct coord_steps *steps, struct sentence *why)
+{
+    struct coord_adoption *adoption = (struct coord_adoption *)steps;
+    struct coord_adoptee *job = &adoption->jobs[next_to_ask(adoption)];
+    (void)why;
+    adoption->asked_count = (size_t)(job - adoption->jobs) + 1;
+    adoption->began_ms = coord_now_ms(steps->cluster);
     job->request = ask_for_parts(adoption, job->from, job->id, job->generation);
-    coord_gather_start(adoption->gather);
-}
-
-/* Continues with the reports of those shards that have answered. If no shard has answered, fails
- * with `status` and `why`. */
-static void go_on(struct coord_adoption *adoption, cairn_status status, const char *why)
-{
-    size_t whole = 0;
-    for (struct coord_shard_entry *s = adoption->cluster->shards; s != NULL; s = s->next)
-        if (adoption_knows(s)) status = CAIRN_OK;
-    if (status == CAIRN_OK && (status = adoption_plan(adoption)) != CAIRN_OK) why = "out of memory";
-    if (status != CAIRN_OK) {
-        adoption_fail(adoption, status, why);
-        return;
-    }
-    for (size_t i = 0; i < adoption->silent_count; i++)
-        log_warn("shard %s does not say what it holds, and counts as away", adoption->silent[i]);
-    for (size_t i = 0; i < adoption->job_count; i++)
-        whole += adoption->jobs[i].refused.text[0] == '\0';
-    if (whole == 0)
-        adoption_answer(adoption);
-    else
-        get_next(adoption);
-}
-
-static void on_held(void *context, cairn_status status, const char *why)
-{
-    struct coord_adoption *adoption = close_question(context);
-    if (adoption != NULL) go_on(adoption, status, why);
-}
-
-/* Gives up the open question: a late answer is ignored. */
-static void give_question_up(struct coord_adoption *adoption)
-{
-    adoption->number = coord_request_new(adoption->cluster);
-    adoption->gather = NULL;
-}
-
-/* ---- the request ---- */
-
-/* Begins an adoption. If the message says `plan`, the adoption only finds out which jobs can be
- * adopted. The session is answered at the end. */
-static void on_cluster_adopt(struct coord_session *session, uint32_t request, const void *any)
-{
-    const Cairn__ClusterAdopt *message = any;
-    struct coord *cluster = session->cluster;
-    struct coord_adoption *adoption = cluster->adoption != NULL ? NULL
-                                                                : calloc(1, sizeof *adoption);
-    if (adoption == NULL) {
-        coord_session_error(session, request, CAIRN_ERR_BUSY,
-                            "the shards are being adopted already, or there is no memory");
-        return;
-    }
-    adoption->cluster = cluster;
-    adoption->number = coord_request_new(cluster);
-    adoption->plan = message->plan;
-    cluster->adoption = adoption;
-    if (!coord_waiters_add(&adoption->waiter, session, request)) {
-        free_adoption(adoption);
-        coord_session_error(session, request, CAIRN_ERR_BUSY,
-                            "too many requests wait on this connection");
-        return;
-    }
-    if (!open_question(adoption, on_held)) {
-        adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "out of memory");
-        return;
-    }
-    for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
-        // job 0: all parts
-        s->parts_asked = s->session != NULL ? ask_for_parts(adoption, s, 0, 0) : 0;
-    coord_gather_start(adoption->gather);
+    return CAIRN_OK;
 }
 
 /* The shard that was last asked for a part does not answer. Refuses the job of that part, and all
@@ -285,25 +187,61 @@ static void refuse_silent(struct coord_adoption *adoption)
         if (job->from == silent && job->refused.text[0] == '\0')
             sentence_set(&job->refused, "shard %s does not send its part", silent->name);
     }
-    give_question_up(adoption);
-    get_next(adoption);
+}
+
+static cairn_status judge_part(struct coord_steps *steps, cairn_status status, struct sentence *why)
+{
+    struct coord_adoption *adoption = (struct coord_adoption *)steps;
+    struct coord_adoptee *job = &adoption->jobs[adoption->asked_count - 1];
+    if (status == CAIRN_ERR_TIMEOUT) {
+        refuse_silent(adoption);
+    } else if (status != CAIRN_OK) {
+        job->request = 0;
+        sentence_set(&job->refused, "%s", why->text); // `why` names the shard
+    }
+    coord_steps_go(steps, ASKS_FOR_PART, false);
+    return CAIRN_OK;
+}
+
+static cairn_status ask_for_list(struct coord_steps *steps, struct sentence *why)
+{
+    struct coord_adoption *adoption = (struct coord_adoption *)steps;
+    (void)why;
+    adoption->began_ms = coord_now_ms(steps->cluster);
+    for (struct coord_shard_entry *s = steps->cluster->shards; s != NULL; s = s->next)
+        // job 0: all parts
+        s->parts_asked = s->session != NULL ? ask_for_parts(adoption, s, 0, 0) : 0;
+    return CAIRN_OK;
+}
+
+/* Continues with the reports of those shards that have answered. Fails if no shard has answered. */
+static cairn_status judge_list(struct coord_steps *steps, cairn_status status, struct sentence *why)
+{
+    struct coord_adoption *adoption = (struct coord_adoption *)steps;
+    size_t whole = 0;
+    for (struct coord_shard_entry *s = steps->cluster->shards; s != NULL; s = s->next)
+        if (adoption_knows(s)) status = CAIRN_OK;
+    if (status != CAIRN_OK) return status;
+    if (find_adoptees(adoption) != CAIRN_OK)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    for (size_t i = 0; i < adoption->silent_count; i++)
+        log_warn("shard %s does not say what it holds, and counts as away", adoption->silent[i]);
+    for (size_t i = 0; i < adoption->job_count; i++)
+        whole += adoption->jobs[i].refused.text[0] == '\0';
+    if (whole == 0) coord_steps_go(steps, IS_OVER, false);
+    return CAIRN_OK;
 }
 
 void coord_adopt_tick(struct coord *cluster)
 {
     struct coord_adoption *adoption = cluster->adoption;
     struct sentence why;
-    if (adoption == NULL || adoption->gather == NULL || // NULL: the store is being written
+    if (adoption == NULL || adoption->steps.gather == NULL ||
         coord_now_ms(cluster) - adoption->began_ms < ADOPT_TIMEOUT_MS)
         return;
-    if (adoption->asked_count > 0) {
-        refuse_silent(adoption);
-        return;
-    }
     sentence_set(&why, "adopt again; these shards do not say what they hold: ");
-    coord_gather_awaited(adoption->gather, &why);
-    give_question_up(adoption);
-    go_on(adoption, CAIRN_ERR_TIMEOUT, why.text);
+    coord_gather_awaited(adoption->steps.gather, &why);
+    coord_steps_give_question_up(&adoption->steps, CAIRN_ERR_TIMEOUT, why.text);
 }
 
 void coord_adopt_close(struct coord *cluster)
@@ -332,11 +270,11 @@ static bool is_silent(const struct coord_shard_entry *entry)
 static cairn_status list_silent(struct coord_adoption *adoption)
 {
     size_t count = 0;
-    for (struct coord_shard_entry *s = adoption->cluster->shards; s != NULL; s = s->next)
+    for (struct coord_shard_entry *s = adoption->steps.cluster->shards; s != NULL; s = s->next)
         count += is_silent(s);
     adoption->silent = calloc(count + 1, sizeof *adoption->silent);
     if (adoption->silent == NULL) return CAIRN_ERR_NO_MEMORY;
-    for (struct coord_shard_entry *s = adoption->cluster->shards; s != NULL; s = s->next) {
+    for (struct coord_shard_entry *s = adoption->steps.cluster->shards; s != NULL; s = s->next) {
         if (!is_silent(s)) continue;
         adoption->silent[adoption->silent_count++] = s->name;
         s->parts_asked = 0; // an answer that comes now is too late
@@ -456,7 +394,7 @@ static void take_part(struct coord_adoptee *job, struct coord_shard_entry *entry
  * generation was judged. */
 static void judge_generation(struct coord_adoption *adoption, struct coord_adoptee *job)
 {
-    struct coord *cluster = adoption->cluster;
+    struct coord *cluster = adoption->steps.cluster;
     memset(job->shards, 0, job->shard_count * sizeof *job->shards);
     job->best = NULL;
     job->shard_count = 0;
@@ -502,7 +440,7 @@ static void choose_generation(struct coord_adoption *adoption, struct coord_adop
 {
     uint64_t newest = 0;
     job->generation = UINT64_MAX;
-    while (go_back(adoption->cluster, job)) {
+    while (go_back(adoption->steps.cluster, job)) {
         if (newest == 0) newest = job->generation;
         judge_generation(adoption, job);
         if (job->refused.text[0] == '\0') return;
@@ -521,20 +459,20 @@ static void judge_known(struct coord_adoptee *job, const struct coord_job *known
     if (known->generation > job->generation)
         refuse_adoptee(job, "the store has a newer generation of it", job->name);
     struct sentence why;
-    if (coord_operation_judge(known, CAIRN_OPERATION_MAKE, &why) != CAIRN_OK)
+    if (coord_operation_judge(known, CAIRN_OPERATION_ADOPT, &why) != CAIRN_OK)
         refuse_adoptee(job, "it is being saved, amended or made: adopt again when that has ended",
                        job->name);
 }
 
 static void judge_job(struct coord_adoption *adoption, struct coord_adoptee *job)
 {
-    const struct coord_job *known = coord_job_by_id(adoption->cluster, job->id);
-    each_part(adoption->cluster, job, take_marks);
+    const struct coord_job *known = coord_job_by_id(adoption->steps.cluster, job->id);
+    each_part(adoption->steps.cluster, job, take_marks);
     choose_generation(adoption, job);
     if (known != NULL) judge_known(job, known);
     // No other job may have the job's name, neither in the store nor among the adopted jobs before
     // this one.
-    const struct coord_job *other = coord_job_find(adoption->cluster, job->name);
+    const struct coord_job *other = coord_job_find(adoption->steps.cluster, job->name);
     bool twice = other != NULL && other->id != job->id;
     for (const struct coord_adoptee *j = adoption->jobs; j < job; j++)
         twice |= j->refused.text[0] == '\0' && strcmp(j->name, job->name) == 0;
@@ -558,15 +496,15 @@ static bool is_part_of(const struct coord_adoption *adoption, uint64_t job)
  * counts as the former one. */
 static void take_heritage(struct coord_adoption *adoption)
 {
-    const uint64_t own = adoption->cluster->identity.id.store;
+    const uint64_t own = adoption->steps.cluster->identity.id.store;
     bool is_one = true;
-    for (struct coord_shard_entry *s = adoption->cluster->shards; s != NULL; s = s->next) {
+    for (struct coord_shard_entry *s = adoption->steps.cluster->shards; s != NULL; s = s->next) {
         bool holds = false;
         for (size_t i = 0; adoption_knows(s) && i < s->parts->n_held; i++)
             holds = holds || is_part_of(adoption, s->parts->held[i]->job);
         if (!holds) continue;
-        adoption->key_count = coord_keys_unknown(adoption->cluster, s->parts->keys, adoption->keys,
-                                                 adoption->key_count);
+        adoption->key_count = coord_keys_unknown(adoption->steps.cluster, s->parts->keys,
+                                                 adoption->keys, adoption->key_count);
         if (s->seen.store == own || s->seen.store == 0) continue;
         is_one = is_one && (adoption->former == 0 || adoption->former == s->seen.store);
         adoption->former = s->seen.store;
@@ -576,12 +514,12 @@ static void take_heritage(struct coord_adoption *adoption)
 
 /* Finds the jobs on the connected shards, and notes each as complete or refused. A shard that does
  * not report what it holds is treated like a shard that is away, and is listed as silent. */
-static cairn_status adoption_plan(struct coord_adoption *adoption)
+static cairn_status find_adoptees(struct coord_adoption *adoption)
 {
     struct coord_answer memory = { 0 };
     Cairn__ClusterForgotten strangers = CAIRN__CLUSTER_FORGOTTEN__INIT; // for its list of parts
     if (list_silent(adoption) != CAIRN_OK) return CAIRN_ERR_NO_MEMORY;
-    coord_strangers_add(adoption->cluster, &memory, &strangers.base, "parts");
+    coord_strangers_add(adoption->steps.cluster, &memory, &strangers.base, "parts");
     adoption->jobs = calloc(strangers.n_parts + 1, sizeof *adoption->jobs);
     cairn_status status = memory.failed || adoption->jobs == NULL ? CAIRN_ERR_NO_MEMORY : CAIRN_OK;
     for (size_t i = 0; i < strangers.n_parts && status == CAIRN_OK; i++) {
@@ -598,8 +536,9 @@ static cairn_status adoption_plan(struct coord_adoption *adoption)
             status = CAIRN_ERR_NO_MEMORY;
     }
     coord_answer_release(&memory);
-    adoption->incarnation = store_meta(adoption->cluster->store)->incarnation;
-    for (const struct coord_shard_entry *s = adoption->cluster->shards; s != NULL; s = s->next)
+    adoption->incarnation = store_meta(adoption->steps.cluster->store)->incarnation;
+    for (const struct coord_shard_entry *s = adoption->steps.cluster->shards; s != NULL;
+         s = s->next)
         if (s->seen.incarnation > adoption->incarnation)
             adoption->incarnation = s->seen.incarnation;
     for (size_t i = 0; i < adoption->job_count && status == CAIRN_OK; i++)
@@ -614,11 +553,9 @@ static cairn_status adoption_plan(struct coord_adoption *adoption)
  * coordinator loads the jobs from the store, as after a start, and tells the shards the store's new
  * identity, which they keep. */
 
-static void run_write(struct task *task, uint32_t item, uint32_t thread)
+static cairn_status write_adopted(struct coord_steps *steps, struct sentence *why)
 {
-    struct coord_adoption *adoption = (struct coord_adoption *)task;
-    (void)item;
-    (void)thread;
+    const struct coord_adoption *adoption = (struct coord_adoption *)steps;
     struct stored_key keys[CAIRN_KEYS_MAX];
     char lines[CAIRN_KEYS_MAX][CAIRN_KEY_LINE_BYTES];
     for (size_t i = 0; i < adoption->key_count; i++) {
@@ -631,7 +568,7 @@ static void run_write(struct task *task, uint32_t item, uint32_t thread)
                                              .keys = keys,
                                              .key_count = adoption->key_count,
                                              .incarnation = adoption->incarnation };
-    adoption->status = store_adopt(adoption->cluster->store, &adoptees, &adoption->why);
+    return store_adopt(steps->cluster->store, &adoptees, why);
 }
 
 /* Loads the job from its row in the store, in place of what the coordinator knew about the job
@@ -676,15 +613,13 @@ static void tell_shards(struct coord *cluster)
     }
 }
 
-static void on_written(struct task *task)
+static cairn_status take_adopted(struct coord_steps *steps, cairn_status status,
+                                 struct sentence *why)
 {
-    struct coord_adoption *adoption = (struct coord_adoption *)task;
-    struct coord *cluster = adoption->cluster;
-    if (cluster->closing) return; // the adoption is freed with the cluster
-    if (adoption->status != CAIRN_OK) {
-        adoption_fail(adoption, adoption->status, adoption->why.text);
-        return;
-    }
+    struct coord_adoption *adoption = (struct coord_adoption *)steps;
+    struct coord *cluster = steps->cluster;
+    (void)why;
+    if (status != CAIRN_OK) return status;
     if (adoption->former == 0) adoption->former = cluster->identity.id.store;
     cluster->identity.id.store = store_meta(cluster->store)->identity;
     cluster->identity.id.incarnation = store_meta(cluster->store)->incarnation;
@@ -695,8 +630,7 @@ static void on_written(struct task *task)
     coord_storage_adopted(cluster, adoption->former);
     for (size_t i = 0; i < adoption->row_count; i++) reload_job(cluster, &adoption->rows[i]);
     tell_shards(cluster);
-    adoption_answer(adoption);
-    coord_openings_advance(cluster);
+    return CAIRN_OK;
 }
 
 /* Judges whether the layout that was received is a layout of the spec's tensors, and whether a
@@ -742,25 +676,20 @@ static cairn_status judge_pages(const struct coord_adoption *adoption,
     return status;
 }
 
-/* Called when no more pages are to come. Judges the pages, and writes the jobs into the store,
- * unless only a plan was asked for or all jobs are refused. The request is answered at the end. */
-static void adoption_write(struct coord_adoption *adoption)
+/* Judges the pages, and makes the rows of the jobs that are adopted. */
+static cairn_status prepare_rows(struct coord_steps *steps, struct sentence *why)
 {
-    if (coord_keys_are_changing(adoption->cluster)) {
-        adoption_fail(adoption, CAIRN_ERR_BUSY, "a key is being trusted or untrusted: adopt again");
-        return;
-    }
+    struct coord_adoption *adoption = (struct coord_adoption *)steps;
+    if (coord_keys_are_changing(steps->cluster))
+        return fail_with(why, CAIRN_ERR_BUSY, "a key is being trusted or untrusted: adopt again");
     adoption->rows = calloc(adoption->job_count + 1, sizeof *adoption->rows);
-    if (adoption->rows == NULL) {
-        adoption_fail(adoption, CAIRN_ERR_NO_MEMORY, "out of memory");
-        return;
-    }
+    if (adoption->rows == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     for (size_t i = 0; i < adoption->job_count; i++) {
         struct coord_adoptee *job = &adoption->jobs[i];
-        struct sentence why = { "out of memory" };
+        struct sentence refused = { "out of memory" };
         if (job->refused.text[0] != '\0') continue;
-        if (judge_pages(adoption, job, &why) != CAIRN_OK) {
-            job->refused = why;
+        if (judge_pages(adoption, job, &refused) != CAIRN_OK) {
+            job->refused = refused;
             continue;
         }
         for (uint32_t s = 0; s < job->shard_count; s++)
@@ -781,12 +710,57 @@ static void adoption_write(struct coord_adoption *adoption)
                                   .base_step = job->base_step,
                                   .initialized = true };
     }
-    if (adoption->plan || adoption->row_count == 0) {
-        adoption_answer(adoption);
+    return CAIRN_OK;
+}
+
+static bool is_to_be_written(const struct coord_steps *steps)
+{
+    const struct coord_adoption *adoption = (const struct coord_adoption *)steps;
+    return !adoption->plan && adoption->row_count > 0;
+}
+
+/* ==== adoption ==== */
+
+static const struct coord_step adoption_steps[] = {
+    [ASKS_FOR_LIST] = { CAIRN_STEP_ASK, .begin = ask_for_list, .end = judge_list },
+    [ASKS_FOR_PART] = { CAIRN_STEP_ASK, .is_needed = lacks_part, .begin = ask_for_next,
+                        .end = judge_part },
+    [PREPARES_ROWS] = { CAIRN_STEP_DO, .begin = prepare_rows },
+    [WRITES] = { CAIRN_STEP_STORE, .is_needed = is_to_be_written, .run = write_adopted,
+                 .end = take_adopted },
+    [IS_OVER] = { CAIRN_STEP_LAST },
+};
+
+static const struct coord_operation_plan adoption_plan = { adoption_steps, .done = done_adoption,
+                                                           .failed = fail_adoption,
+                                                           .release = release_adoption };
+
+/* A job that is adopted is made anew as soon as the store has it. */
+const struct coord_operation coord_adopting = { .being = "adopted" };
+
+/* Begins an adoption. If the message says `plan`, the adoption only finds out which jobs can be
+ * adopted. The session is answered at the end. */
+static void on_cluster_adopt(struct coord_session *session, uint32_t request, const void *any)
+{
+    const Cairn__ClusterAdopt *message = any;
+    struct coord *cluster = session->cluster;
+    struct coord_adoption *adoption = cluster->adoption != NULL ? NULL
+                                                                : calloc(1, sizeof *adoption);
+    if (adoption == NULL) {
+        coord_session_error(session, request, CAIRN_ERR_BUSY,
+                            "the shards are being adopted already, or there is no memory");
         return;
     }
-    adoption->task = (struct task) { .run = run_write, .done = on_written, .item_count = 1 };
-    pool_submit(adoption->cluster->saves.pool, &adoption->task);
+    coord_steps_start(&adoption->steps, &adoption_plan, cluster, NULL);
+    adoption->plan = message->plan;
+    cluster->adoption = adoption;
+    if (!coord_waiters_add(&adoption->waiter, session, request)) {
+        free_adoption(adoption);
+        coord_session_error(session, request, CAIRN_ERR_BUSY,
+                            "too many requests wait on this connection");
+        return;
+    }
+    coord_steps_advance(&adoption->steps);
 }
 
 /* ==== messages ==== */

@@ -358,17 +358,11 @@ static struct coord_steps *steps_of_extension(struct coord_job *job)
     return &job->extension.steps;
 }
 
-static cairn_status refuse_amended(const struct coord_job *job, struct sentence *why)
-{
-    return fail_with(why, CAIRN_ERR_BUSY, "job %s is being amended: ask again when that has ended",
-                     job->spec.name);
-}
-
 const struct coord_operation coord_extending = {
     .steps = steps_of_extension,
     .lost = lose_extension,
     .release = release_extension,
-    .refuse = refuse_amended,
+    .being = "amended",
     .until = "until the job is amended",
 };
 
@@ -843,7 +837,7 @@ const struct coord_operation coord_amending = {
     .steps = steps_of_amendment,
     .lost = fail_amenders,
     .release = release_amendment,
-    .refuse = refuse_amended,
+    .being = "amended",
     .until = "until the amendment is stored",
 };
 

@@ -188,10 +188,9 @@ void coord_recovery_advise(const struct coord_job *job, struct sentence *out);
 
 /* ==== job ==== */
 
-/* A job has no initial state before INITIALIZING ends. The flags `restoring` and `dropping` of a job tell
- * why it is CREATING. */
+/* A job has no initial state before INITIALIZING ends. */
 enum coord_job_state {
-    /* shards make room for the job or, if the job is `dropping`, free its room; there is no core */
+    /* shards make room for the job, or free its room, as job->making says; there is no core */
     CAIRN_CLUSTER_JOB_CREATING,
     CAIRN_CLUSTER_JOB_INITIALIZING, /* the source puts the initial state */
     CAIRN_CLUSTER_JOB_RUNNING,
@@ -244,9 +243,8 @@ struct coord_job {
     struct coord *cluster;
     uint64_t id;
     enum coord_job_state state;
-    bool restoring; /* true: the job is CREATING from a snapshot */
-    /* true: the job is CREATING, and is being deleted from the store; its shards are told afterwards */
-    bool dropping;
+    /* borrowed: what creates, restores or drops the job, while it is CREATING; else NULL */
+    struct coord_steps *making;
     bool stored;      /* true: the job is in the store, or is being written to it */
     bool initialized; /* the initial state is complete and durable */
     /* true: the job was loaded from the store, and its shards have not reported its version yet */
@@ -282,7 +280,6 @@ struct coord_job {
     struct coord_leases leases;
     struct coord_snapshots snapshots;
     struct coord_parting parting;
-    struct coord_creation *creation; /* owned by jobs.c; NULL: the job is not being created */
     struct coord_init init;
     struct coord_amends amends;
     struct coord_extension extension;

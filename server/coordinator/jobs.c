@@ -260,12 +260,17 @@ static void free_creation(struct coord_creation *creation)
 {
     end_planning(creation);
     if (creation->is_linked)
-        creation->job->creation = NULL;
+        creation->job->making = NULL;
     else if (creation->job != NULL)
         coord_job_free(creation->job);
     packed_release(creation->packed);
     free(creation->name);
     free(creation);
+}
+
+static size_t packed_bytes(const struct coord_steps *steps)
+{
+    return ((const struct coord_creation *)steps)->packed->size;
 }
 
 static cairn_status plan_creation(struct coord_steps *steps, struct sentence *why)
@@ -304,7 +309,7 @@ static cairn_status ask_for_room(struct coord_steps *steps, struct sentence *why
     (void)why;
     coord_job_send_create(job, &load, steps->gather);
     coord_job_link(job);
-    job->creation = creation;
+    job->making = steps;
     creation->is_linked = true;
     coord_openings_advance(steps->cluster);
     return CAIRN_OK;
@@ -375,9 +380,9 @@ static void release_creation(struct coord_steps *steps)
 }
 
 static const struct coord_step creation_steps[] = {
-    { CAIRN_STEP_THREAD, .run = plan_creation, .end = place_planned },
-    { CAIRN_STEP_ASK, .begin = ask_for_room, .end = judge_room },
-    { CAIRN_STEP_STORE, .begin = save_created },
+    { CAIRN_STEP_THREAD, .bytes = packed_bytes, .run = plan_creation, .end = place_planned },
+    { CAIRN_STEP_ASK, CAIRN_STAGE_MAKING, .begin = ask_for_room, .end = judge_room },
+    { CAIRN_STEP_STORE, CAIRN_STAGE_MAKING, .begin = save_created },
     { CAIRN_STEP_DO, .begin = open_created },
     { CAIRN_STEP_LAST },
 };
@@ -392,7 +397,6 @@ static cairn_status begin_creation(struct coord *cluster, const char *name, uint
     struct coord_creation *creation = calloc(1, sizeof *creation);
     if (creation == NULL) return CAIRN_ERR_NO_MEMORY;
     coord_steps_start(&creation->steps, &creation_plan, cluster, NULL);
-    creation->steps.work_bytes = packed->size;
     creation->packed = packed_hold(packed);
     creation->name = strdup(name);
     creation->job = new_job(cluster);
@@ -429,43 +433,23 @@ cairn_status coord_job_create(struct coord *cluster, const struct job_spec_data 
 
 /* ---- as an operation ---- */
 
-static enum operation_stage stage_of_making(const struct coord_job *job)
+static struct coord_steps *steps_of_creation(struct coord_job *job)
 {
-    return job->state == CAIRN_CLUSTER_JOB_CREATING ? CAIRN_STAGE_MAKING : CAIRN_STAGE_NONE;
+    return job->making != NULL && job->making->plan == &creation_plan ? job->making : NULL;
 }
 
-static cairn_status refuse_made(const struct coord_job *job, struct sentence *why)
+static bool creation_waiting(const struct coord_job *job, struct sentence *out)
 {
-    return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s: ask again when that has ended",
-                     job->spec.name,
-                     job->restoring  ? "restored"
-                     : job->dropping ? "dropped"
-                                     : "created");
-}
-
-static bool making_waiting(const struct coord_job *job, struct sentence *out)
-{
-    if (job->state != CAIRN_CLUSTER_JOB_CREATING) return false;
+    if (coord_stage(job, CAIRN_OPERATION_MAKE) == CAIRN_STAGE_NONE) return false;
     sentence_set(out, "the shards to %s",
-                 job->restoring                ? "load the snapshot"
-                 : job->spec.init_from != NULL ? "read its weights"
-                                               : "make room");
+                 job->spec.init_from != NULL ? "read its weights" : "make room");
     return true;
 }
 
-/* Called when the job is freed while it is created. */
-static void release_making(struct coord_job *job)
-{
-    if (job->creation == NULL) return;
-    (void)coord_steps_cancel(&job->creation->steps);
-    free_creation(job->creation);
-}
-
 const struct coord_operation coord_making = {
-    .stage = stage_of_making,
-    .release = release_making,
-    .refuse = refuse_made,
-    .waiting = making_waiting,
+    .steps = steps_of_creation,
+    .being = "created",
+    .waiting = creation_waiting,
     .until = "until the job is made",
 };
 
@@ -593,6 +577,8 @@ struct coord_drop {
 static void free_drop(struct coord_drop *drop)
 {
     struct coord_drop **at = &drop->steps.cluster->drops;
+    struct coord_job *job = coord_job_by_id(drop->steps.cluster, drop->job);
+    if (job != NULL && job->making == &drop->steps) job->making = NULL;
     (void)coord_steps_cancel(&drop->steps);
     while (*at != NULL && *at != drop) at = &(*at)->next;
     if (*at == drop) *at = drop->next;
@@ -628,7 +614,7 @@ static cairn_status judge_drop(struct coord_job *job, bool force, struct sentenc
 {
     if (force && job->snapshots.running != NULL)
         coord_snapshot_abort(job, "the job is to be dropped");
-    CAIRN_TRY(coord_operation_judge(job, CAIRN_OPERATION_MAKE, why));
+    CAIRN_TRY(coord_operation_judge(job, CAIRN_OPERATION_DROP, why));
     if (job->loss.behind)
         return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s", job->spec.name,
                          job->loss.why.text);
@@ -688,6 +674,7 @@ static cairn_status drop_parts(struct coord_steps *steps, struct sentence *why)
             drop->removed.shards++;
     }
     drop->is_gone = true;
+    job->making = NULL;
     coord_job_unlink(job);
     coord_job_free(job);
     coord_openings_advance(cluster);
@@ -717,14 +704,14 @@ static void fail_drop(struct coord_steps *steps, cairn_status status, const char
     struct coord_drop *drop = (struct coord_drop *)steps;
     struct coord_job *job = coord_job_by_id(steps->cluster, drop->job);
     (void)status;
-    if (job != NULL) job->dropping = false;
     coord_waiters_fail(&drop->waiter, CAIRN_ERR_IO, text);
-    if (job != NULL) coord_job_lose(job, false, "dropping it failed (%s); drop it again", text);
     free_drop(drop);
+    if (job != NULL) coord_job_lose(job, false, "dropping it failed (%s); drop it again", text);
 }
 
 static const struct coord_step drop_steps[] = {
-    { CAIRN_STEP_STORE, .is_needed = is_stored, .begin = delete_job, .end = judge_deleted },
+    { CAIRN_STEP_STORE, CAIRN_STAGE_DROPPING, .is_needed = is_stored, .begin = delete_job,
+      .end = judge_deleted },
     { CAIRN_STEP_ASK, .begin = drop_parts, .end = answer_dropped },
     { CAIRN_STEP_LAST },
 };
@@ -764,7 +751,7 @@ static struct coord_drop *new_drop(const struct coord_job *job, bool is_asked)
 static void begin_drop(struct coord_drop *drop, struct coord_job *job)
 {
     job->state = CAIRN_CLUSTER_JOB_CREATING;
-    job->dropping = true;
+    job->making = &drop->steps;
     coord_reshard_end(job, CAIRN_RESHARD_FAILED, "the job is dropped");
     coord_job_core_close(job);
     coord_reshard_close(job);
@@ -812,6 +799,19 @@ static void on_job_remove(struct coord_session *session, uint32_t request, const
     if (drop != NULL) free_drop(drop);
     coord_session_error(session, request, status, why.text);
 }
+
+/* ---- as an operation ---- */
+
+static struct coord_steps *steps_of_drop(struct coord_job *job)
+{
+    return job->making != NULL && job->making->plan == &drop_plan ? job->making : NULL;
+}
+
+const struct coord_operation coord_dropping = {
+    .steps = steps_of_drop,
+    .being = "dropped",
+    .until = "until the job is dropped",
+};
 
 /* ==== messages ==== */
 

@@ -230,7 +230,7 @@ static void note_damage(struct coord_recovery *recovery, const struct coord_rest
 
 static void on_recovered(const struct coord_restore *restore, cairn_status status, const char *text)
 {
-    struct coord_job *job = coord_job_by_id(restore->cluster, restore->latest.of_job);
+    struct coord_job *job = coord_job_by_id(restore->steps.cluster, restore->latest.of_job);
     if (job == NULL) return;
     struct coord_recovery *r = &job->loss.recovery;
     r->running = false;
@@ -349,7 +349,7 @@ static bool restore_next(struct coord_resume *resume)
 
 static void on_resumed(const struct coord_restore *restore, cairn_status status, const char *text)
 {
-    struct coord_resume *resume = find_resume(restore->cluster, restore->job_name);
+    struct coord_resume *resume = find_resume(restore->steps.cluster, restore->job_name);
     if (resume == NULL) return;
     if (restore->latest.none_found && resume->damaged_count > 0) {
         struct sentence why;

@@ -2,6 +2,8 @@
  * operations.h. */
 #include "server/coordinator/operations.h"
 
+#include <stddef.h>
+
 #include "server/coordinator/cluster.h"
 
 /* ==== steps ==== */
@@ -75,6 +77,12 @@ static void begin_question(struct coord_steps *steps)
     take_outcome(steps, status, why.text);
 }
 
+void coord_steps_give_question_up(struct coord_steps *steps, cairn_status status, const char *why)
+{
+    coord_gather_drop(steps->gather);
+    take_outcome(steps, status, why);
+}
+
 void coord_steps_ask_all(struct coord_steps *steps, uint16_t type, const ProtobufCMessage *message)
 {
     CAIRN_EACH_SHARD (steps->job, i)
@@ -138,38 +146,64 @@ cairn_status coord_steps_save_as(struct coord_steps *steps, struct coord_job *jo
 
 /* ---- threads ---- */
 
-static void on_run(struct coord_work *work)
+static void run_step(struct coord_steps *steps)
 {
-    struct coord_steps *steps = (struct coord_steps *)work;
     steps->status = steps->run(steps, &steps->why);
 }
 
-static void on_back(struct coord_work *work)
+static void on_back(struct coord_steps *steps)
 {
-    struct coord_steps *steps = (struct coord_steps *)work;
     const struct sentence why = steps->why;
     steps->has_thread = false;
-    if (steps->at == NULL || work->cluster->closing)
+    if (steps->at == NULL || steps->cluster->closing)
         close_steps(steps);
     else
         take_outcome(steps, steps->status, why.text);
 }
 
+static void run_work(struct coord_work *work)
+{
+    run_step((struct coord_steps *)work);
+}
+
+static void done_work(struct coord_work *work)
+{
+    on_back((struct coord_steps *)work);
+}
+
+static struct coord_steps *steps_of_task(struct task *task)
+{
+    return (struct coord_steps *)(void *)((char *)task - offsetof(struct coord_steps, task));
+}
+
+static void run_task(struct task *task, uint32_t item, uint32_t thread)
+{
+    (void)item;
+    (void)thread;
+    run_step(steps_of_task(task));
+}
+
+static void done_task(struct task *task)
+{
+    on_back(steps_of_task(task));
+}
+
+/* Has `run` of the present step run on a thread: the store's, or any. */
 static void begin_thread(struct coord_steps *steps)
 {
-    struct sentence why = { "" };
     const struct coord_step *step = steps->at;
-    const cairn_status status = step->begin != NULL ? step->begin(steps, &why) : CAIRN_OK;
-    if (status != CAIRN_OK) {
-        take_outcome(steps, status, why.text);
+    if (steps->status == CAIRN_OK) steps->why.text[0] = '\0';
+    steps->run = step->run;
+    steps->has_thread = true;
+    if (step->kind == CAIRN_STEP_STORE) {
+        steps->task = (struct task) { .run = run_task, .done = done_task, .item_count = 1 };
+        pool_submit(steps->cluster->saves.pool, &steps->task);
         return;
     }
-    steps->why.text[0] = '\0';
-    steps->run = step->run;
-    steps->work.run = on_run;
-    steps->work.done = on_back;
-    steps->has_thread = true;
-    if (coord_work_do(&steps->work, steps->cluster, NULL, 0, steps->work_bytes)) return;
+    const size_t bytes = step->bytes != NULL ? step->bytes(steps) : SIZE_MAX;
+    steps->work.run = run_work;
+    steps->work.done = done_work;
+    if (coord_work_do(&steps->work, steps->cluster, NULL, 0, bytes)) return;
     steps->has_thread = false;
     take_outcome(steps, CAIRN_ERR_NO_MEMORY, "no thread for it");
 }
@@ -183,13 +217,13 @@ static void begin_step(struct coord_steps *steps)
     steps->is_begun = true;
     if (step->kind == CAIRN_STEP_ASK) {
         begin_question(steps);
-    } else if (step->kind == CAIRN_STEP_THREAD) {
-        begin_thread(steps);
-    } else {
-        const cairn_status status = step->begin(steps, &why);
-        if (step->kind == CAIRN_STEP_DO || status != CAIRN_OK)
-            take_outcome(steps, status, why.text);
+        return;
     }
+    const cairn_status status = step->begin != NULL ? step->begin(steps, &why) : CAIRN_OK;
+    if (status != CAIRN_OK || step->kind == CAIRN_STEP_DO)
+        take_outcome(steps, status, why.text);
+    else if (step->run != NULL)
+        begin_thread(steps);
 }
 
 /* Begins the first step that need not be waited for. Whoever calls this must not use the operation
@@ -220,7 +254,6 @@ void coord_steps_start(struct coord_steps *steps, const struct coord_operation_p
     steps->cluster = cluster;
     steps->job = job;
     steps->at = plan->list;
-    steps->work_bytes = SIZE_MAX;
 }
 
 void coord_steps_advance(struct coord_steps *steps)
@@ -250,9 +283,11 @@ size_t coord_steps_at(const struct coord_steps *steps)
 /* ==== the operations of a job ==== */
 
 static const struct coord_operation *const operations[CAIRN_OPERATIONS] = {
-    [CAIRN_OPERATION_MAKE] = &coord_making,        [CAIRN_OPERATION_AMEND] = &coord_amending,
-    [CAIRN_OPERATION_EXTEND] = &coord_extending,   [CAIRN_OPERATION_PARK] = &coord_parking,
-    [CAIRN_OPERATION_RESHARD] = &coord_resharding, [CAIRN_OPERATION_SNAPSHOT] = &coord_snapshotting,
+    [CAIRN_OPERATION_MAKE] = &coord_making,           [CAIRN_OPERATION_RESTORE] = &coord_restoring,
+    [CAIRN_OPERATION_DROP] = &coord_dropping,         [CAIRN_OPERATION_ADOPT] = &coord_adopting,
+    [CAIRN_OPERATION_AMEND] = &coord_amending,        [CAIRN_OPERATION_EXTEND] = &coord_extending,
+    [CAIRN_OPERATION_PARK] = &coord_parking,          [CAIRN_OPERATION_RESHARD] = &coord_resharding,
+    [CAIRN_OPERATION_SNAPSHOT] = &coord_snapshotting,
 };
 
 /* ---- what is under way ---- */
@@ -278,7 +313,9 @@ const char *coord_job_state_name(const struct coord_job *job)
 {
     switch (job->state) {
     case CAIRN_CLUSTER_JOB_CREATING:
-        return job->restoring ? "restoring" : job->dropping ? "dropping" : "creating";
+        if (coord_stage(job, CAIRN_OPERATION_DROP) != CAIRN_STAGE_NONE) return "dropping";
+        return coord_stage(job, CAIRN_OPERATION_RESTORE) != CAIRN_STAGE_NONE ? "restoring"
+                                                                             : "creating";
     case CAIRN_CLUSTER_JOB_INITIALIZING: return "initializing";
     case CAIRN_CLUSTER_JOB_RUNNING:
         if (job->version_unknown) return "waiting";
@@ -307,7 +344,10 @@ cairn_status coord_operation_judge(const struct coord_job *job, enum operation a
 {
     const struct operations all = stages_of(job);
     const enum operation other = operations_refuse(&all, asked);
-    return other == CAIRN_OPERATIONS ? CAIRN_OK : operations[other]->refuse(job, why);
+    if (other == CAIRN_OPERATIONS) return CAIRN_OK;
+    if (operations[other]->refuse != NULL) return operations[other]->refuse(job, why);
+    return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s: ask again when that has ended",
+                     job->spec.name, operations[other]->being);
 }
 
 bool coord_operation_may_begin(const struct coord_job *job, enum operation waiting)
@@ -402,7 +442,8 @@ void coord_operations_release(struct coord_job *job)
 {
     for (enum operation i = 0; i < CAIRN_OPERATIONS; i++) {
         struct coord_steps *steps = steps_of(job, i);
-        if (steps != NULL) (void)coord_steps_cancel(steps);
+        if (steps != NULL && coord_steps_cancel(steps) && steps->plan->release != NULL)
+            steps->plan->release(steps);
         if (operations[i]->release != NULL) operations[i]->release(job);
     }
 }

@@ -37,17 +37,19 @@ enum coord_step_kind {
     CAIRN_STEP_THREAD,
 };
 
-/* A step. Every function may be NULL, except where it says otherwise. */
+/* A step. A function that it does not need is NULL. */
 struct coord_step {
     enum coord_step_kind kind;
     enum operation_stage stage;                    /* the stage of the job's operation meanwhile */
     const char *doing;                             /* for whom the job waits meanwhile */
     bool (*is_needed)(const struct coord_steps *); /* false: the step is left out */
-    bool (*is_ready)(const struct coord_steps *);  /* of WAIT */
-    /* DO: does it. ASK: sends the question, as calls of steps->gather. STORE: calls coord_steps_save.
-     * THREAD: is called before the thread begins. A failure is the step's outcome */
+    bool (*is_ready)(const struct coord_steps *);  /* WAIT: the wait is over */
+    /* DO: does it. ASK: sends the question, as calls of steps->gather. STORE: calls coord_steps_save, or
+     * there is `run`. THREAD: is called before the thread begins. A failure is the step's outcome */
     coord_step_fn begin;
-    coord_step_fn run; /* of THREAD: runs on the other thread; never NULL there */
+    coord_step_fn run; /* THREAD: runs on the other thread. STORE: runs on the store's thread */
+    size_t (*bytes)(
+        const struct coord_steps *); /* THREAD: on how many bytes it works; NULL: many */
     cairn_status (*end)(struct coord_steps *steps, cairn_status status, struct sentence *why);
 };
 
@@ -78,10 +80,9 @@ struct coord_steps {
     struct coord_steps *next_stored;
     cluster_saved_fn stored;
     uint64_t stored_job, stored_number;
-    /* THREAD. work_bytes: the size of what it works on, for coord_work_do, if that may be little.
-     * has_thread: the thread is not done yet. status, why: its outcome */
+    /* `run` of the step: has_thread: it is not done yet. status, why: its outcome */
+    struct task task;
     coord_step_fn run;
-    size_t work_bytes;
     bool has_thread;
     cairn_status status;
     struct sentence why;
@@ -101,6 +102,8 @@ bool coord_steps_cancel(struct coord_steps *steps);
 size_t coord_steps_at(const struct coord_steps *steps);
 /* For `begin` of ASK: sends the message to every shard of the job. */
 void coord_steps_ask_all(struct coord_steps *steps, uint16_t type, const ProtobufCMessage *message);
+/* Ends the question of the present step, as if a shard had refused it. Late answers are ignored. */
+void coord_steps_give_question_up(struct coord_steps *steps, cairn_status status, const char *why);
 /* For `begin` of STORE: writes the row of a job, as coord_save_job does. `number` 0: any number.
  * coord_steps_save_as does the same with a function that is told of the write even if the operation is
  * given up meanwhile. This function calls coord_steps_stored with itself, which returns false in that
@@ -117,11 +120,12 @@ bool coord_steps_stored(const struct coord_saved *saved, cluster_saved_fn stored
 
 /* The coordinator's side of the operations of a job (server/core/operation.h). The file that carries an
  * operation out has one such object; operations.c lists them, and calls each of them in the order of
- * enum operation. Every function but `refuse`, and one of `steps` and `stage`, may be NULL. */
+ * enum operation. Every function may be NULL; an operation with
+ * neither `steps` nor `stage` is never under way. */
 struct coord_operation {
-    /* Returns the operation's steps, which give its stage, and for whom it waits. They advance with the
-     * operation, and are given up when the job is freed. NULL: the operation runs in another way, by
-     * `stage` and `advance` */
+    /* Returns the operation's steps, which give its stage, and for whom it waits; NULL: it is not under way.
+     * The steps advance with the job's events, and are given up when the job is freed. An operation without
+     * such a function runs in another way, by `stage` and `advance` */
     struct coord_steps *(*steps)(struct coord_job *job);
     enum operation_stage (*stage)(const struct coord_job *job);
     /* an event of the core is over, or a tick has come: takes the next step if nothing prevents it */
@@ -134,15 +138,16 @@ struct coord_operation {
     void (*shard_down)(struct coord_job *job, uint32_t shard);
     void (*lost)(struct coord_job *job);    /* the job is LOST; loss.why says why */
     void (*release)(struct coord_job *job); /* the job is freed */
-    /* fails with the reason of a refusal: the operation is under way, and what to do about that */
+    const char *being; /* why others are refused meanwhile: the job "is being" this */
+    /* instead of `being`: fails with the reason of a refusal, and what to do about that */
     cairn_status (*refuse)(const struct coord_job *job, struct sentence *why);
     /* says for whom the job waits because of the operation, if no step says it; false: for nobody */
     bool (*waiting)(const struct coord_job *job, struct sentence *out);
     const char *until; /* "it waits UNTIL" the operation is over: for others that wait for it */
 };
 
-extern const struct coord_operation coord_making, coord_amending, coord_extending, coord_parking,
-    coord_resharding, coord_snapshotting;
+extern const struct coord_operation coord_making, coord_restoring, coord_dropping, coord_adopting,
+    coord_amending, coord_extending, coord_parking, coord_resharding, coord_snapshotting;
 
 enum operation_stage coord_stage(const struct coord_job *job, enum operation operation);
 /* Returns what the job is at, as status shows it: "running", "parked". */

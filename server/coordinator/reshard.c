@@ -1035,12 +1035,6 @@ static enum operation_stage stage_of_reshard(const struct coord_job *job)
                                : CAIRN_STAGE_NONE;
 }
 
-static cairn_status refuse_resharded(const struct coord_job *job, struct sentence *why)
-{
-    return fail_with(why, CAIRN_ERR_BUSY,
-                     "job %s is being re-sharded: ask again when that has ended", job->spec.name);
-}
-
 /* Notes a step for the pace of the run. */
 static void note_step(struct coord_job *job)
 {
@@ -1064,7 +1058,7 @@ const struct coord_operation coord_resharding = {
     .shard_down = lose_connection,
     .lost = lose_run,
     .release = release_reshard,
-    .refuse = refuse_resharded,
+    .being = "re-sharded",
     .until = "until the layout is settled",
 };
 

@@ -27,6 +27,9 @@
 
 #define TENSOR_BYTES 64 /* about the bytes that one tensor of a spec takes */
 
+/* The steps that are chosen by number (restore_steps). */
+enum { JUDGES_FORMER = 3, IS_OVER = 12 };
+
 /* ==== answer ==== */
 
 /* Answers an operator about a restore: which job the restore would replace, and how the restore ended. */
@@ -99,7 +102,6 @@ static void inherit_former(struct coord_job *restored, const struct coord_job *o
     if (restore->is_its_own)
         restored->origin.from = (struct cairn_version) { restore->manifest.generation,
                                                          restore->manifest.step };
-    restored->restoring = true;
     if (old == NULL) return;
     restored->id = old->id;
     restored->epoch = old->epoch;
@@ -144,14 +146,14 @@ static cairn_status judge_replace(const struct coord_restore *restore, const str
     if (restore->latest.ended != NULL && restore->latest.of_job == 0 && old != NULL &&
         old->state != CAIRN_CLUSTER_JOB_LOST)
         return fail_with(why, CAIRN_ERR_EXISTS, "job %s is there again", old->spec.name);
-    if (old != NULL) CAIRN_TRY(coord_operation_judge(old, CAIRN_OPERATION_MAKE, why));
+    if (old != NULL) CAIRN_TRY(coord_operation_judge(old, CAIRN_OPERATION_RESTORE, why));
     if (old != NULL && old->loss.behind)
         return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s", old->spec.name,
                          old->loss.why.text);
-    if (coord_job_is_strange(restore->cluster, m->spec.name, why)) return CAIRN_ERR_NOT_READY;
-    if (coord_snapshot_removing(restore->cluster, restore->folder))
+    if (coord_job_is_strange(restore->steps.cluster, m->spec.name, why)) return CAIRN_ERR_NOT_READY;
+    if (coord_snapshot_removing(restore->steps.cluster, restore->folder))
         return fail_with(why, CAIRN_ERR_BUSY, "%s is being removed", restore->folder);
-    return coord_judge_workers(restore->cluster, spec_of(restore), why);
+    return coord_judge_workers(restore->steps.cluster, spec_of(restore), why);
 }
 
 /* Notes that every shard has yet to report what it has loaded. */
@@ -172,13 +174,13 @@ static void take_results(struct coord_job *job, const struct results *saved)
     job->shards[0].results.published = *saved;
 }
 
-/* Replaces `old` by the snapshot's job, and asks the shards to create that job. When all shards
- * have answered, `on_made` is called with the restore. A failure leaves `old` as it was, unless
- * memory runs out at the end. */
-static cairn_status replace_job(struct coord_restore *restore, struct coord_job *old,
-                                cluster_gather_fn on_made, struct sentence *why)
+/* Replaces the job of that name by the snapshot's job, and asks the shards to create that job. A failure
+ * leaves the former job as it was. */
+static cairn_status replace_job(struct coord_steps *steps, struct sentence *why)
 {
+    struct coord_restore *restore = (struct coord_restore *)steps;
     struct manifest *m = &restore->manifest;
+    struct coord_job *old = coord_job_find(steps->cluster, m->spec.name);
     const struct job_spec_data *spec = spec_of(restore);
     struct decision last = { .kind = CAIRN_DECISION_NONE,
                              .version_after = { restore->generation, m->step },
@@ -211,34 +213,39 @@ static cairn_status replace_job(struct coord_restore *restore, struct coord_job 
     }
     take_results(restored, &m->nonfinite);
     coord_job_link(restored);
+    restored->making = steps;
     restore->job_id = restored->id;
-    struct coord_gather *gather = coord_gather_open(restored->cluster, on_made, restore);
-    if (gather == NULL) {
-        free(payload);
-        coord_job_lose(restored, false, "out of memory to restore it");
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    }
-    coord_job_send_create(restored, &load, gather);
+    coord_job_send_create(restored, &load, steps->gather);
     free(payload);
-    coord_gather_start(gather);
     return CAIRN_OK;
 }
 
 /* ==== restore ==== */
 
+/* Returns the job that is being restored. NULL: there is none yet, or it is another one now. */
+static struct coord_job *restored_job(const struct coord_steps *steps)
+{
+    const uint64_t id = ((const struct coord_restore *)steps)->job_id;
+    struct coord_job *job = id != 0 ? coord_job_by_id(steps->cluster, id) : NULL;
+    return job != NULL && job->making == steps ? job : NULL;
+}
+
 static void tell_ended(struct coord_restore *restore, cairn_status status, const char *text)
 {
     const cluster_restored_fn ended = restore->latest.ended;
     restore->latest.ended = NULL;
-    if (ended != NULL && !restore->cluster->closing) ended(restore, status, text);
+    if (ended != NULL && !restore->steps.cluster->closing) ended(restore, status, text);
 }
 
 /* Frees a restore. If the restore was begun without an admin, its initiator is told that the
  * restore was given up, unless its end was reported before. */
 static void restore_free(struct coord_restore *restore)
 {
+    struct coord_job *job = restored_job(&restore->steps);
+    if (job != NULL) job->making = NULL;
     tell_ended(restore, CAIRN_ERR_NOT_READY, "its restore was given up");
-    struct coord_restore **at = &restore->cluster->restores;
+    struct coord_restore **at = &restore->steps.cluster->restores;
+    (void)coord_steps_cancel(&restore->steps);
     while (*at != NULL && *at != restore) at = &(*at)->next;
     if (*at == restore) *at = restore->next;
     coord_waiters_release(&restore->waiter);
@@ -264,7 +271,7 @@ static void end_restore(struct coord_restore *restore, cairn_status status, cons
         struct sentence said;
         const bool may_fall_back = restore->is_stored && !restore->fallback &&
                                    restore->latest.passed.text[0] == '\0' && // none was passed over
-                                   restore->checked && coord_restore_is_damage(status);
+                                   coord_restore_is_damage(status);
         sentence_set(&said, "%s%s", text,
                      may_fall_back ? "; --fallback takes the newest good one that is older" : "");
         coord_waiters_fail(&restore->waiter, status, said.text);
@@ -273,15 +280,15 @@ static void end_restore(struct coord_restore *restore, cairn_status status, cons
                  restore->manifest.spec.name, restore->folder, restore->manifest.step,
                  restore->generation);
         const char *passed = restore->latest.passed.text;
-        coord_event_note(restore->cluster, CAIRN_EVENT_RESTORED, restore->manifest.spec.name, NULL,
-                         "from %s at step %" PRIu64 " as generation %" PRIu64 "%s%.600s",
+        coord_event_note(restore->steps.cluster, CAIRN_EVENT_RESTORED, restore->manifest.spec.name,
+                         NULL, "from %s at step %" PRIu64 " as generation %" PRIu64 "%s%.600s",
                          restore->folder, restore->manifest.step, restore->generation,
                          passed[0] != '\0' ? "; passed over: " : "", passed);
         if (restore->is_stored) coord_restore_passed_over(restore, &restore->latest.passed);
         restore_answer(restore);
     }
     tell_ended(restore, status, text);
-    struct coord *cluster = restore->cluster;
+    struct coord *cluster = restore->steps.cluster;
     restore_free(restore);
     coord_openings_advance(cluster);
 }
@@ -300,108 +307,61 @@ static void note_begun(const struct coord_restore *restore, struct coord_job *jo
     r->unseen = restore->unseen;
 }
 
-static void end_load(struct coord_restore *restore, struct coord_job *job, cairn_status status,
-                     const char *text)
+/* The restore has failed after it replaced a job, or when there was none. */
+static void give_job_up(struct coord_restore *restore, struct coord_job *job, cairn_status status,
+                        const char *text)
 {
-    job->restoring = false;
-    if (status != CAIRN_OK && job->reserved.generation != 0) {
+    job->making = NULL;
+    if (job->reserved.generation != 0) {
         note_begun(restore, job, status);
         coord_job_lose(job, false, "restoring %s failed (%s)", restore->folder, text);
-    } else if (status != CAIRN_OK) { // no job existed before
+    } else { // no job existed before
         coord_job_drop(job);
     }
-    end_restore(restore, status, text);
 }
 
-/* Called when the job is durable, or could not be stored. Starts the job if it is durable and its
- * shards are still the same. */
-static void on_stored(const struct coord_saved *saved)
+static cairn_status judge_made(struct coord_steps *steps, cairn_status status, struct sentence *why)
 {
-    struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
-    struct coord_restore *restore = saved->cluster->restores;
-    struct sentence why;
-    while (restore != NULL && restore->job_id != saved->job) restore = restore->next;
-    if (restore == NULL) return;
-    if (job == NULL || !job->restoring) {
-        restore_free(restore);
-        return;
-    }
-    cairn_status status = saved->status;
-    sentence_set(&why, "%s", saved->why);
-    if (status == CAIRN_OK) status = coord_job_judge_shards(job, &why);
-    if (status == CAIRN_OK) {
-        job->state = CAIRN_CLUSTER_JOB_RUNNING;
-        sentence_set(&job->rounds.epoch_reason, "the job was restored");
-        status = coord_job_core_open(job, &why);
-    }
-    if (status == CAIRN_OK) coord_terms_tell_all(job);
-    end_load(restore, job, status, why.text);
-}
-
-/* Called when all shards have loaded their parts and the state was proven, or when this failed. */
-static void on_loaded(struct coord_restore *restore, cairn_status status, const char *text)
-{
-    struct coord_job *job = coord_job_by_id(restore->cluster, restore->job_id);
-    struct sentence why;
-    if (restore->cluster->closing || job == NULL) {
-        restore_free(restore);
-        return;
-    }
-    sentence_set(&why, "%s", text);
-    if (status == CAIRN_OK) status = coord_job_judge_shards(job, &why);
-    if (status == CAIRN_OK) {
-        job->initialized = true;
-        status = coord_save_job(job, CAIRN_STORE_JOB, NULL, 0, on_stored, &why);
-    }
-    if (status != CAIRN_OK) end_load(restore, job, status, why.text);
-}
-
-static void on_proven(struct coord_work *work)
-{
-    struct coord_restore *restore = (struct coord_restore *)work;
-    const struct sentence why = restore->why;
-    on_loaded(restore, restore->status, why.text);
-}
-
-/* If no part is awaited any more, begins to prove the state that the shards have loaded. */
-static void restore_advance(struct coord_restore *restore)
-{
-    const struct coord_job *job = coord_job_by_id(restore->cluster, restore->job_id);
-    if (!restore->made || job == NULL) return;
-    CAIRN_EACH_SHARD (job, i) {
-        if (part_is_open(restore->parts[i])) return;
-    }
-    restore->made = false; // the proof is begun only one time
-    restore->work.run = coord_restore_prove_loaded;
-    restore->work.done = on_proven;
-    // The proof is done by a thread even if the restore has failed already. So the restore ends
-    // later, on the loop. Its end may free the job, which our caller still uses.
-    const bool started = coord_work_start(&restore->work, restore->cluster, NULL, 0);
-    assert(started); // there is no session that could refuse the work
-    (void)started;
-}
-
-static void on_made(void *context, cairn_status status, const char *text)
-{
-    struct coord_restore *restore = context;
-    struct sentence why;
-    sentence_set(&why, "%s", text);
+    if (status != CAIRN_ERR_NOT_FOUND) return status;
     // a shard does not find a file that the coordinator has just read
-    if (status == CAIRN_ERR_NOT_FOUND) {
-        restore->unseen = true;
-        status = CAIRN_ERR_IO;
-        sentence_add(&why, "; is the storage of the snapshots mounted at that shard?");
-    }
-    if (status != CAIRN_OK || restore->cluster->closing) {
-        on_loaded(restore, status, why.text);
-        return;
-    }
-    restore->made = true;
-    restore_advance(restore);
+    ((struct coord_restore *)steps)->unseen = true;
+    sentence_add(why, "; is the storage of the snapshots mounted at that shard?");
+    return CAIRN_ERR_IO;
 }
 
-static void on_reserved(const struct coord_saved *saved);
-static void advance_restore(struct coord_restore *restore);
+/* True if all shards have reported what they have loaded. */
+static bool is_loaded(const struct coord_steps *steps)
+{
+    const struct coord_job *job = restored_job(steps);
+    if (job == NULL) return true; // the next step sees to it
+    CAIRN_EACH_SHARD (job, i)
+        if (part_is_open(((const struct coord_restore *)steps)->parts[i])) return false;
+    return true;
+}
+
+/* Stores the job, if the proof was good and the shards are still the same. */
+static cairn_status save_restored(struct coord_steps *steps, struct sentence *why)
+{
+    struct coord_job *job = restored_job(steps);
+    if (job == NULL) return fail_with(why, CAIRN_ERR_CANCELED, "the job is another one now");
+    CAIRN_TRY(coord_job_judge_shards(job, why));
+    job->initialized = true;
+    return coord_steps_save(steps, job, CAIRN_STORE_JOB, NULL, 0, why);
+}
+
+/* The job is durable: starts it, if its shards are still the same. */
+static cairn_status open_restored(struct coord_steps *steps, struct sentence *why)
+{
+    struct coord_job *job = restored_job(steps);
+    if (job == NULL) return fail_with(why, CAIRN_ERR_CANCELED, "the job is another one now");
+    CAIRN_TRY(coord_job_judge_shards(job, why));
+    job->state = CAIRN_CLUSTER_JOB_RUNNING;
+    sentence_set(&job->rounds.epoch_reason, "the job was restored");
+    CAIRN_TRY(coord_job_core_open(job, why));
+    coord_terms_tell_all(job);
+    job->making = NULL;
+    return CAIRN_OK;
+}
 
 /* Gives the snapshot's spec the policy and the number of workers that the job has now. An amendment
  * may have changed them since the snapshot, and the job's workers must be able to join the restored
@@ -435,89 +395,82 @@ static cairn_status take_over(struct coord_restore *restore, const struct coord_
 
 /* ---- planned, and compared with what its openers want, on another thread ---- */
 
-static void run_plan(struct coord_work *work)
-{
-    struct coord_restore *restore = (struct coord_restore *)work;
-    coord_verdicts_judge(restore->verdicts, &restore->manifest.spec);
-    if (restore->draft.job->planned.spec == NULL)
-        restore->status = coord_draft_plan(&restore->draft, spec_of(restore), &restore->why);
-}
-
-static void on_planned(struct coord_work *work)
-{
-    struct coord_restore *restore = (struct coord_restore *)work;
-    const struct sentence why = restore->why;
-    if (work->cluster->closing)
-        restore_free(restore);
-    else if (restore->status == CAIRN_OK)
-        advance_restore(restore);
-    else
-        end_restore(restore, restore->status, why.text);
-}
-
 static bool is_for_openers(const struct coord_restore *restore)
 {
     return restore->latest.ended != NULL && restore->latest.of_job == 0;
 }
 
-/* True if the caller need not continue: either a thread now plans the job, and the restore continues
- * afterwards, or the restore has ended. */
-static bool plans_on_thread(struct coord_restore *restore)
+/* The former job goes on while the restore is planned and its generation is reserved. So it is judged
+ * anew after each of these steps. */
+static cairn_status judge_former(struct coord_steps *steps, struct sentence *why)
 {
-    const struct job_spec_data *spec = spec_of(restore);
+    struct coord_restore *restore = (struct coord_restore *)steps;
+    const char *name = restore->manifest.spec.name;
+    const struct coord_job *old = coord_job_find(steps->cluster, name);
+    CAIRN_TRY(judge_replace(restore, old, why));
+    if (restore->latest.ended != NULL && old != NULL) CAIRN_TRY(take_over(restore, old));
     const bool has_new = is_for_openers(restore) &&
-                         coord_openers_list(restore->cluster, spec->name, &restore->verdicts);
-    if (restore->draft.job != NULL && !has_new) return false;
-    restore->work.run = run_plan;
-    restore->work.done = on_planned;
-    if ((restore->draft.job != NULL || coord_draft_open(&restore->draft, restore->cluster, spec)) &&
-        coord_work_do(&restore->work, restore->cluster, NULL, 0, spec->tensor_count * TENSOR_BYTES))
-        return true;
-    end_restore(restore, CAIRN_ERR_NO_MEMORY, "out of memory to plan the job");
-    return true;
+                         coord_openers_list(steps->cluster, name, &restore->verdicts);
+    restore->plans = restore->draft.job == NULL || has_new;
+    return CAIRN_OK;
 }
 
-/* Continues a restore whose snapshot was checked. Plans the new job, then reserves a generation in
- * the existing job, then replaces the existing job. This function is called again after each of
- * these steps. The existing job goes on meanwhile, so each call judges it again, and reserves a
- * higher generation if the job itself has used the reserved one. */
-static void advance_restore(struct coord_restore *restore)
+static bool is_to_be_planned(const struct coord_steps *steps)
 {
-    struct manifest *m = &restore->manifest;
-    struct coord_job *old = coord_job_find(restore->cluster, m->spec.name);
-    struct sentence why;
-    cairn_status status = judge_replace(restore, old, &why);
-    if (status == CAIRN_OK && restore->latest.ended != NULL && old != NULL)
-        status = take_over(restore, old);
-    if (status == CAIRN_OK && plans_on_thread(restore)) return;
-    if (status == CAIRN_OK && is_for_openers(restore))
-        status = coord_openers_judge(restore->cluster, m->spec.name, restore->verdicts, &why);
+    return ((const struct coord_restore *)steps)->plans;
+}
+
+static size_t spec_bytes(const struct coord_steps *steps)
+{
+    return spec_of((const struct coord_restore *)steps)->tensor_count * TENSOR_BYTES;
+}
+
+static cairn_status open_draft(struct coord_steps *steps, struct sentence *why)
+{
+    struct coord_restore *restore = (struct coord_restore *)steps;
+    if (restore->draft.job != NULL ||
+        coord_draft_open(&restore->draft, steps->cluster, spec_of(restore)))
+        return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to plan the job");
+}
+
+static cairn_status plan_restored(struct coord_steps *steps, struct sentence *why)
+{
+    struct coord_restore *restore = (struct coord_restore *)steps;
+    coord_verdicts_judge(restore->verdicts, &restore->manifest.spec);
+    if (restore->draft.job->planned.spec != NULL) return CAIRN_OK;
+    return coord_draft_plan(&restore->draft, spec_of(restore), why);
+}
+
+/* ---- a generation ---- */
+
+/* Chooses the generation, or a higher one if the former job itself has used it meanwhile. */
+static cairn_status choose_generation(struct coord_steps *steps, struct sentence *why)
+{
+    struct coord_restore *restore = (struct coord_restore *)steps;
+    const char *name = restore->manifest.spec.name;
+    const struct coord_job *old = coord_job_find(steps->cluster, name);
+    if (is_for_openers(restore))
+        CAIRN_TRY(coord_openers_judge(steps->cluster, name, restore->verdicts, why));
     const uint64_t next = next_generation(restore, old), id = old != NULL ? old->id : 0;
-    if (status == CAIRN_OK && (restore->generation < next || restore->old_id != id)) {
-        restore->generation = next;
-        restore->old_id = id;
-        restore->reserving = old != NULL && old->stored;
-        if (restore->reserving)
-            status = coord_save_job(old, CAIRN_STORE_GENERATION, NULL, next, on_reserved, &why);
-        if (restore->reserving && status == CAIRN_OK) return;
-    }
-    if (status == CAIRN_OK) status = replace_job(restore, old, on_made, &why);
-    if (status != CAIRN_OK) end_restore(restore, status, why.text);
+    restore->reserves = false;
+    if (restore->generation >= next && restore->old_id == id) return CAIRN_OK;
+    restore->generation = next;
+    restore->old_id = id;
+    restore->reserves = old != NULL && old->stored;
+    return CAIRN_OK;
 }
 
-static void on_reserved(const struct coord_saved *saved)
+static bool is_to_be_reserved(const struct coord_steps *steps)
 {
-    struct coord_restore *restore = saved->cluster->restores;
-    while (restore != NULL && (!restore->reserving || restore->old_id != saved->job ||
-                               restore->generation != saved->number))
-        restore = restore->next;
-    if (restore == NULL) return;
-    restore->reserving = false;
-    if (saved->status == CAIRN_OK ||
-        saved->status == CAIRN_ERR_NOT_FOUND) // the job was dropped, or never stored
-        advance_restore(restore);
-    else
-        end_restore(restore, saved->status, saved->why);
+    return ((const struct coord_restore *)steps)->reserves;
+}
+
+static cairn_status reserve_generation(struct coord_steps *steps, struct sentence *why)
+{
+    const struct coord_restore *restore = (struct coord_restore *)steps;
+    struct coord_job *old = coord_job_by_id(steps->cluster, restore->old_id);
+    return coord_steps_save(steps, old, CAIRN_STORE_GENERATION, NULL, restore->generation, why);
 }
 
 /* Applies the settings to a copy of the spec. The manifest's spec stays as it is, because the loaded
@@ -542,61 +495,124 @@ static cairn_status apply_settings(struct coord_restore *restore, struct sentenc
     return status == CAIRN_OK ? spec_check_usable(&restore->spec, why) : status;
 }
 
-static void begin_load(struct coord_work *work)
-{
-    struct coord_restore *restore = (struct coord_restore *)work;
-    restore->checked = true;
-    if (work->cluster->closing) {
-        restore_free(restore);
-        return;
-    }
-    cairn_status status = restore->status;
-    if (status == CAIRN_OK && restore->job_name != NULL)
-        status = spec_set_name(&restore->manifest.spec, restore->job_name);
-    if (status != CAIRN_OK && restore->status == CAIRN_OK)
-        sentence_set(&restore->why, "out of memory");
-    if (status == CAIRN_OK) status = apply_settings(restore, &restore->why);
-    const struct sentence why = restore->why;
-    if (status == CAIRN_OK)
-        advance_restore(restore);
-    else
-        end_restore(restore, status, why.text);
-}
-
 static const struct coord_job *job_there(const struct coord_restore *restore)
 {
-    return coord_job_find(restore->cluster, coord_restore_job_name(restore));
+    return coord_job_find(restore->steps.cluster, coord_restore_job_name(restore));
 }
 
 /* True if a job of that name exists and is not lost, but would be lost if the restore failed later. */
-static bool is_risky(const struct coord_restore *restore)
+static bool is_risky(const struct coord_steps *steps)
 {
-    const struct coord_job *old = job_there(restore);
+    const struct coord_job *old = job_there((const struct coord_restore *)steps);
     return old != NULL && old->state != CAIRN_CLUSTER_JOB_LOST;
 }
 
-static void on_checked(struct coord_work *work)
+/* A restore that only reports what it would do ends here. */
+static cairn_status judge_checked(struct coord_steps *steps, cairn_status status,
+                                  struct sentence *why)
 {
-    struct coord_restore *restore = (struct coord_restore *)work;
+    struct coord_restore *restore = (struct coord_restore *)steps;
+    if (status == CAIRN_OK) status = apply_settings(restore, why);
+    if (status != CAIRN_OK) return status;
+    const struct coord_job *old = job_there(restore);
+    if (!restore->plan) coord_restore_warn(restore);
+    if (restore->plan && old != NULL) note_replaced(restore, old);
+    if (restore->plan) coord_steps_go(steps, IS_OVER, false);
+    return CAIRN_OK;
+}
+
+/* The proof may have chosen another snapshot than the check. */
+static cairn_status settle_on_snapshot(struct coord_steps *steps, struct sentence *why)
+{
+    struct coord_restore *restore = (struct coord_restore *)steps;
     restore->checked = true;
-    if (restore->status == CAIRN_OK) restore->status = apply_settings(restore, &restore->why);
-    if (restore->plan && restore->status == CAIRN_OK && !work->cluster->closing) {
-        const struct coord_job *old = job_there(restore);
-        if (old != NULL) note_replaced(restore, old);
-        restore_answer(restore);
+    if (restore->job_name != NULL &&
+        spec_set_name(&restore->manifest.spec, restore->job_name) != CAIRN_OK)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    return apply_settings(restore, why);
+}
+
+/* ---- the steps ---- */
+
+static cairn_status judge_again(struct coord_steps *steps, cairn_status status,
+                                struct sentence *why)
+{
+    (void)why;
+    if (status == CAIRN_OK) coord_steps_go(steps, JUDGES_FORMER, false);
+    return status;
+}
+
+static cairn_status judge_reserved(struct coord_steps *steps, cairn_status status,
+                                   struct sentence *why)
+{
+    // NOT_FOUND: the former job was dropped, or never stored
+    return judge_again(steps, status == CAIRN_ERR_NOT_FOUND ? CAIRN_OK : status, why);
+}
+
+static void done_restore(struct coord_steps *steps)
+{
+    struct coord_restore *restore = (struct coord_restore *)steps;
+    if (!restore->plan) {
+        end_restore(restore, CAIRN_OK, "");
+        return;
+    }
+    restore_answer(restore);
+    restore_free(restore);
+}
+
+static void fail_restore(struct coord_steps *steps, cairn_status status, const char *text)
+{
+    struct coord_restore *restore = (struct coord_restore *)steps;
+    struct coord_job *job = restored_job(steps);
+    if (restore->job_id != 0 && job == NULL) {
         restore_free(restore);
         return;
     }
-    if (restore->status == CAIRN_OK) coord_restore_warn(restore);
-    if (restore->status == CAIRN_OK && !work->cluster->closing && is_risky(restore)) {
-        restore->checked = false; // the proof may still choose another folder
-        work->run = coord_restore_prove;
-        work->done = begin_load;
-        if (coord_work_start(work, work->cluster, NULL, 0)) return;
-        restore->status = fail_with(&restore->why, CAIRN_ERR_NO_MEMORY, "no thread for it");
-    }
-    begin_load(work);
+    if (job != NULL) give_job_up(restore, job, status, text);
+    end_restore(restore, status, text);
 }
+
+static void release_restore(struct coord_steps *steps)
+{
+    restore_free((struct coord_restore *)steps);
+}
+
+#define LOADS "the shards to load the snapshot"
+
+static const struct coord_step restore_steps[] = {
+    { CAIRN_STEP_THREAD, .run = coord_restore_check, .end = judge_checked },
+    { CAIRN_STEP_THREAD, .is_needed = is_risky, .run = coord_restore_prove },
+    { CAIRN_STEP_DO, .begin = settle_on_snapshot },
+    [JUDGES_FORMER] = { CAIRN_STEP_DO, .begin = judge_former },
+    { CAIRN_STEP_THREAD, .is_needed = is_to_be_planned, .begin = open_draft, .bytes = spec_bytes,
+      .run = plan_restored, .end = judge_again },
+    { CAIRN_STEP_DO, .begin = choose_generation },
+    { CAIRN_STEP_STORE, .is_needed = is_to_be_reserved, .begin = reserve_generation,
+      .end = judge_reserved },
+    { CAIRN_STEP_ASK, CAIRN_STAGE_RESTORING, LOADS, .begin = replace_job, .end = judge_made },
+    { CAIRN_STEP_WAIT, CAIRN_STAGE_RESTORING, LOADS, .is_ready = is_loaded },
+    { CAIRN_STEP_THREAD, CAIRN_STAGE_RESTORING, LOADS, .run = coord_restore_prove_loaded },
+    { CAIRN_STEP_STORE, CAIRN_STAGE_RESTORING, LOADS, .begin = save_restored },
+    { CAIRN_STEP_DO, .begin = open_restored },
+    [IS_OVER] = { CAIRN_STEP_LAST },
+};
+
+static const struct coord_operation_plan restore_plan = { restore_steps, .done = done_restore,
+                                                          .failed = fail_restore,
+                                                          .release = release_restore };
+
+/* ---- as an operation ---- */
+
+static struct coord_steps *steps_of_restore(struct coord_job *job)
+{
+    return job->making != NULL && job->making->plan == &restore_plan ? job->making : NULL;
+}
+
+const struct coord_operation coord_restoring = {
+    .steps = steps_of_restore,
+    .being = "restored",
+    .until = "until the job is made",
+};
 
 /* ---- begun and forgotten ---- */
 
@@ -606,12 +622,10 @@ static struct coord_restore *restore_new(struct coord *cluster)
 {
     struct coord_restore *restore = calloc(1, sizeof *restore);
     if (restore == NULL) return NULL;
-    restore->cluster = cluster;
+    coord_steps_start(&restore->steps, &restore_plan, cluster, NULL);
     manifest_init(&restore->manifest);
     spec_init(&restore->spec);
     coord_keys_ring(cluster, &restore->ring);
-    restore->work.run = coord_restore_check;
-    restore->work.done = on_checked;
     restore->next = cluster->restores;
     cluster->restores = restore;
     return restore;
@@ -642,12 +656,12 @@ static cairn_status judge_ask(struct coord_restore *restore, const Cairn__Snapsh
                          "step-000000012000-g1, not \"%s\"",
                          message->id);
     const int n = by_id ? snprintf(resolved, sizeof resolved, "%s/%s/%s",
-                                   restore->cluster->storage.path, message->job, message->id)
+                                   restore->steps.cluster->storage.path, message->job, message->id)
                         : snprintf(resolved, sizeof resolved, "%s", message->path);
     if (n < 0 || (size_t)n >= sizeof resolved)
         return fail_with(why, CAIRN_ERR_INVALID, "the path is too long");
     const bool renamed = message->job[0] != '\0';
-    const struct coord_job *job = coord_job_find(restore->cluster, message->job);
+    const struct coord_job *job = coord_job_find(restore->steps.cluster, message->job);
     restore->fallback = message->fallback || (job != NULL && job->spec.policy.snapshot_fallback);
     if (message->fallback && !by_id)
         return fail_with(why, CAIRN_ERR_INVALID,
@@ -683,10 +697,12 @@ static void on_snapshot_restore(struct coord_session *session, uint32_t request,
     restore->plan = message->plan;
     restore->waiver = (struct trust_waiver) { message->allow_unsigned, message->allow_untrusted };
     cairn_status status = judge_ask(restore, message, &why);
-    if (status == CAIRN_OK && (!coord_waiters_add(&restore->waiter, session, request) ||
-                               !coord_work_start(&restore->work, session->cluster, NULL, 0)))
+    if (status == CAIRN_OK && !coord_waiters_add(&restore->waiter, session, request))
         status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
-    if (status == CAIRN_OK) return;
+    if (status == CAIRN_OK) {
+        coord_steps_advance(&restore->steps);
+        return;
+    }
     coord_session_error(session, request, status, why.text);
     restore_free(restore);
 }
@@ -711,9 +727,9 @@ static void end_part(struct coord_restore *restore, uint32_t shard, cairn_status
                      const char *name, const char *text)
 {
     restore->parts[shard] = status == CAIRN_OK ? CAIRN_PART_IN : CAIRN_PART_NONE;
-    if (status != CAIRN_OK && restore->status == CAIRN_OK)
-        restore->status = fail_with(&restore->why, status, "%s: %s", name, text);
-    restore_advance(restore);
+    if (status != CAIRN_OK && restore->steps.status == CAIRN_OK)
+        restore->steps.status = fail_with(&restore->steps.why, status, "%s: %s", name, text);
+    coord_steps_advance(&restore->steps);
 }
 
 bool coord_restore_on_part(struct coord_session *session, const Cairn__SnapshotPart *part)
@@ -772,13 +788,13 @@ bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_jo
     if (lost != NULL) restore->latest.origin = lost->origin;
     restore->asked = strdup("");
     restore->job_name = strdup(job);
-    if (restore->asked != NULL && restore->job_name != NULL &&
-        coord_work_start(&restore->work, cluster, NULL, 0)) {
-        restore->latest.ended = ended;
-        return true;
+    if (restore->asked == NULL || restore->job_name == NULL) {
+        restore_free(restore);
+        return false;
     }
-    restore_free(restore);
-    return false;
+    restore->latest.ended = ended;
+    coord_steps_advance(&restore->steps);
+    return true;
 }
 
 /* ==== messages ==== */

@@ -35,10 +35,11 @@ struct restore_latest {
     struct sentence passed;
 };
 
+/* steps.status and steps.why are used by the thread, and have the first failure of a part that the shards
+ * loaded. */
 struct coord_restore {
-    struct coord_work work;
-    struct coord_restore *next; /* in the cluster's list */
-    struct coord *cluster;
+    struct coord_steps steps;
+    struct coord_restore *next;  /* in the cluster's list */
     struct coord_waiters waiter; /* the admin who asked */
     bool plan;                   /* true: the restore only reports what would be done */
     /* true: the request named the snapshot by its id, so the snapshot is in the folder of snapshots */
@@ -50,11 +51,8 @@ struct coord_restore {
     /* progress */
     /* true: the other thread has read the manifest and the files, and will not choose another folder */
     bool checked;
-    bool made; /* true: all shards have made the job, and said Done */
     /* true: a shard does not find the snapshot, so its storage is not the storage that was checked */
     bool unseen;
-    cairn_status status;
-    struct sentence why;
     /* the restored job */
     uint64_t job_id;     /* set once the job is linked */
     uint64_t generation; /* 0: not chosen yet */
@@ -63,7 +61,8 @@ struct coord_restore {
     uint64_t last_generation;
     bool is_its_own;
     uint64_t old_id; /* the job in whose row the generation is reserved; 0: none */
-    bool reserving;  /* true: the store is being asked to reserve the generation */
+    bool plans;      /* true: the job is still to be planned, or compared with new openers' specs */
+    bool reserves;   /* true: the generation is still to be reserved in the store */
     uint64_t number; /* number of the SnapshotParts that report digests of the loaded state */
     /* replaces: the restore replaces a job. replaced: describes this job; the texts in it are borrowed */
     bool replaces;
@@ -119,12 +118,12 @@ const char *coord_restore_job_name(const struct coord_restore *restore);
 void coord_restore_warn(const struct coord_restore *restore);
 /* Reads the manifest and the files of the folder that was asked for or chosen. Moves the manifest into the
  * restore. */
-void coord_restore_check(struct coord_work *work);
+cairn_status coord_restore_check(struct coord_steps *steps, struct sentence *why);
 /* Proves the files, before an existing job is given up. If the files are damaged, an older folder may be
  * chosen. */
-void coord_restore_prove(struct coord_work *work);
+cairn_status coord_restore_prove(struct coord_steps *steps, struct sentence *why);
 /* Compares the content root made from the shards' reports with the manifest's content root. */
-void coord_restore_prove_loaded(struct coord_work *work);
+cairn_status coord_restore_prove_loaded(struct coord_steps *steps, struct sentence *why);
 
 /* ---- the report on a restore ---- */
 
@@ -207,13 +206,8 @@ struct coord_adoptee {
 };
 
 struct coord_adoption {
-    struct task task;
-    struct coord *cluster;
+    struct coord_steps steps;
     struct coord_waiters waiter;
-    /* borrowed: the question to the shards, while it is under way; NULL: the adoption is being written to
-     * the store */
-    struct coord_gather *gather;
-    uint32_t number; /* unique number of this adoption */
     bool plan;
     uint64_t began_ms;          /* when the question began */
     struct coord_adoptee *jobs; /* owned: [job_count] */
@@ -232,8 +226,6 @@ struct coord_adoption {
     /* the store to which the parts belonged before; 0: several stores, or our own */
     uint64_t former;
     uint64_t incarnation;
-    cairn_status status;
-    struct sentence why;
 };
 
 #endif

@@ -341,19 +341,20 @@ static void restore_find_latest(struct coord_restore *restore)
 {
     struct coord_found found;
     const char *job = restore->job_name;
-    restore->status = coord_find_snapshots(restore->cluster, job, NULL, &found, &restore->why);
+    restore->steps.status = coord_find_snapshots(restore->steps.cluster, job, NULL, &found,
+                                                 &restore->steps.why);
     if (restore->latest.has_origin) find_line(&found, &restore->latest.origin);
     struct found_snapshot *chosen = choose_latest(restore, &found);
-    if (restore->status == CAIRN_OK && chosen == NULL) {
+    if (restore->steps.status == CAIRN_OK && chosen == NULL) {
         restore->latest.none_found = true;
-        restore->status = fail_with(&restore->why, CAIRN_ERR_NOT_FOUND,
-                                    "there is no whole snapshot of job %s", job);
+        restore->steps.status = fail_with(&restore->steps.why, CAIRN_ERR_NOT_FOUND,
+                                          "there is no whole snapshot of job %s", job);
         if (restore->latest.passed.text[0] != '\0')
-            sentence_add(&restore->why,
+            sentence_add(&restore->steps.why,
                          " that may be taken unasked; `cairn snapshot restore %s ID` takes "
                          "one by its id; the newest, %s",
                          job, restore->latest.passed.text);
-    } else if (restore->status == CAIRN_OK) {
+    } else if (restore->steps.status == CAIRN_OK) {
         restore->folder = chosen->folder; // ownership moves
         chosen->folder = NULL;
         restore->latest.behind = chosen->place;
@@ -372,14 +373,14 @@ static struct snapshot_place place_of(const char *folder)
     return place;
 }
 
-/* Called when a snapshot could not be read, as restore->why says. If the snapshot was asked for by
+/* Called when a snapshot could not be read, as restore->steps.why says. If the snapshot was asked for by
  * its id and is damaged, finds the newest snapshot that is older. With `fallback`, this snapshot
  * becomes restore->folder and is tried next, and the function returns true. Otherwise its id is
- * added to restore->why. */
+ * added to restore->steps.why. */
 static bool restore_fall_back(struct coord_restore *restore)
 {
-    struct sentence text = restore->why, passed = restore->latest.passed;
-    const cairn_status status = restore->status;
+    struct sentence text = restore->steps.why, passed = restore->latest.passed;
+    const cairn_status status = restore->steps.status;
     char *folder = restore->folder;
     uint64_t bytes;
     if (!restore->is_stored || !coord_restore_is_damage(status) ||
@@ -394,14 +395,14 @@ static bool restore_fall_back(struct coord_restore *restore)
     restore->folder = NULL;
     restore_find_latest(restore);
     restore->latest.passed = passed; // only the newest snapshot that was passed over is reported
-    const bool found = restore->status == CAIRN_OK;
+    const bool found = restore->steps.status == CAIRN_OK;
     if (found && restore->fallback) {
         log_warn("job %s: passed over: %s", restore->job_name, passed.text);
         free(folder);
         return true;
     }
-    restore->status = fail_with(
-        &restore->why, status, "%s; %s%s%s", sentence_brief(text.text, 1000).text,
+    restore->steps.status = fail_with(
+        &restore->steps.why, status, "%s; %s%s%s", sentence_brief(text.text, 1000).text,
         found ? "--fallback takes " : "there is no older one of the job to fall back on",
         found ? restore->latest.behind.id : "", found ? ", the newest that is older" : "");
     restore->latest.none_found = false;
@@ -412,7 +413,7 @@ static bool restore_fall_back(struct coord_restore *restore)
 
 void coord_restore_passed_over(const struct coord_restore *restore, const struct sentence *damaged)
 {
-    struct coord_job *job = coord_job_by_id(restore->cluster, restore->job_id);
+    struct coord_job *job = coord_job_by_id(restore->steps.cluster, restore->job_id);
     if (job == NULL || damaged->text[0] == '\0') return;
     sentence_set(&job->snapshots.passed_over, "%s was restored; the newest snapshot, %s",
                  restore->latest.behind.id, damaged->text);
@@ -433,11 +434,11 @@ static cairn_status compare_roots(struct coord_restore *restore, const char *wha
     struct hash root;
     double loss_scale;
     char has[2 * CAIRN_HASH_BYTES + 1], says[2 * CAIRN_HASH_BYTES + 1];
-    CAIRN_TRY(coord_content_root(m, &restore->digests, &root, &loss_scale, &restore->why));
+    CAIRN_TRY(coord_content_root(m, &restore->digests, &root, &loss_scale, &restore->steps.why));
     if (memcmp(root.byte, m->content_root, sizeof root.byte) == 0) return CAIRN_OK;
     sodium_bin2hex(has, sizeof has, root.byte, sizeof root.byte);
     sodium_bin2hex(says, sizeof says, m->content_root, sizeof m->content_root);
-    return fail_with(&restore->why, CAIRN_ERR_CHECKSUM,
+    return fail_with(&restore->steps.why, CAIRN_ERR_CHECKSUM,
                      "%s the content root %s, the manifest says %s: files or manifest were "
                      "changed since they were saved; use another snapshot",
                      what, has, says);
@@ -492,8 +493,8 @@ static cairn_status hash_files(struct coord_restore *restore, const struct snaps
     struct sweep_ranges ranges = { 0 };
     const struct sweep sweep = { .snapshot = snapshot, .take = hash_range, .context = &proof };
     pthread_mutex_init(&proof.mutex, NULL);
-    cairn_status status = add_all(&restore->manifest.spec, &ranges, &restore->why);
-    if (status == CAIRN_OK) status = snapshot_sweep(&sweep, &ranges, &restore->why);
+    cairn_status status = add_all(&restore->manifest.spec, &ranges, &restore->steps.why);
+    if (status == CAIRN_OK) status = snapshot_sweep(&sweep, &ranges, &restore->steps.why);
     sweep_ranges_release(&ranges);
     pthread_mutex_destroy(&proof.mutex);
     return status;
@@ -510,36 +511,36 @@ static void find_damage(struct coord_restore *restore)
         snapshot_close(&snapshot);
     }
     if (!coord_restore_is_damage(status)) return;
-    restore->status = status;
-    restore->why = why;
+    restore->steps.status = status;
+    restore->steps.why = why;
 }
 
 static void judge_proof(struct coord_restore *restore, const char *what)
 {
-    if (restore->status != CAIRN_OK) return;
-    restore->status = compare_roots(restore, what);
-    if (restore->status == CAIRN_ERR_CHECKSUM) find_damage(restore);
+    if (restore->steps.status != CAIRN_OK) return;
+    restore->steps.status = compare_roots(restore, what);
+    if (restore->steps.status == CAIRN_ERR_CHECKSUM) find_damage(restore);
 }
 
 /* Computes the content root of the files, and compares it with the manifest's content root. Runs on
  * another thread. */
-static void restore_prove_files(struct coord_work *work)
+static void restore_prove_files(struct coord_restore *restore)
 {
-    struct coord_restore *restore = (struct coord_restore *)work;
     struct snapshot snapshot;
-    restore->status = snapshot_open(restore->folder, &snapshot, &restore->why);
-    if (restore->status == CAIRN_OK) {
-        restore->status = hash_files(restore, &snapshot);
+    restore->steps.status = snapshot_open(restore->folder, &snapshot, &restore->steps.why);
+    if (restore->steps.status == CAIRN_OK) {
+        restore->steps.status = hash_files(restore, &snapshot);
         snapshot_close(&snapshot);
     }
     judge_proof(restore, "its files have");
     coord_digests_release(&restore->digests);
 }
 
-void coord_restore_prove_loaded(struct coord_work *work)
+cairn_status coord_restore_prove_loaded(struct coord_steps *steps, struct sentence *why)
 {
-    struct coord_restore *restore = (struct coord_restore *)work;
-    judge_proof(restore, "the state the shards loaded has");
+    (void)why; // the same as steps->why
+    judge_proof((struct coord_restore *)steps, "the state the shards loaded has");
+    return steps->status;
 }
 
 /* ==== check ==== */
@@ -576,18 +577,19 @@ static void check_folder(struct coord_restore *restore)
 {
     struct snapshot snapshot;
     char *folder;
-    restore->status = storage_of(restore->folder)->resolve(restore->folder, &folder, &restore->why);
-    if (restore->status != CAIRN_OK) return;
+    restore->steps.status =
+        storage_of(restore->folder)->resolve(restore->folder, &folder, &restore->steps.why);
+    if (restore->steps.status != CAIRN_OK) return;
     free(restore->folder);
     restore->folder = folder;
-    restore->status = snapshot_open(restore->folder, &snapshot, &restore->why);
-    if (restore->status != CAIRN_OK) return;
-    restore->status = restore_judge_signature(restore, &snapshot.manifest, restore->folder,
-                                              &restore->why);
+    restore->steps.status = snapshot_open(restore->folder, &snapshot, &restore->steps.why);
+    if (restore->steps.status != CAIRN_OK) return;
+    restore->steps.status = restore_judge_signature(restore, &snapshot.manifest, restore->folder,
+                                                    &restore->steps.why);
     const bool is_read = restore->fallback || has_whole_sums(&snapshot.manifest);
-    if (restore->status == CAIRN_OK && !restore->plan && is_read)
-        restore->status = snapshot_verify(&snapshot, NULL, &restore->why);
-    if (restore->status == CAIRN_OK) {
+    if (restore->steps.status == CAIRN_OK && !restore->plan && is_read)
+        restore->steps.status = snapshot_verify(&snapshot, NULL, &restore->steps.why);
+    if (restore->steps.status == CAIRN_OK) {
         restore->manifest = snapshot.manifest; // ownership moves
         manifest_init(&snapshot.manifest);
     }
@@ -597,25 +599,27 @@ static void check_folder(struct coord_restore *restore)
 static void check_in_turn(struct coord_restore *restore)
 {
     do check_folder(restore);
-    while (restore->status != CAIRN_OK && restore_fall_back(restore));
+    while (restore->steps.status != CAIRN_OK && restore_fall_back(restore));
 }
 
-void coord_restore_prove(struct coord_work *work)
+cairn_status coord_restore_prove(struct coord_steps *steps, struct sentence *why)
 {
-    struct coord_restore *restore = (struct coord_restore *)work;
-    while (restore->status == CAIRN_OK) {
-        restore_prove_files(work);
-        if (restore->status == CAIRN_OK || !restore_fall_back(restore)) return;
+    struct coord_restore *restore = (struct coord_restore *)steps;
+    (void)why; // the same as steps->why
+    while (steps->status == CAIRN_OK) {
+        restore_prove_files(restore);
+        if (steps->status == CAIRN_OK || !restore_fall_back(restore)) break;
         manifest_release(&restore->manifest);
         check_in_turn(restore);
     }
+    return steps->status;
 }
 
 /* Looks at the other snapshots in the folder of the job that will be created. If they cannot be
  * listed, the new generation need not be above their generations. */
 static void look_around(struct coord_restore *restore)
 {
-    const char *root = restore->cluster->storage.path;
+    const char *root = restore->steps.cluster->storage.path;
     const char *job = coord_restore_job_name(restore);
     const char *id = strrchr(restore->folder, '/');
     struct sentence why;
@@ -625,13 +629,14 @@ static void look_around(struct coord_restore *restore)
                           snapshot_committed(root, job, id + 1, &why) == CAIRN_OK;
 }
 
-void coord_restore_check(struct coord_work *work)
+cairn_status coord_restore_check(struct coord_steps *steps, struct sentence *why)
 {
-    struct coord_restore *restore = (struct coord_restore *)work;
-    if (restore->is_stored) restore->status = coord_storage_seen(restore->cluster, &restore->why);
+    struct coord_restore *restore = (struct coord_restore *)steps;
+    if (restore->is_stored) steps->status = coord_storage_seen(steps->cluster, why);
     if (restore->folder == NULL) restore_find_latest(restore);
-    if (restore->status == CAIRN_OK) check_in_turn(restore);
-    if (restore->status == CAIRN_OK) look_around(restore);
+    if (steps->status == CAIRN_OK) check_in_turn(restore);
+    if (steps->status == CAIRN_OK) look_around(restore);
+    return steps->status;
 }
 
 void coord_restore_warn(const struct coord_restore *restore)

@@ -856,7 +856,9 @@ static void seal_failed(struct coord_job *job, cairn_status status, const char *
 static void on_initialized(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
-    if (job == NULL || job->dropping || !job->init.seal_running) return;
+    if (job == NULL || !job->init.seal_running ||
+        coord_stage(job, CAIRN_OPERATION_DROP) != CAIRN_STAGE_NONE)
+        return;
     job->init.seal_running = false;
     if (saved->status != CAIRN_OK) {
         seal_failed(job, saved->status, saved->why);

@@ -9,6 +9,9 @@
 enum {
     EXCLUSIVE = CAIRN_HOLD_LAYOUT | CAIRN_HOLD_SPEC | CAIRN_HOLD_STATE | CAIRN_HOLD_PLACE,
     MOVES_STATE = CAIRN_HOLD_LAYOUT | CAIRN_HOLD_STATE | CAIRN_HOLD_PLACE,
+    MAKES_JOB = EXCLUSIVE | (MUTANT(89) ? 0 : CAIRN_HOLD_MEMBERS),
+    // a job that is replaced or dropped is neither parked nor moved any more
+    END_WITH_JOB = BIT(PARK) | (MUTANT(91) ? 0 : BIT(RESHARD)),
 };
 
 static const struct {
@@ -17,7 +20,10 @@ static const struct {
     unsigned ends;  /* bits: the operations that end when this one begins */
     bool is_joined; /* a second request joins the operation that runs, or is refused by it */
 } rows[CAIRN_OPERATIONS] = {
-    [CAIRN_OPERATION_MAKE] = { EXCLUSIVE, .ends = BIT(PARK) | (MUTANT(91) ? 0 : BIT(RESHARD)) },
+    [CAIRN_OPERATION_MAKE] = { EXCLUSIVE },
+    [CAIRN_OPERATION_RESTORE] = { EXCLUSIVE, .ends = END_WITH_JOB },
+    [CAIRN_OPERATION_DROP] = { EXCLUSIVE, .ends = END_WITH_JOB },
+    [CAIRN_OPERATION_ADOPT] = { EXCLUSIVE, .ends = END_WITH_JOB },
     [CAIRN_OPERATION_AMEND] = { CAIRN_HOLD_SPEC, .is_joined = true },
     [CAIRN_OPERATION_EXTEND] = { MUTANT(86) ? MOVES_STATE : EXCLUSIVE, .waits = BIT(RESHARD) },
     [CAIRN_OPERATION_PARK] = { MOVES_STATE, .waits = MUTANT(87) ? 0 : BIT(RESHARD),
@@ -30,7 +36,9 @@ static const struct {
 };
 
 static const unsigned holds[CAIRN_STAGES] = {
-    [CAIRN_STAGE_MAKING] = EXCLUSIVE | (MUTANT(89) ? 0 : CAIRN_HOLD_MEMBERS),
+    [CAIRN_STAGE_MAKING] = MAKES_JOB,
+    [CAIRN_STAGE_RESTORING] = MAKES_JOB,
+    [CAIRN_STAGE_DROPPING] = MAKES_JOB,
     [CAIRN_STAGE_PREPARING] = MUTANT(90) ? 0 : CAIRN_HOLD_STATE,
     [CAIRN_STAGE_READY] = CAIRN_HOLD_STATE,
     [CAIRN_STAGE_PINNED] = CAIRN_HOLD_STATE | (MUTANT(92) ? 0 : CAIRN_HOLD_LAYOUT),

@@ -2,7 +2,10 @@
  *
  * An operation is asked for, and is refused or begins. It then goes through its stages, from left to right:
  *
- *   MAKE      MAKING                                  the job is created, restored or dropped
+ *   MAKE      MAKING                                  the job is created
+ *   RESTORE   RESTORING                               the job is made from a snapshot
+ *   DROP      DROPPING                                the job is deleted
+ *   ADOPT                                             the job is made anew from what shards hold, at once
  *   AMEND     AMENDING                                the changed terms are stored
  *   EXTEND    EXTENDING -> EXTEND_MAKING              a new generation is made
  *   PARK      PARKING -> PARK_ASKING -> PARKED        state moves off devices; unparking is PARKING, too
@@ -46,6 +49,9 @@ enum operation_hold {
  * comes first in this list begins. */
 enum operation {
     CAIRN_OPERATION_MAKE,
+    CAIRN_OPERATION_RESTORE,
+    CAIRN_OPERATION_DROP,
+    CAIRN_OPERATION_ADOPT,
     CAIRN_OPERATION_AMEND,
     CAIRN_OPERATION_EXTEND,
     CAIRN_OPERATION_PARK,
@@ -57,6 +63,8 @@ enum operation {
 enum operation_stage {
     CAIRN_STAGE_NONE, /* the operation is not under way */
     CAIRN_STAGE_MAKING,
+    CAIRN_STAGE_RESTORING,
+    CAIRN_STAGE_DROPPING,
     CAIRN_STAGE_PREPARING, /* the shards make room for what the next update overwrites */
     CAIRN_STAGE_READY,
     CAIRN_STAGE_PINNED,

@@ -11,31 +11,40 @@
 #define MOST    20000
 
 /* The stages in which shards, the store or a thread work on the job. */
-static const unsigned at_work = S(MAKING) | S(PINNED) | S(AMENDING) | S(EXTEND_MAKING) |
-                                S(PARK_ASKING) | S(SLICING) | S(PUBLISHING);
+static const unsigned made = S(MAKING) | S(RESTORING) | S(DROPPING);
+static const unsigned at_work = made | S(PINNED) | S(AMENDING) | S(EXTEND_MAKING) | S(PARK_ASKING) |
+                                S(SLICING) | S(PUBLISHING);
 static const unsigned waits = S(EXTENDING) | S(PARKING) | S(READY) | S(RESTING) | S(JOINED) |
                               S(PUBLISH_WAITS);
 static const unsigned shut = S(EXTENDING) | S(EXTEND_MAKING) | S(PARKING) | S(PARK_ASKING) |
                              S(PARKED) | S(PARK_STUCK) | S(PUBLISH_WAITS) | S(PUBLISHING);
-static const unsigned no_joining = S(MAKING) | S(EXTEND_MAKING);
+static const unsigned no_joining = made | S(EXTEND_MAKING);
 
 /* refused[operation]: the stages of others, and of its own, in which a request for it is refused. */
 static const unsigned saved = S(PREPARING) | S(READY) | S(PINNED),
                       extended = S(EXTENDING) | S(EXTEND_MAKING),
-                      parking = S(PARKING) | S(PARK_ASKING) | S(PARK_STUCK);
+                      parking = S(PARKING) | S(PARK_ASKING) | S(PARK_STUCK),
+                      moved = S(RESHARD_STORING) | S(JOINING) | S(JOINED) | S(SLICING) |
+                              S(PUBLISHING);
 static const unsigned refused[CAIRN_OPERATIONS] = {
-    [CAIRN_OPERATION_MAKE] = S(MAKING) | saved | S(AMENDING) | extended,
-    [CAIRN_OPERATION_AMEND] = S(MAKING) | extended,
-    [CAIRN_OPERATION_EXTEND] = S(MAKING) | saved | S(AMENDING) | extended | parking | S(PARKED),
-    [CAIRN_OPERATION_PARK] = S(MAKING) | saved | extended,
+    // no job is there yet, or another one takes its place
+    [CAIRN_OPERATION_MAKE] = made | saved | S(AMENDING) | extended | parking | S(PARKED) | moved,
+    [CAIRN_OPERATION_RESTORE] = made | saved | S(AMENDING) | extended,
+    [CAIRN_OPERATION_DROP] = made | saved | S(AMENDING) | extended,
+    [CAIRN_OPERATION_ADOPT] = made | saved | S(AMENDING) | extended,
+    [CAIRN_OPERATION_AMEND] = made | extended,
+    [CAIRN_OPERATION_EXTEND] = made | saved | S(AMENDING) | extended | parking | S(PARKED),
+    [CAIRN_OPERATION_PARK] = made | saved | extended,
     [CAIRN_OPERATION_RESHARD] = 0,
     // a job that is parked, even in part, can be saved
-    [CAIRN_OPERATION_SNAPSHOT] = S(MAKING) | extended | S(PARKING) | S(PARK_ASKING),
+    [CAIRN_OPERATION_SNAPSHOT] = made | extended | S(PARKING) | S(PARK_ASKING),
 };
 
 /* apart[stage]: the stages at work that must not be at the same time. */
 static const unsigned apart[CAIRN_STAGES] = {
     [CAIRN_STAGE_MAKING] = ~0u,
+    [CAIRN_STAGE_RESTORING] = ~0u,
+    [CAIRN_STAGE_DROPPING] = ~0u,
     [CAIRN_STAGE_PINNED] = S(EXTEND_MAKING) | S(PARK_ASKING) | S(SLICING) | S(PUBLISHING),
     [CAIRN_STAGE_EXTEND_MAKING] = ~0u,
     [CAIRN_STAGE_PARK_ASKING] = S(SLICING) | S(PUBLISHING),
@@ -44,8 +53,15 @@ static const unsigned apart[CAIRN_STAGES] = {
 };
 
 static const enum operation_stage first[CAIRN_OPERATIONS] = {
-    CAIRN_STAGE_MAKING,  CAIRN_STAGE_AMENDING,        CAIRN_STAGE_EXTENDING,
-    CAIRN_STAGE_PARKING, CAIRN_STAGE_RESHARD_STORING, CAIRN_STAGE_PREPARING,
+    [CAIRN_OPERATION_MAKE] = CAIRN_STAGE_MAKING,
+    [CAIRN_OPERATION_RESTORE] = CAIRN_STAGE_RESTORING,
+    [CAIRN_OPERATION_DROP] = CAIRN_STAGE_DROPPING,
+    [CAIRN_OPERATION_ADOPT] = CAIRN_STAGE_NONE, // the job is made anew at once
+    [CAIRN_OPERATION_AMEND] = CAIRN_STAGE_AMENDING,
+    [CAIRN_OPERATION_EXTEND] = CAIRN_STAGE_EXTENDING,
+    [CAIRN_OPERATION_PARK] = CAIRN_STAGE_PARKING,
+    [CAIRN_OPERATION_RESHARD] = CAIRN_STAGE_RESHARD_STORING,
+    [CAIRN_OPERATION_SNAPSHOT] = CAIRN_STAGE_PREPARING,
 };
 
 /* The stages that may follow, when nobody blocks the operation and when that does not matter. */
@@ -141,8 +157,9 @@ static void reach(struct walk *walk, struct operations o, enum operation which,
 static void ask(struct walk *walk, struct operations o, enum operation asked)
 {
     if (o.at[asked] != CAIRN_STAGE_NONE || operations_refuse(&o, asked) != CAIRN_OPERATIONS) return;
-    if (asked ==
-        CAIRN_OPERATION_MAKE) // a job that is replaced or dropped is neither parked nor moved
+    // a job that is replaced or dropped is neither parked nor moved
+    if (asked == CAIRN_OPERATION_RESTORE || asked == CAIRN_OPERATION_DROP ||
+        asked == CAIRN_OPERATION_ADOPT)
         o.at[CAIRN_OPERATION_PARK] = o.at[CAIRN_OPERATION_RESHARD] = CAIRN_STAGE_NONE;
     reach(walk, o, asked, first[asked]);
 }
@@ -163,8 +180,7 @@ bool sim_operations(void)
                 if ((to & 1u << stage) != 0) reach(&walk, o, i, stage);
         }
         // A shard that is back reports that an earlier coordinator has parked its part.
-        if (o.at[CAIRN_OPERATION_PARK] == CAIRN_STAGE_NONE &&
-            o.at[CAIRN_OPERATION_MAKE] == CAIRN_STAGE_NONE && (stages_of(&o) & at_work) == 0)
+        if (o.at[CAIRN_OPERATION_PARK] == CAIRN_STAGE_NONE && (stages_of(&o) & at_work) == 0)
             reach(&walk, o, CAIRN_OPERATION_PARK, CAIRN_STAGE_PARKING);
     }
     return walk.good;

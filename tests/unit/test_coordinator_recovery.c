@@ -306,7 +306,8 @@ TEST_EACH(a_restore_that_an_operator_began_and_a_shard_ended_is_tried_again, 0, 
     train();
     fake.shards[1].holds_create = true;
     const uint32_t asked = ask_restore_with_lr(folder);
-    fake_until(&fake, fake.shards[1].has_job && toy()->restoring);
+    fake_until(&fake, fake.shards[1].has_job &&
+                          coord_stage(toy(), CAIRN_OPERATION_RESTORE) != CAIRN_STAGE_NONE);
     if (_i == 1) fake_shard_up(&fake, 2);
     fake_shard_away(&fake, 1);
     fake_shard_forget(&fake, 1);
