@@ -1,5 +1,6 @@
-# Completion of cairn(1) for bash, and for zsh by its bashcompinit. Words come from `cairn --help` and names from
-# the cluster, so that neither is written twice; a coordinator that does not answer within a second has no names.
+# Completion of cairn(1) for bash, and for zsh by its bashcompinit. Words, options and their values come from
+# `cairn --help` and names from the cluster, so that nothing is written twice; a coordinator that does not answer
+# within a second has no names.
 
 # The nouns, or the verbs of a noun.
 _cairn_words() {
@@ -16,6 +17,20 @@ _cairn_options() {
         inside && /^  -/ { for (i = 1; i <= NF && $i ~ /^-/; i++) { sub(/,$/, "", $i); print $i } }'
 }
 
+# The options that take a value, each with what stands for it: " -o=table|json --add=NAME ".
+_cairn_values() {
+    cairn "$@" --help 2>/dev/null | awk '
+        $1 == "options:" { inside = 1; printf " "; next }
+        inside && /^  -/ && $1 !~ /,$/ && substr($0, length($1) + 4) ~ /^[A-Z]|^[a-z0-9-]+\|/ {
+            printf "%s=%s ", $1, $2
+        }'
+}
+
+# What stands for the argument of that number, from 0, in the usage of a subcommand: "ID|latest".
+_cairn_argument() {
+    cairn "$2" "$3" --help 2>/dev/null | awk -v at="$1" '$1 == "cairn" { print $(4 + at); exit }'
+}
+
 _cairn_names() {
     cairn --timeout 1 "$@" -q 2>/dev/null
 }
@@ -26,40 +41,34 @@ _cairn_shards() {
 
 # shellcheck disable=SC2207 # names have no blanks, and zsh has no mapfile
 _cairn() {
-    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} given=() i
+    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} given=() found='' values i
+    values=$(_cairn_values)
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
-        --endpoint | --timeout | -o | --every | --shards | --workers | --lr | --group | --clip-norm | \
-            --snapshot-every | --snapshot-keep | --on-shard-loss | --shard-loss-wait | \
-            --add | --drain | --weight | --pause | \
-            --path | --to | --format | --dtype | --max-file | --key | --read-data-subset | \
-            --on-worker-loss | --worker-loss-wait | --since | --set | --from | --as) ((i++)) ;;
-        -*) ;;
+        -*) [[ $values == *" ${COMP_WORDS[i]}="* ]] && ((i++)) ;;
         *) given+=("${COMP_WORDS[i]}") ;;
         esac
     done
     COMPREPLY=()
-    case $before in
-    --on-shard-loss) COMPREPLY=($(compgen -W "wait restore-latest" -- "$word")) && return ;;
-    --add | --drain) COMPREPLY=($(compgen -W "$(_cairn_shards)" -- "$word")) && return ;;
-    --on-worker-loss) COMPREPLY=($(compgen -W "redo wait fail" -- "$word")) && return ;;
-    -o) COMPREPLY=($(compgen -W "table json" -- "$word")) && return ;;
-    --format) COMPREPLY=($(compgen -W "hf dcp torch" -- "$word")) && return ;;
-    --dtype) COMPREPLY=($(compgen -W "f32 bf16" -- "$word")) && return ;;
-    --path | --to | --key | --keep | --import | --timeline | --endpoint-file)
-        COMPREPLY=($(compgen -f -- "$word")) && return
-        ;;
-    esac
-    local found=
-    if [[ $word == -* ]]; then
+    if [[ $before == -* && $values == *" $before="* ]]; then
+        values=$(_cairn_values "${given[@]:0:2}") # an option may mean something else elsewhere
+        local value=${values#* "$before"=}
+        value=${value%% *}
+        case $before=$value in
+        --add=* | --drain=*) found=$(_cairn_shards) ;;
+        *FILE* | *FOLDER* | *DIR | *ROOT) COMPREPLY=($(compgen -f -- "$word")) && return ;;
+        *[A-Z]*) ;;
+        *) found=${value//|/ } ;;
+        esac
+    elif [[ $word == -* ]]; then
         found=$(_cairn_options "${given[@]:0:2}")
+    elif [[ ${#given[@]} -lt 2 ]]; then
+        found=$(_cairn_words "${given[@]:0:1}")
     else
-        case ${#given[@]}:${given[*]:0:2} in
-        0:*) found=$(_cairn_words) ;;
-        1:*) found=$(_cairn_words "${given[0]}") ;;
-        2:shard\ forget | 2:member\ drain) found=$(_cairn_shards) ;;
-        2:job\ * | 2:snapshot\ * | 2:reshard\ *) found=$(_cairn_names job list) ;;
-        3:snapshot\ *) found=$(_cairn_names snapshot list "${given[2]}") ;;
+        case ${given[*]:0:1}:$(_cairn_argument $((${#given[@]} - 2)) "${given[@]:0:2}") in
+        shard:NAME | member:NAME) found=$(_cairn_shards) ;;
+        *:*JOB*) found=$(_cairn_names job list) ;;
+        snapshot:*ID*) found=$(_cairn_names snapshot list "${given[*]:2:1}") ;;
         esac
     fi
     COMPREPLY=($(compgen -W "$found" -- "$word"))

@@ -35,6 +35,13 @@ cairn reshard apply toy --add s2 --drain |s1 s2
 cairn reshard status toy --n|--no-headers
 cairn snapshot advise toy --m|--mtbf
 cairn nothing |
+cairn job amend toy --snapshot-staging s|state small
+cairn job plan toy --wire b|bf16
+cairn bench step --read m|map
+cairn snapshot export toy x --to /nowhere/|
+cairn snapshot diff toy one |step-000000000001-g1
+cairn snapshot tag toy one |
+cairn job list --timeout |
 END
 
 # check SHELL...: each case in that shell. What does not begin with the word zsh leaves out by itself.
