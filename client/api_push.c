@@ -283,9 +283,7 @@ static cairn_status send_assembly(struct job *job, const struct cairn_round *rou
     assemble_pattern(assembly, &pattern);
     if (!accumulate_wanted(job)) return op_begin(job, CAIRN_CHUNK_PUSH, &pattern, NULL);
     const struct cairn_mem mem = assemble_mem(assembly);
-    pthread_mutex_lock(&job->session->lock);
-    job->filling.adding++;
-    pthread_mutex_unlock(&job->session->lock);
+    LOCKED(job->session, job->filling.adding++);
     const cairn_status status = accumulate_add(job, round, micro, pattern.tensor, &pattern.piece,
                                                &mem);
     if (status == CAIRN_OK) assemble_free(assembly);

@@ -718,9 +718,7 @@ static void begin_block(struct block *block)
 
 static cairn_status find_unit(struct job *job, const char *name, size_t *unit_out)
 {
-    pthread_mutex_lock(&job->session->lock);
-    const bool has_cache = job->cache != NULL;
-    pthread_mutex_unlock(&job->session->lock);
+    const bool has_cache = LOCKED(job->session, job->cache != NULL);
     CAIRN_TRY(has_cache ? CAIRN_OK : cache_open(job));
     if (name == NULL) return client_fail(CAIRN_ERR_INVALID, "a unit's name is NULL");
     *unit_out = units_find(job->cache->units, name);
@@ -839,13 +837,9 @@ cairn_status cairn_unmap(cairn_job *handle, const struct cairn_view *view, void 
     API_JOB(job, handle);
     if (!struct_fits(view, sizeof *view))
         return client_fail(CAIRN_ERR_INVALID, "view must be one that cairn_map gave");
-    pthread_mutex_lock(&job->session->lock);
-    struct card *card = cache_card(job, view->loan);
-    pthread_mutex_unlock(&job->session->lock);
+    struct card *card = LOCKED(job->session, cache_card(job, view->loan));
     CAIRN_TRY(await_stream(card, stream));
-    pthread_mutex_lock(&job->session->lock);
-    cairn_status status = cache_give_back(job, view->loan);
-    pthread_mutex_unlock(&job->session->lock);
+    cairn_status status = LOCKED(job->session, cache_give_back(job, view->loan));
     if (status == CAIRN_ERR_VERSION_GONE)
         return client_fail(
             status,

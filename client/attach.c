@@ -480,9 +480,7 @@ void attach_begin(struct job *job)
     open.seen_store = job->attachment.seen_store;
     job->attachment.state = JOB_ATTACHING;
     attachment_put_off(job, "");
-    pthread_mutex_lock(&s->lock);
-    open.world = job->attachment.launch;
-    pthread_mutex_unlock(&s->lock);
+    open.world = LOCKED(s, job->attachment.launch);
     job->attachment.request = ++s->control.last_request;
     control_send(s, CAIRN_MSG_JOB_OPEN, job->attachment.request, &open.base);
     if (job->attachment.spec_packed != NULL)
@@ -532,9 +530,7 @@ static void put_off_or_fail(struct job *job, cairn_status status, const char *te
 static cairn_status judge_step(const struct job *job, struct sentence *why)
 {
     const uint64_t now = job->attachment.reply->step;
-    pthread_mutex_lock(&job->session->lock);
-    const uint64_t was = job->known.newest.step;
-    pthread_mutex_unlock(&job->session->lock);
+    const uint64_t was = LOCKED(job->session, job->known.newest.step);
     if (!job->attachment.attached_once || now >= was) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_ROLLED_BACK,
                      "job %s was restored: it was at step %" PRIu64 ", and is at step %" PRIu64

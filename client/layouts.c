@@ -141,9 +141,7 @@ bool served_layouts_trim(struct job *job)
 void served_layouts_release(struct job *job)
 {
     while (job->served != NULL) {
-        pthread_mutex_lock(&job->session->lock);
-        struct served_layout *served = unlink_served(&job->served);
-        pthread_mutex_unlock(&job->session->lock);
+        struct served_layout *served = LOCKED(job->session, unlink_served(&job->served));
         served_layout_put(served);
     }
 }

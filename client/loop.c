@@ -306,9 +306,7 @@ static void explain_awaited(struct job *job)
 {
     struct session *s = job->session;
     struct sentence awaited = { "" };
-    pthread_mutex_lock(&s->lock);
-    const bool asked = job->awaited.asked;
-    pthread_mutex_unlock(&s->lock);
+    const bool asked = LOCKED(s, job->awaited.asked);
     if (!asked) return;
     list_awaited(job, &awaited);
     pthread_mutex_lock(&s->lock);

@@ -282,9 +282,7 @@ bool memory_await_left(struct session *s)
     bool is_left = true;
     for (int i = 0; i < TRIES && is_left; i++) {
         if (i > 0) usleep(PAUSE_US);
-        pthread_mutex_lock(&s->lock);
-        is_left = s->memory.gone != NULL;
-        pthread_mutex_unlock(&s->lock);
+        is_left = LOCKED(s, s->memory.gone != NULL);
         if (!is_left) return i > 0;
         session_kick(s);
     }

@@ -252,9 +252,7 @@ static void give_op(struct op *op)
 static void op_unref(void *object)
 {
     struct op *op = object;
-    pthread_mutex_lock(&op->session->lock);
-    const uint32_t left = --op->refs;
-    pthread_mutex_unlock(&op->session->lock);
+    const uint32_t left = LOCKED(op->session, --op->refs);
     if (left > 0) return;
     struct job *job = op->job;
     give_op(op);

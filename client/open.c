@@ -31,9 +31,7 @@
 static void session_unref(void *object)
 {
     struct session *s = object;
-    pthread_mutex_lock(&s->lock);
-    const uint32_t left = --s->refs;
-    pthread_mutex_unlock(&s->lock);
+    const uint32_t left = LOCKED(s, --s->refs);
     if (left > 0) return;
     for (struct op *op; (op = SLIST_FIRST(&s->spare.ops)) != NULL; free(op))
         SLIST_REMOVE_HEAD(&s->spare.ops, next_spare);
@@ -423,9 +421,7 @@ static struct job *new_job(struct session *s, const char *name, cairn_role role)
     randombytes_buf(&job->member.id, sizeof job->member.id);
     randombytes_buf(&job->member.token, sizeof job->member.token);
     if (job->member.id == 0) job->member.id = 1;
-    pthread_mutex_lock(&s->lock);
-    s->refs++;
-    pthread_mutex_unlock(&s->lock);
+    LOCKED(s, s->refs++);
     job->name = strdup(name);
     if (job->name == NULL) {
         free_job(job);
@@ -461,9 +457,7 @@ static cairn_status begin_attach(struct job *job)
 
 static struct sentence awaited_text(struct job *job)
 {
-    pthread_mutex_lock(&job->session->lock);
-    const struct sentence put_off = job->attachment.put_off;
-    pthread_mutex_unlock(&job->session->lock);
+    const struct sentence put_off = LOCKED(job->session, job->attachment.put_off);
     return put_off.text[0] != '\0' ? put_off : ask_opening_awaits(job);
 }
 
@@ -600,9 +594,7 @@ cairn_status cairn_job_stats(cairn_job *handle, struct cairn_stats *out)
     if (!struct_fits(out, offsetof(struct cairn_stats, accumulated_bytes)))
         return client_fail(CAIRN_ERR_INVALID, "out must be given, with its struct_size %zu",
                            sizeof *out);
-    pthread_mutex_lock(&job->session->lock);
-    const struct cairn_stats stats = job->measured.stats;
-    pthread_mutex_unlock(&job->session->lock);
+    const struct cairn_stats stats = LOCKED(job->session, job->measured.stats);
     struct_copy_out(out, &stats, sizeof stats);
     return CAIRN_OK;
 }

@@ -607,9 +607,7 @@ static bool copy_here(struct parcel *parcel, struct served_layout *served, uint6
     if (parcel->kind != CAIRN_CHUNK_FETCH) return false;
     if (parcel->target->card != NULL && parcel_open(parcel) != CAIRN_OK) return false;
     if (!mapped_read(parcel, served, chunk, piece)) return false;
-    pthread_mutex_lock(&parcel->job->session->lock);
-    mapped_count(parcel->job, parcel->data.byte_count);
-    pthread_mutex_unlock(&parcel->job->session->lock);
+    LOCKED(parcel->job->session, mapped_count(parcel->job, parcel->data.byte_count));
     parcel_arrived(parcel);
     return true;
 }

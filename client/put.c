@@ -283,9 +283,7 @@ static cairn_status put_brought(struct job *job, struct portion *portion)
     struct assembly *assembly;
     bool whole = false;
     cairn_status status;
-    pthread_mutex_lock(&job->session->lock);
-    status = claim_part(job, portion, &assembly);
-    pthread_mutex_unlock(&job->session->lock);
+    status = LOCKED(job->session, claim_part(job, portion, &assembly));
     if (status != CAIRN_OK) return status;
     status = assemble_copy(assembly, portion, &whole);
     if (status != CAIRN_OK) {
@@ -328,9 +326,7 @@ static cairn_status put_whole(struct job *job, struct command *pattern, const st
     CAIRN_TRY(judge_put_box(job, pattern->tensor, box, mem, &pattern->piece));
     CAIRN_TRY(judge_part(job, pattern, !pattern->piece.whole));
     CAIRN_TRY(api_prepare(mem, true, pattern)); // nothing is left to undo
-    pthread_mutex_lock(&job->session->lock);
-    cairn_status status = puts_claim(job, pattern->tensor, pattern->plane);
-    pthread_mutex_unlock(&job->session->lock);
+    cairn_status status = LOCKED(job->session, puts_claim(job, pattern->tensor, pattern->plane));
     if (status == CAIRN_OK) status = put_claimed(job, pattern, mem, op_out, &sent);
     if (!sent) free(pattern->owned);
     return status;

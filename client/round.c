@@ -194,9 +194,7 @@ static bool open_round(struct job *job, const Cairn__RoundOpened *opened, bool i
  * such a thread waits for nothing, and may send its sum. Then waits for the shards. */
 static cairn_status await_pushes(struct job *job, uint64_t deadline_ms)
 {
-    pthread_mutex_lock(&job->session->lock);
-    api_await_added(job);
-    pthread_mutex_unlock(&job->session->lock);
+    LOCKED(job->session, api_await_added(job));
     return api_await_none(job, &job->filling.pushes_open, "pushes", deadline_ms);
 }
 
@@ -205,9 +203,7 @@ static cairn_status await_pushes(struct job *job, uint64_t deadline_ms)
 static cairn_status begin_round(struct job *job, const struct ask_call *call, uint64_t deadline_ms,
                                 struct cairn_round *out)
 {
-    pthread_mutex_lock(&job->session->lock);
-    const bool initialized = job->known.initialized;
-    pthread_mutex_unlock(&job->session->lock);
+    const bool initialized = LOCKED(job->session, job->known.initialized);
     if (!initialized)
         return client_fail(CAIRN_ERR_NOT_READY,
                            "job %s: every worker calls cairn_init_done before its first "
@@ -294,9 +290,7 @@ static cairn_status send_claimed(struct job *job, const struct cairn_round *roun
 
 static cairn_status send_sums(struct job *job, const struct cairn_round *round)
 {
-    pthread_mutex_lock(&job->session->lock);
-    const bool mine = claim_sums(job, round);
-    pthread_mutex_unlock(&job->session->lock);
+    const bool mine = LOCKED(job->session, claim_sums(job, round));
     return mine ? send_claimed(job, round, CAIRN_OK) : CAIRN_OK;
 }
 
@@ -472,9 +466,7 @@ static cairn_status commit_round(struct job *job, const struct ask_call *call,
     message.n_driven = words->driven != NULL ? job->spec.group_count : 0;
     ProtobufCMessage *reply;
     cairn_status status = ask_coordinator(job, call, &message.base, deadline_ms, &reply);
-    pthread_mutex_lock(&job->session->lock);
-    step_times_ended(&job->measured.times, from_us);
-    pthread_mutex_unlock(&job->session->lock);
+    LOCKED(job->session, step_times_ended(&job->measured.times, from_us));
     if (status != CAIRN_OK) return status;
     status = await_pushes(job, deadline_ms);
     if (status == CAIRN_OK) status = judge_refused(job, round->round);

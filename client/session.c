@@ -52,9 +52,7 @@ void job_unref(struct job *job)
 {
     if (job == NULL) return;
     struct session *s = job->session;
-    pthread_mutex_lock(&s->lock);
-    const uint32_t left = --job->refs;
-    pthread_mutex_unlock(&s->lock);
+    const uint32_t left = LOCKED(s, --job->refs);
     if (left == 0) job->on_last_unref(job);
 }
 
@@ -253,9 +251,7 @@ void client_silence(struct job *job, struct sentence *out)
                           "one: close some, or raise the limit (ulimit -n); ");
         return;
     }
-    pthread_mutex_lock(&job->session->lock);
-    *out = job->shards.silence;
-    pthread_mutex_unlock(&job->session->lock);
+    *out = LOCKED(job->session, job->shards.silence);
     if (out->text[0] != '\0') sentence_add(out, "; ");
 }
 
@@ -337,9 +333,7 @@ static void say_rest(struct job *job, const struct ask_call *call, struct senten
                                     : "the coordinator, which waits for nobody: it is at work on "
                                       "this, or on its store");
     if (call->type != CAIRN_MSG_VERSION_WAIT) return;
-    pthread_mutex_lock(&job->session->lock);
-    const struct cairn_version newest = job->known.newest;
-    pthread_mutex_unlock(&job->session->lock);
+    const struct cairn_version newest = LOCKED(job->session, job->known.newest);
     sentence_add(out, " %" PRIu64 ".%" PRIu64, newest.generation, newest.step);
 }
 

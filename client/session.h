@@ -376,7 +376,13 @@ void session_leave(struct session **s);
 
 /* Takes the session's lock until the end of the block. */
 #define LOCK_SESSION(s) \
-    __attribute__((cleanup(session_unlock))) struct session *session_locked = session_lock(s)
+    struct session *locked_ __attribute__((cleanup(session_unlock), unused)) = session_lock(s)
+/* The value of an expression that is computed under the session's lock. */
+#define LOCKED(s, expression) \
+    ({                        \
+        LOCK_SESSION(s);      \
+        (expression);         \
+    })
 static inline struct session *session_lock(struct session *s)
 {
     pthread_mutex_lock(&s->lock);
