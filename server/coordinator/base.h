@@ -95,6 +95,31 @@ void coord_calls_shard_gone(struct coord_shard_entry *entry);
 
 TAILQ_HEAD(cluster_calls, coord_call); /* defined in base.c */
 
+/* How far the drain of a shard is. */
+struct coord_shard_drain {
+    /* owned: the requests that are answered when the drain has ended */
+    struct coord_waiters waiters;
+    /* owned: the requests that are answered as soon as the store has recorded the drain */
+    struct coord_waiters begun;
+    /* number of a drain that an operator asked for, while the store has it or is writing it; 0: no such
+     * drain */
+    uint32_t stored;
+    uint32_t request; /* the shard's own request; 0: none */
+    /* coord_now_ms; 0: never. saves_ms: when moving stops and the shard's jobs are saved instead.
+     * ends_ms: when the drain is given up */
+    uint64_t saves_ms, ends_ms;
+    /* true: the drain began because the shard's device failed. Nobody asked for such a drain, and it
+     * ends by itself */
+    bool is_unfit;
+    uint64_t again_ms; /* coord_now_ms: a failed attempt is not repeated before this time */
+    bool is_over;      /* true: the shard holds nothing, and was told to end */
+    /* true: the shard ends before its state can be moved, so its jobs are saved (snapshot.h) */
+    bool is_saving;
+    cairn_status status; /* if is_saving: why the shard cannot be emptied */
+    /* `status` in words; for an unfit shard: which of its jobs cannot move */
+    struct sentence why;
+};
+
 /* A shard, known by its name. */
 struct coord_shard_entry {
     struct coord_shard_entry *next; /* in the cluster's list, by name */
@@ -150,29 +175,7 @@ struct coord_shard_entry {
     bool leaving;
     /* if the shard's device failed: what happens to the state that the shard holds in host memory */
     struct sentence unfit;
-    struct {
-        /* owned: the requests that are answered when the drain has ended */
-        struct coord_waiters waiters;
-        /* owned: the requests that are answered as soon as the store has recorded the drain */
-        struct coord_waiters begun;
-        /* number of a drain that an operator asked for, while the store has it or is writing it; 0: no such
-         * drain */
-        uint32_t stored;
-        uint32_t request; /* the shard's own request; 0: none */
-        /* coord_now_ms; 0: never. saves_ms: when moving stops and the shard's jobs are saved instead.
-         * ends_ms: when the drain is given up */
-        uint64_t saves_ms, ends_ms;
-        /* true: the drain began because the shard's device failed. Nobody asked for such a drain, and it
-         * ends by itself */
-        bool is_unfit;
-        uint64_t again_ms; /* coord_now_ms: a failed attempt is not repeated before this time */
-        bool is_over;      /* true: the shard holds nothing, and was told to end */
-        /* true: the shard ends before its state can be moved, so its jobs are saved (snapshot.h) */
-        bool is_saving;
-        cairn_status status; /* if is_saving: why the shard cannot be emptied */
-        /* `status` in words; for an unfit shard: which of its jobs cannot move */
-        struct sentence why;
-    } drain;
+    struct coord_shard_drain drain;
     uint64_t planned_bytes; /* used by jobs.c while it chooses the shards of a job */
 };
 

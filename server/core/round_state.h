@@ -128,32 +128,57 @@ struct open_round {
     bool has_untouched; /* some of `untouched` are not 0 */
 };
 
+/* Numbers of rounds that this incarnation may use. */
+struct round_numbers {
+    uint64_t next, end;
+};
+
+struct gate {
+    uint32_t world; /* a round of steps needs exactly the ranks below; 0 = any ranks */
+    bool shut;      /* no round opens */
+};
+
+struct pin {
+    bool pending;
+    uint64_t snapshot;
+};
+
+struct scaling {
+    double scale;
+    uint32_t good_rounds;
+};
+
+struct last_payload {
+    uint8_t *bytes; /* [bytes_max] the payload of `last` */
+    size_t bytes_max;
+};
+
+struct driven {
+    double *rates;  /* [group_count] the rates with which the newest version was made */
+    uint32_t count; /* group_count, or 0 if no group is driven */
+};
+
+struct tensors_missed {
+    uint64_t *steps; /* [tensor_count] steps that the tensor missed */
+    bool any;        /* some of `steps` are not 0 */
+    uint8_t *room;   /* [CAIRN_MISSED_BYTES] for the current decision */
+};
+
 struct round_machine {
     struct round_config config;      /* `terms` are the terms in force */
     struct round_terms terms_newest; /* the terms of the next round */
     enum round_stage stage;
     uint64_t now_ms;
     struct epoch epoch;
-    struct {
-        uint64_t next, end;
-    } numbers; /* of rounds, which this incarnation may use */
+    struct round_numbers numbers;
     struct open_round open;
     struct layouts layout;
     bool ready;
     bool started; /* a round of steps has opened since the workers joined */
-    struct {
-        uint32_t world; /* a round of steps needs exactly the ranks below; 0 = any ranks */
-        bool shut;      /* no round opens */
-    } gate;
-    struct {
-        bool pending;
-        uint64_t snapshot;
-    } pin;
+    struct gate gate;
+    struct pin pin;
     struct cairn_version version;
-    struct {
-        double scale;
-        uint32_t good_rounds;
-    } scaling;
+    struct scaling scaling;
     struct skips skips;
     struct round_counts counts;
     /* The last decision that this core made, or found in the shards' answers. In STEADY and OPEN the
@@ -171,19 +196,9 @@ struct round_machine {
     /* [member_max]; if all are used, the worker that left first is dropped */
     struct absent *absent;
     struct group_scalars *scalars; /* [group_count], scratch */
-    struct {
-        uint8_t *bytes; /* [bytes_max] the payload of `last` */
-        size_t bytes_max;
-    } payload;
-    struct {
-        double *rates;  /* [group_count] the rates with which the newest version was made */
-        uint32_t count; /* group_count, or 0 if no group is driven */
-    } driven;
-    struct {
-        uint64_t *steps; /* [tensor_count] steps that the tensor missed */
-        bool any;        /* some of `steps` are not 0 */
-        uint8_t *room;   /* [CAIRN_MISSED_BYTES] for the current decision */
-    } missed;
+    struct last_payload payload;
+    struct driven driven;
+    struct tensors_missed missed;
 };
 
 /* round.c */

@@ -96,7 +96,7 @@ static struct step_machine *make_step(void *memory, const struct step_config *co
     step->at = (uint16_t *)(base + plan.at);
     step->holds = base + plan.holds;
     step->payload = base + plan.payload;
-    step->deferred_first = step->deferred_last = NO_SLOT;
+    step->in_flight.deferred_first = step->in_flight.deferred_last = NO_SLOT;
     return step;
 }
 
@@ -126,7 +126,7 @@ struct step_machine *step_init_from(void *memory, const struct step_config *conf
     step->round_seen = before->round_seen;
     step->round_epoch = before->round_epoch;
     step->version = before->version;
-    step->likely_micro = before->likely_micro;
+    step->progress.likely_micro = before->progress.likely_micro;
     if (!MUTANT(74)) remember_decision(step, &before->last);
     return step;
 }
@@ -182,13 +182,14 @@ static uint32_t count_unheld(const struct step_machine *step, uint32_t member)
 static void begin_round(struct step_machine *step, uint64_t round, const uint64_t *members,
                         uint32_t member_count, struct step_actions *actions)
 {
-    assert(step->slots_used == 0 && step->folding == 0);
+    assert(step->slots_used == 0 && step->in_flight.folding == 0);
     step->phase = CAIRN_STEP_COLLECTING;
     step->round = step->round_seen = round;
     step->round_epoch = step->epoch;
     step->member_count = member_count;
-    step->done_count = step->committed_count = step->last_micro = step->front = 0;
-    step->weight = 0;
+    step->progress.done = step->progress.committed = step->progress.last_micro =
+        step->progress.front = 0;
+    step->progress.weight = 0;
     memset(&step->forward, 0, sizeof step->forward);
     memset(&step->sums, 0, sizeof step->sums);
     memset(step->members, 0, member_count * sizeof *step->members);
@@ -217,7 +218,7 @@ static void make_void(struct step_machine *step, struct step_actions *actions)
 void step_drained(struct step_machine *step, struct step_actions *actions)
 {
     assert(step->phase == CAIRN_STEP_DRAINING);
-    if (step->receiving > 0 || step->folding > 0 || step->summing) return;
+    if (step->in_flight.receiving > 0 || step->in_flight.folding > 0 || step->summing) return;
     step->phase = CAIRN_STEP_IDLE;
     const uint64_t round = step->pending.round;
     step->pending.round = 0;
@@ -261,8 +262,8 @@ static void on_open(struct step_machine *step, const struct step_event *event,
     if (MUTANT(13)) {
         memset(step->slots, 0,
                (size_t)step->config.member_max * step->config.window * sizeof *step->slots);
-        step->slots_used = step->receiving = step->folding = 0;
-        step->deferred_first = step->deferred_last = NO_SLOT;
+        step->slots_used = step->in_flight.receiving = step->in_flight.folding = 0;
+        step->in_flight.deferred_first = step->in_flight.deferred_last = NO_SLOT;
         step->summing = false;
         step_drained(step, actions);
     }
@@ -427,7 +428,7 @@ static void on_summed(struct step_machine *step, const struct step_event *event,
     }
     assert(step->phase == CAIRN_STEP_REDUCING);
     step->sums = *event->sums;
-    step->sums.weight = step->weight;
+    step->sums.weight = step->progress.weight;
     if (step->lacks_state && !MUTANT(66))
         step->summed = true;
     else
@@ -690,7 +691,7 @@ static void receive_push(struct step_machine *step, const struct step_event *eve
     *step_at(step, row, event->chunk) = (uint16_t)(index - row * step->config.window + 1);
     member->arrived++;
     member->receiving++;
-    step->receiving++;
+    step->in_flight.receiving++;
     step->slots_used++;
     struct step_action *action = step_act(actions, CAIRN_STEP_RECEIVE);
     action->tag = event->tag;
@@ -785,7 +786,7 @@ static struct judgement judge_commit(const struct step_machine *step,
         return refused_with(CAIRN_ERR_PROTOCOL);
     const bool begun = member->ended || member->arrived > 0;
     if (event->micro + 1 == member->micro && begun) return refused_with(CAIRN_ERR_PROTOCOL);
-    if (event->weight > CAIRN_SPEC_WEIGHT_MAX - step->weight)
+    if (event->weight > CAIRN_SPEC_WEIGHT_MAX - step->progress.weight)
         return refused_with(CAIRN_ERR_INVALID);
     return (struct judgement) { FATE_RECEIVE, CAIRN_OK };
 }
@@ -801,12 +802,12 @@ static void step_on_commit(struct step_machine *step, const struct step_event *e
     member->committed = true;
     member->last_micro = event->micro;
     member->weight = event->weight;
-    if (!MUTANT(11) || step->weight == 0) step->weight += event->weight;
-    step->committed_count++;
-    if (event->micro > step->last_micro) step->last_micro = event->micro;
+    if (!MUTANT(11) || step->progress.weight == 0) step->progress.weight += event->weight;
+    step->progress.committed++;
+    if (event->micro > step->progress.last_micro) step->progress.last_micro = event->micro;
     if (member->micro > member->last_micro) {
         member->done = true;
-        step->done_count++;
+        step->progress.done++;
     }
     step_advance(step, actions);
 }

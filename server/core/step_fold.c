@@ -28,7 +28,7 @@ static enum verdict judge_fold(const struct step_machine *step, uint32_t chunk,
 {
     const struct member *member = &step->members[cursor->member];
     // No member has come to this micro-batch yet. Without this test the cursor might move on for ever.
-    if (cursor->micro > step->front) return WAIT;
+    if (cursor->micro > step->progress.front) return WAIT;
     if (step->config.forwards && cursor->micro > step->forward.micro && !MUTANT(25)) return WAIT;
     if (!step_holds(step, cursor->member, chunk)) return PASS;
     if (member->committed && cursor->micro > member->last_micro) return PASS;
@@ -41,7 +41,8 @@ static enum verdict judge_fold(const struct step_machine *step, uint32_t chunk,
 
 static bool at_end(const struct step_machine *step, const struct cursor *cursor)
 {
-    return step->committed_count == step->member_count && cursor->micro > step->last_micro;
+    return step->progress.committed == step->member_count &&
+           cursor->micro > step->progress.last_micro;
 }
 
 static void step_cursor(const struct step_machine *step, struct cursor *cursor)
@@ -58,12 +59,12 @@ static void defer_chunk(struct step_machine *step, uint32_t index)
     struct slot *slot = &step->slots[index];
     slot->deferred = true;
     slot->newer = NO_SLOT;
-    slot->older = step->deferred_last;
+    slot->older = step->in_flight.deferred_last;
     if (slot->older != NO_SLOT)
         step->slots[slot->older].newer = index;
     else
-        step->deferred_first = index;
-    step->deferred_last = index;
+        step->in_flight.deferred_first = index;
+    step->in_flight.deferred_last = index;
 }
 
 static void undefer_chunk(struct step_machine *step, uint32_t index)
@@ -74,11 +75,11 @@ static void undefer_chunk(struct step_machine *step, uint32_t index)
     if (slot->older != NO_SLOT)
         step->slots[slot->older].newer = slot->newer;
     else
-        step->deferred_first = slot->newer;
+        step->in_flight.deferred_first = slot->newer;
     if (slot->newer != NO_SLOT)
         step->slots[slot->newer].older = slot->older;
     else
-        step->deferred_last = slot->older;
+        step->in_flight.deferred_last = slot->older;
 }
 
 /* True if a FOLD of the chunk would now take all remaining contributions of the micro-batch, or as many as
@@ -124,10 +125,10 @@ static void begin_fold(struct step_machine *step, uint32_t chunk, struct step_ac
     struct cursor *cursor = &step->cursors[chunk];
     fold->chunk = chunk;
     fold->first = !cursor->contributed;
-    fold->likely_last = cursor->micro > step->likely_micro || at_end(step, cursor);
+    fold->likely_last = cursor->micro > step->progress.likely_micro || at_end(step, cursor);
     cursor->contributed = true;
     cursor->fold_head = fold->slots[0];
-    step->folding++;
+    step->in_flight.folding++;
     *step_act(actions, CAIRN_STEP_FOLD) = *fold;
 }
 
@@ -179,9 +180,9 @@ static void advance_chunk(struct step_machine *step, uint32_t chunk, struct step
 /* While fewer FOLDs than folds_wanted are under way, ends the wait of the oldest deferred contributions. */
 static void advance_deferred(struct step_machine *step, struct step_actions *actions)
 {
-    while (step->folding < step->config.folds_wanted && step->deferred_first != NO_SLOT &&
-           !MUTANT(22)) {
-        const uint32_t slot = step->deferred_first;
+    while (step->in_flight.folding < step->config.folds_wanted &&
+           step->in_flight.deferred_first != NO_SLOT && !MUTANT(22)) {
+        const uint32_t slot = step->in_flight.deferred_first;
         // if an earlier contribution is missing, the FOLD that takes the missing one will take this one,
         // too
         undefer_chunk(step, slot);
@@ -194,7 +195,7 @@ static void begin_reduce(struct step_machine *step, struct step_actions *actions
     for (uint32_t c = 0; c < step->config.chunk_count; c++)
         if (!step->cursors[c].contributed && !MUTANT(8))
             step_act(actions, CAIRN_STEP_ZERO)->chunk = c;
-    step->likely_micro = step->last_micro;
+    step->progress.likely_micro = step->progress.last_micro;
     step->phase = CAIRN_STEP_REDUCING;
     step->summing = true;
     step_act(actions, CAIRN_STEP_REDUCE);
@@ -219,8 +220,8 @@ static void commit_forwards(struct step_machine *step, struct step_actions *acti
     step->phase = CAIRN_STEP_REDUCING;
     struct step_action *action = step_act(actions, CAIRN_STEP_FORWARD_COMMIT);
     action->round = step->round;
-    action->micro = step->last_micro;
-    action->weight = MUTANT(27) ? step->members[0].weight : step->weight;
+    action->micro = step->progress.last_micro;
+    action->weight = MUTANT(27) ? step->members[0].weight : step->progress.weight;
 }
 
 /* For a relay: ends the current micro-batch if every chunk is past it and at least one member has finished
@@ -228,12 +229,13 @@ static void commit_forwards(struct step_machine *step, struct step_actions *acti
 static void advance_forwards(struct step_machine *step, struct step_actions *actions)
 {
     const bool past = step->forward.passed == step->config.chunk_count;
-    const bool begun = step->forward.micro < step->front ||
+    const bool begun = step->forward.micro < step->progress.front ||
                        (MUTANT(32) && step->config.chunk_count > 0);
     if (past && begun) {
         end_forwards(step, actions);
         step_advance(step, actions); // chunks of the next micro-batch may have landed
-    } else if (step->done_count == step->member_count && step->forward.micro > step->last_micro) {
+    } else if (step->progress.done == step->member_count &&
+               step->forward.micro > step->progress.last_micro) {
         commit_forwards(step, actions);
     }
 }
@@ -243,7 +245,7 @@ static void judge_end(struct step_machine *step, struct step_actions *actions)
 {
     if (step->config.forwards)
         advance_forwards(step, actions);
-    else if (step->done_count == step->member_count)
+    else if (step->progress.done == step->member_count)
         begin_reduce(step, actions);
 }
 
@@ -270,13 +272,13 @@ void step_complete_micro(struct step_machine *step, struct member *member,
     if (step->config.chunk_count > 0)
         memset(step_at(step, index, 0), 0, step->config.chunk_count * sizeof(uint16_t));
     member->micro++;
-    if (member->micro > step->front) step->front = member->micro;
+    if (member->micro > step->progress.front) step->progress.front = member->micro;
     member->arrived = member->sent = 0;
     member->passed = MUTANT(21) ? 0 : member->unheld;
     member->ended = false;
     if (member->committed && member->micro > member->last_micro) {
         member->done = true;
-        step->done_count++;
+        step->progress.done++;
     }
 }
 
@@ -328,7 +330,7 @@ void step_on_landed(struct step_machine *step, const struct step_event *event,
     assert(slot->state == SLOT_RECEIVING);
     struct member *member = member_of_slot(step, index);
     member->receiving--;
-    step->receiving--;
+    step->in_flight.receiving--;
     const bool answerable = event->status == CAIRN_OK || event->status == CAIRN_ERR_CHECKSUM;
 
     if (step->phase == CAIRN_STEP_DRAINING) {
@@ -343,7 +345,7 @@ void step_on_landed(struct step_machine *step, const struct step_event *event,
     assert(step->phase == CAIRN_STEP_COLLECTING);
     if (event->status == CAIRN_OK) {
         slot->state = SLOT_LANDED;
-        if (step->folding < step->config.folds_wanted || step->config.folds_wanted == 0 ||
+        if (step->in_flight.folding < step->config.folds_wanted || step->config.folds_wanted == 0 ||
             is_ripe(step, slot->chunk))
             advance_chunk(step, slot->chunk, actions);
         else
@@ -362,7 +364,7 @@ static void release_fold(struct step_machine *step, uint32_t chunk, struct step_
     uint32_t slot = cursor->fold_head;
     assert(slot != NO_SLOT);
     cursor->fold_head = NO_SLOT;
-    step->folding--;
+    step->in_flight.folding--;
     while (slot != NO_SLOT) {
         const uint32_t next = step->slots[slot].next;
         struct member *member = member_of_slot(step, slot);

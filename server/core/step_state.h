@@ -53,6 +53,36 @@ struct cursor {
     bool forwarded;
 };
 
+/* How far the members of the round are. */
+struct step_progress {
+    uint32_t done;         /* members that are done */
+    uint32_t committed;    /* members that have committed */
+    uint32_t last_micro;   /* the greatest last_micro of the committed members */
+    uint32_t likely_micro; /* last_micro of the newest round that came to REDUCING */
+    uint32_t front;        /* the greatest micro-batch that a member is in */
+    uint64_t weight;
+};
+
+struct step_flight {
+    uint32_t receiving; /* the number of slots that are RECEIVING */
+    uint32_t folding;   /* the number of chunks with a FOLD under way */
+    /* the ends of the list of deferred slots, in the order of landing; NO_SLOT: none */
+    uint32_t deferred_first, deferred_last;
+};
+
+/* For a relay. */
+struct step_forward {
+    uint32_t micro;  /* the current micro-batch */
+    uint32_t passed; /* chunks that are past this micro-batch */
+    uint32_t sent;   /* FORWARDs of this micro-batch */
+};
+
+/* An OPEN that arrived while DRAINING. */
+struct step_pending {
+    uint64_t round; /* 0 = none */
+    uint32_t member_count;
+};
+
 struct step_machine {
     struct step_config config;
     enum step_phase phase;
@@ -67,32 +97,16 @@ struct step_machine {
     struct step_sums sums;
 
     uint32_t member_count;
-    uint32_t done_count;      /* members that are done */
-    uint32_t committed_count; /* members that have committed */
-    uint32_t last_micro;      /* the greatest last_micro of the committed members */
-    uint32_t likely_micro;    /* last_micro of the newest round that came to REDUCING */
-    uint32_t front;           /* the greatest micro-batch that a member is in */
-    uint64_t weight;
-    /* receiving: the number of slots that are RECEIVING; folding: the number of chunks with a FOLD under
-     * way */
-    uint32_t receiving, folding;
-    /* the ends of the list of deferred slots, in the order of landing; NO_SLOT: none */
-    uint32_t deferred_first, deferred_last;
+    struct step_progress progress;
+    struct step_flight in_flight;
     uint32_t slots_used;
-    struct {             /* for a relay */
-        uint32_t micro;  /* the current micro-batch */
-        uint32_t passed; /* chunks that are past this micro-batch */
-        uint32_t sent;   /* FORWARDs of this micro-batch */
-    } forward;
+    struct step_forward forward;
     bool summing;
     bool lacks_state; /* some state has yet to arrive */
     bool summed;      /* REDUCING: the sums are ready, but some state is missing */
     bool all_hold;    /* every member holds every chunk: `holds` means nothing */
 
-    struct {            /* an OPEN that arrived while DRAINING */
-        uint64_t round; /* 0 = none */
-        uint32_t member_count;
-    } pending;
+    struct step_pending pending;
 
     /* in the caller's memory, behind this struct */
     struct member *members;    /* [member_max] by rank; the first member_count are in the round */
