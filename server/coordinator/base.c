@@ -543,12 +543,10 @@ void coord_job_unlink(struct coord_job *job)
     if (*at == job) *at = job->next;
 }
 
-struct coord_job *coord_job_named(struct coord_session *session, uint32_t request, const char *name)
+struct coord_job *coord_job_named(struct coord *cluster, const char *name, struct sentence *why)
 {
-    struct coord_job *job = coord_job_find(session->cluster, name);
-    struct sentence why;
-    if (job != NULL) return job;
-    sentence_set(&why, "there is no job \"%s\"; `cairn job list` shows those there are", name);
-    coord_session_error(session, request, CAIRN_ERR_NOT_FOUND, why.text);
-    return NULL;
+    struct coord_job *job = coord_job_find(cluster, name);
+    if (job == NULL)
+        sentence_set(why, "there is no job \"%s\"; `cairn job list` shows those there are", name);
+    return job;
 }

@@ -339,6 +339,9 @@ struct coord_row {
     uint16_t type; /* 0: the end of a table */
     enum coord_sender from;
     void (*by_session)(struct coord_session *session, uint32_t request, const void *message);
+    /* a request: any status but CAIRN_OK is sent as the answer, with `why` */
+    cairn_status (*asks)(struct coord_session *session, uint32_t request, const void *message,
+                         struct sentence *why);
     void (*by_member)(struct coord_member *member, uint32_t request, const void *message);
     bool (*by_part)(struct coord_job *job, uint32_t shard, const void *message);
     bool (*by_frame)(struct coord_session *session, const struct wire_frame *frame);

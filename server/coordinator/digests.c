@@ -23,14 +23,10 @@ static cairn_status make_room(struct coord_digests *digests, size_t more, struct
 {
     if (more > CAIRN_DIGESTS_MAX - digests->count)
         return fail_with(why, CAIRN_ERR_PROTOCOL, "too many digests");
-    const size_t need = digests->count + more;
-    if (need <= digests->capacity) return CAIRN_OK;
-    const size_t capacity = 2 * digests->capacity > need ? 2 * digests->capacity : need;
-    struct coord_digest *grown = realloc(digests->list, capacity * sizeof *grown);
-    if (grown == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for digests");
-    digests->list = grown;
-    digests->capacity = capacity;
-    return CAIRN_OK;
+    if (array_reserve(&digests->list, digests->count, more, &digests->capacity,
+                      sizeof *digests->list) == CAIRN_OK)
+        return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for digests");
 }
 
 cairn_status coord_digests_take(struct coord_digests *digests, size_t tensor_count,
@@ -464,30 +460,30 @@ static void judge_advice(Cairn__SnapshotAdvice *out, struct sentence *note)
 
 /* Answers the session with advice on how often the job should take snapshots, or with
  * CAIRN_ERR_NOT_FOUND if there is no such job. Loop thread only. */
-static void on_snapshot_advise(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_snapshot_advise(struct coord_session *session, uint32_t request,
+                                       const void *any, struct sentence *why)
 {
     const Cairn__SnapshotAdvise *message = any;
     struct coord_job *job = coord_job_find(session->cluster, message->job);
     Cairn__SnapshotAdvice advice = CAIRN__SNAPSHOT_ADVICE__INIT;
-    struct sentence text;
-    if (job == NULL) {
-        sentence_set(&text, "there is no job %.100s; `cairn job list`", message->job);
-        coord_session_error(session, request, CAIRN_ERR_NOT_FOUND, text.text);
-        return;
-    }
+    struct sentence note;
+    if (job == NULL)
+        return fail_with(why, CAIRN_ERR_NOT_FOUND, "there is no job %.100s; `cairn job list`",
+                         message->job);
     advice.job = job->spec.name;
     advice.every = job->spec.policy.snapshot_every;
     advice.every_s = job->spec.policy.snapshot_every_s;
     fill_measured(job, &advice);
     fill_faults(job, message->mtbf_s, &advice);
-    judge_advice(&advice, &text);
-    advice.note = text.text;
+    judge_advice(&advice, &note);
+    advice.note = note.text;
     coord_session_send(session, CAIRN_MSG_SNAPSHOT_ADVICE, request, &advice.base);
+    return CAIRN_OK;
 }
 
 /* ==== messages ==== */
 
 const struct coord_row coord_digests_rows[] = {
-    { CAIRN_MSG_SNAPSHOT_ADVISE, CAIRN_FROM_ADMIN, .by_session = on_snapshot_advise },
+    { CAIRN_MSG_SNAPSHOT_ADVISE, CAIRN_FROM_ADMIN, .asks = on_snapshot_advise },
     { 0 },
 };

@@ -341,13 +341,12 @@ static cairn_status begin_backup(struct coord_session *session, uint32_t request
     return CAIRN_OK;
 }
 
-static void on_cluster_backup(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_cluster_backup(struct coord_session *session, uint32_t request,
+                                      const void *any, struct sentence *why)
 {
     const Cairn__ClusterBackup *message = any;
-    struct sentence why;
-    cairn_status status = judge_backup(session->cluster, message->path, &why);
-    if (status == CAIRN_OK) status = begin_backup(session, request, message->path, &why);
-    if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
+    CAIRN_TRY(judge_backup(session->cluster, message->path, why));
+    return begin_backup(session, request, message->path, why);
 }
 
 void coord_backup_close(struct coord *cluster)
@@ -808,7 +807,7 @@ void coord_clock_look(struct coord *cluster)
 /* ==== messages ==== */
 
 const struct coord_row coord_events_rows[] = {
-    { CAIRN_MSG_CLUSTER_BACKUP, CAIRN_FROM_ADMIN, .by_session = on_cluster_backup },
+    { CAIRN_MSG_CLUSTER_BACKUP, CAIRN_FROM_ADMIN, .asks = on_cluster_backup },
     { CAIRN_MSG_EVENTS_GET, CAIRN_FROM_ADMIN, .by_session = on_events_get },
     { 0 },
 };

@@ -312,9 +312,8 @@ bool coord_job_in_force(const struct coord_job *job, uint32_t shard);
 
 /* Returns NULL if no job has that name. */
 struct coord_job *coord_job_find(struct coord *cluster, const char *name);
-/* Does the same for a request. If no job has that name, answers the request with an error. */
-struct coord_job *coord_job_named(struct coord_session *session, uint32_t request,
-                                  const char *name);
+/* Does the same. If there is no such job, `why` says so. */
+struct coord_job *coord_job_named(struct coord *cluster, const char *name, struct sentence *why);
 struct coord_job *coord_job_by_id(const struct coord *cluster, uint64_t id);
 /* coord_job_link adds the job to the cluster's list, coord_job_unlink removes it. */
 void coord_job_link(struct coord_job *job);

@@ -199,15 +199,13 @@ void coord_snapshot_keep(struct coord *cluster, const char *job)
     if (!coord_work_start(&k->work, cluster, NULL, 0)) free_keeping(&k->work);
 }
 
-static void on_snapshot_prune(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_snapshot_prune(struct coord_session *session, uint32_t request,
+                                      const void *any, struct sentence *why)
 {
     const Cairn__SnapshotPrune *message = any;
-    struct sentence why;
-    if (!job_name_ok(message->job)) {
-        sentence_set(&why, "\"%.100s\" is not a name of a job; see `cairn job list`", message->job);
-        coord_session_error(session, request, CAIRN_ERR_INVALID, why.text);
-        return;
-    }
+    if (!job_name_ok(message->job))
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "\"%.100s\" is not a name of a job; see `cairn job list`", message->job);
     struct keeping *k = new_keeping(session->cluster, message->job);
     if (k != NULL) k->is_plan = message->plan;
     if (k != NULL && message->has_rules)
@@ -216,6 +214,7 @@ static void on_snapshot_prune(struct coord_session *session, uint32_t request, c
                                               .keep_within_s = message->keep_within_s,
                                               .max_bytes = message->max_bytes };
     coord_work_ask(k != NULL ? &k->work : NULL, session, request);
+    return CAIRN_OK;
 }
 
 /* ==== keep words ==== */
@@ -683,26 +682,28 @@ static cairn_status begin_removal(struct coord *cluster, struct coord_session *s
     return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
 }
 
-static void on_snapshot_remove(struct coord_session *session, uint32_t request, const void *any)
+/* Refuses a request that does not name a job and a snapshot. */
+static cairn_status judge_name(const char *job, const char *id, struct sentence *why)
+{
+    uint64_t generation, step;
+    if (job_name_ok(job) && snapshot_id_parse(id, &generation, &step)) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "\"%.100s\", \"%.100s\" are not a job's name and a snapshot's id; `cairn "
+                     "snapshot list` prints them",
+                     job, id);
+}
+
+static cairn_status on_snapshot_remove(struct coord_session *session, uint32_t request,
+                                       const void *any, struct sentence *why)
 {
     const Cairn__SnapshotRemove *message = any;
-    struct sentence why;
-    uint64_t generation, step;
-    char *folder = NULL;
-    cairn_status status;
-    if (!job_name_ok(message->job) || !snapshot_id_parse(message->id, &generation, &step))
-        status = fail_with(&why, CAIRN_ERR_INVALID,
-                           "\"%.100s\", \"%.100s\" are not a job's name and a snapshot's id; "
-                           "`cairn snapshot list` prints them",
-                           message->job, message->id);
-    else if (asprintf(&folder, "%s/%s/%s", session->cluster->storage.path, message->job,
-                      message->id) < 0)
-        status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    else
-        status = begin_removal(session->cluster, session, request, message->job, message->id,
-                               message->force ? CAIRN_REMOVAL_FORCED : CAIRN_REMOVAL_ASKED, folder,
-                               &why);
-    if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
+    char *folder;
+    CAIRN_TRY(judge_name(message->job, message->id, why));
+    if (asprintf(&folder, "%s/%s/%s", session->cluster->storage.path, message->job, message->id) <
+        0)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    return begin_removal(session->cluster, session, request, message->job, message->id,
+                         message->force ? CAIRN_REMOVAL_FORCED : CAIRN_REMOVAL_ASKED, folder, why);
 }
 
 /* Begins to remove a snapshot that a sweep has judged. If this is not possible now, for example
@@ -797,12 +798,7 @@ static void on_tagged(struct coord_work *work)
 
 static cairn_status judge_tag(const Cairn__SnapshotTag *message, struct sentence *why)
 {
-    uint64_t generation, step;
-    if (!job_name_ok(message->job) || !snapshot_id_parse(message->id, &generation, &step))
-        return fail_with(why, CAIRN_ERR_INVALID,
-                         "\"%.100s\", \"%.100s\" are not a job's name and a snapshot's id; `cairn "
-                         "snapshot list` prints them",
-                         message->job, message->id);
+    CAIRN_TRY(judge_name(message->job, message->id, why));
     if (!snapshot_tag_ok(message->name))
         return fail_with(why, CAIRN_ERR_INVALID,
                          "\"%.100s\" is no tag: allowed are 1 to %d of A-Z a-z 0-9 . _ -, but not "
@@ -811,15 +807,11 @@ static cairn_status judge_tag(const Cairn__SnapshotTag *message, struct sentence
     return CAIRN_OK;
 }
 
-static void on_snapshot_tag(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_snapshot_tag(struct coord_session *session, uint32_t request,
+                                    const void *any, struct sentence *why)
 {
     const Cairn__SnapshotTag *message = any;
-    struct sentence why;
-    const cairn_status status = judge_tag(message, &why);
-    if (status != CAIRN_OK) {
-        coord_session_error(session, request, status, why.text);
-        return;
-    }
+    CAIRN_TRY(judge_tag(message, why));
     struct tagging *t = calloc(1, sizeof *t);
     if (t != NULL) {
         t->work.run = run_tag;
@@ -831,6 +823,7 @@ static void on_snapshot_tag(struct coord_session *session, uint32_t request, con
         snprintf(t->name, sizeof t->name, "%s", message->name);
     }
     coord_work_ask(t != NULL ? &t->work : NULL, session, request);
+    return CAIRN_OK;
 }
 
 /* ==== find ==== */
@@ -957,8 +950,8 @@ cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, 
 /* ==== messages ==== */
 
 const struct coord_row coord_keep_rows[] = {
-    { CAIRN_MSG_SNAPSHOT_REMOVE, CAIRN_FROM_ADMIN, .by_session = on_snapshot_remove },
-    { CAIRN_MSG_SNAPSHOT_PRUNE, CAIRN_FROM_ADMIN, .by_session = on_snapshot_prune },
-    { CAIRN_MSG_SNAPSHOT_TAG, CAIRN_FROM_ADMIN, .by_session = on_snapshot_tag },
+    { CAIRN_MSG_SNAPSHOT_REMOVE, CAIRN_FROM_ADMIN, .asks = on_snapshot_remove },
+    { CAIRN_MSG_SNAPSHOT_PRUNE, CAIRN_FROM_ADMIN, .asks = on_snapshot_prune },
+    { CAIRN_MSG_SNAPSHOT_TAG, CAIRN_FROM_ADMIN, .asks = on_snapshot_tag },
     { 0 },
 };

@@ -366,39 +366,35 @@ static cairn_status judge_trust(struct coord_keys *keys, const char *text, struc
     return CAIRN_OK;
 }
 
-static void on_key_trust(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_key_trust(struct coord_session *session, uint32_t request, const void *any,
+                                 struct sentence *why)
 {
     const Cairn__KeyTrust *message = any;
     struct coord *cluster = session->cluster;
     struct coord_keys *keys = cluster->keys;
-    struct sentence why = { "" };
-    cairn_status status = keys->is_changing || cluster->adoption != NULL
-                              ? fail_with(&why, CAIRN_ERR_BUSY,
-                                          "the keys are being changed: ask again")
-                          : message->untrust ? judge_untrust(keys, message->key, &why)
-                                             : judge_trust(keys, message->key, &why);
-    if (status == CAIRN_OK && !coord_waiters_add(&keys->waiter, session, request))
-        status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
-    if (status != CAIRN_OK) {
-        coord_session_error(session, request, status, why.text);
-        return;
-    }
+    if (keys->is_changing || cluster->adoption != NULL)
+        return fail_with(why, CAIRN_ERR_BUSY, "the keys are being changed: ask again");
+    CAIRN_TRY((message->untrust ? judge_untrust : judge_trust)(keys, message->key, why));
+    if (!coord_waiters_add(&keys->waiter, session, request))
+        return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     char line[CAIRN_KEY_LINE_BYTES];
     public_key_line(&keys->changing.key, line);
     keys->is_changing = true;
     keys->is_untrust = message->untrust;
     const struct stored_key row = { line, keys->changing.is_own, keys->changing.since_unix_s };
-    status = coord_save(cluster, message->untrust ? CAIRN_STORE_KEY_DROP : CAIRN_STORE_KEY, &row, 1,
-                        0, on_saved, &why);
-    if (status == CAIRN_OK) return;
+    const cairn_status status = coord_save(
+        cluster, message->untrust ? CAIRN_STORE_KEY_DROP : CAIRN_STORE_KEY, &row, 1, 0, on_saved,
+        why);
+    if (status == CAIRN_OK) return CAIRN_OK;
     keys->is_changing = false;
-    coord_waiters_fail(&keys->waiter, status, why.text);
+    coord_waiters_fail(&keys->waiter, status, why->text);
+    return CAIRN_OK;
 }
 
 /* ==== messages ==== */
 
 const struct coord_row coord_keys_rows[] = {
     { CAIRN_MSG_KEYS_GET, CAIRN_FROM_ADMIN, .by_session = on_keys_get },
-    { CAIRN_MSG_KEY_TRUST, CAIRN_FROM_ADMIN, .by_session = on_key_trust },
+    { CAIRN_MSG_KEY_TRUST, CAIRN_FROM_ADMIN, .asks = on_key_trust },
     { 0 },
 };

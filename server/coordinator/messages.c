@@ -35,12 +35,13 @@ static void forget_part(struct coord *cluster, struct coord_shard_entry *entry,
 
 /* Makes the shards drop their parts of a job, because an operator asks for this. Only parts that
  * our store does not know are dropped. */
-static void on_cluster_forget(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_cluster_forget(struct coord_session *session, uint32_t request,
+                                      const void *any, struct sentence *why)
 {
     const Cairn__ClusterForget *message = any;
     struct coord *cluster = session->cluster;
     struct coord_answer answer = { 0 };
-    struct sentence why;
+    cairn_status status = CAIRN_OK;
     Cairn__ClusterForgotten forgotten = CAIRN__CLUSTER_FORGOTTEN__INIT;
     coord_strangers_add(cluster, &answer, &forgotten.base, "parts");
     const size_t count = answer.failed ? 0 : forgotten.n_parts;
@@ -48,80 +49,74 @@ static void on_cluster_forget(struct coord_session *session, uint32_t request, c
     for (size_t i = 0; i < count; i++)
         if (is_named(forgotten.parts[i]->part, message->job))
             forgotten.parts[forgotten.n_parts++] = forgotten.parts[i];
-    if (answer.failed) {
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
-    } else if (forgotten.n_parts == 0) {
-        sentence_set(&why,
-                     "no connected shard holds parts of a job \"%.128s\" that this store does not "
-                     "know; `cairn cluster status` lists such parts",
-                     message->job);
-        coord_session_error(session, request, CAIRN_ERR_NOT_FOUND, why.text);
-    } else {
+    if (answer.failed)
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    else if (forgotten.n_parts == 0)
+        status = fail_with(
+            why, CAIRN_ERR_NOT_FOUND,
+            "no connected shard holds parts of a job \"%.128s\" that this store does not "
+            "know; `cairn cluster status` lists such parts",
+            message->job);
+    else
         coord_session_send(session, CAIRN_MSG_CLUSTER_FORGOTTEN, request, &forgotten.base);
-    }
     for (size_t i = 0; i < forgotten.n_parts && !message->plan; i++)
         forget_part(cluster, coord_shard_find(cluster, forgotten.parts[i]->shard),
                     forgotten.parts[i]->part);
     coord_answer_release(&answer);
+    return status;
 }
 
-static void on_shard_forget(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_shard_forget(struct coord_session *session, uint32_t request,
+                                    const void *any, struct sentence *why)
 {
     const Cairn__ShardForget *forget = any;
-    struct sentence why;
-    const cairn_status status = coord_shard_forget(session->cluster, forget->name, &why);
-    if (status == CAIRN_OK)
-        coord_session_done(session, request);
-    else
-        coord_session_error(session, request, status, why.text);
+    CAIRN_TRY(coord_shard_forget(session->cluster, forget->name, why));
+    coord_session_done(session, request);
+    return CAIRN_OK;
 }
 
 /* ---- jobs ---- */
 
-static void on_job_spec_get(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_job_spec_get(struct coord_session *session, uint32_t request,
+                                    const void *any, struct sentence *why)
 {
     const Cairn__JobSpecGet *get = any;
-    const struct coord_job *job = coord_job_named(session, request, get->name);
-    if (job == NULL) return;
+    const struct coord_job *job = coord_job_named(session->cluster, get->name, why);
+    if (job == NULL) return CAIRN_ERR_NOT_FOUND;
     Cairn__JobSpecTold told = CAIRN__JOB_SPEC_TOLD__INIT;
     told.spec_bytes = job->planned.spec->size;
     told.workers_max = (uint32_t)session->cluster->options->workers_max;
     told.shards = job->entry_count;
     coord_session_send(session, CAIRN_MSG_JOB_SPEC_TOLD, request, &told.base);
     coord_session_pages(session, request, CAIRN_PAGE_SPEC, job->planned.spec);
+    return CAIRN_OK;
 }
 
-static void begin_snapshot(struct coord_session *session, uint32_t request, const char *name,
-                           bool has_files, bool wait)
-{
-    struct coord_job *job = coord_job_named(session, request, name);
-    struct sentence why;
-    if (job == NULL) return;
-    const cairn_status status = coord_snapshot_begin(job, has_files, session, request, wait, &why);
-    if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
-}
-
-static void on_job_digest_get(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_job_digest_get(struct coord_session *session, uint32_t request,
+                                      const void *any, struct sentence *why)
 {
     const Cairn__JobDigestGet *get = any;
-    begin_snapshot(session, request, get->name, false, true);
+    struct coord_job *job = coord_job_named(session->cluster, get->name, why);
+    if (job == NULL) return CAIRN_ERR_NOT_FOUND;
+    return coord_snapshot_begin(job, false, session, request, true, why);
 }
 
-static void on_admin_creates_snapshot(struct coord_session *session, uint32_t request,
-                                      const void *any)
+static cairn_status on_admin_creates_snapshot(struct coord_session *session, uint32_t request,
+                                              const void *any, struct sentence *why)
 {
     const Cairn__SnapshotCreate *create = any;
-    begin_snapshot(session, request, create->job, true, create->wait);
+    struct coord_job *job = coord_job_named(session->cluster, create->job, why);
+    if (job == NULL) return CAIRN_ERR_NOT_FOUND;
+    return coord_snapshot_begin(job, true, session, request, create->wait, why);
 }
 
-static void on_snapshot_cancel(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_snapshot_cancel(struct coord_session *session, uint32_t request,
+                                       const void *any, struct sentence *why)
 {
     const Cairn__SnapshotCancel *cancel = any;
-    struct coord_job *job = coord_job_named(session, request, cancel->job);
-    struct sentence why;
-    if (job == NULL) return;
-    const cairn_status status = coord_snapshot_cancel(job, cancel->id, session, request, &why);
-    if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
+    struct coord_job *job = coord_job_named(session->cluster, cancel->job, why);
+    if (job == NULL) return CAIRN_ERR_NOT_FOUND;
+    return coord_snapshot_cancel(job, cancel->id, session, request, why);
 }
 
 static void on_admin_asks_who_is_awaited(struct coord_session *session, uint32_t request,
@@ -602,17 +597,16 @@ static void on_trainer_asks_who_is_awaited(struct coord_session *session, uint32
 
 /* Begins a snapshot for a worker. The worker is answered when the snapshot has begun or, if the
  * message says `wait`, when the snapshot is committed. */
-static void on_trainer_creates_snapshot(struct coord_session *session, uint32_t request,
-                                        const void *any)
+static cairn_status on_trainer_creates_snapshot(struct coord_session *session, uint32_t request,
+                                                const void *any, struct sentence *why)
 {
     const Cairn__SnapshotCreate *message = any;
     struct coord_job *job = coord_job_find(session->cluster, message->job);
-    struct sentence why;
-    cairn_status status = CAIRN_ERR_NOT_FOUND;
-    sentence_set(&why, "there is no job %s; `cairn job list` shows those there are", message->job);
-    if (job != NULL)
-        status = coord_snapshot_begin(job, true, session, request, message->wait, &why);
-    if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
+    if (job == NULL)
+        return fail_with(why, CAIRN_ERR_NOT_FOUND,
+                         "there is no job %s; `cairn job list` shows those there are",
+                         message->job);
+    return coord_snapshot_begin(job, true, session, request, message->wait, why);
 }
 
 /* ==== the tables ==== */
@@ -626,7 +620,7 @@ static const struct coord_row own_rows[] = {
       .is_notice = true },
     { CAIRN_MSG_PAGE, CAIRN_FROM_TRAINER, .by_session = on_page, .is_notice = true },
     { CAIRN_MSG_WHO_IS_AWAITED, CAIRN_FROM_TRAINER, .by_session = on_trainer_asks_who_is_awaited },
-    { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_TRAINER, .by_session = on_trainer_creates_snapshot },
+    { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_TRAINER, .asks = on_trainer_creates_snapshot },
     { CAIRN_MSG_REDUCED, CAIRN_FROM_PART, .by_part = on_reduced },
     { CAIRN_MSG_PUBLISHED, CAIRN_FROM_PART, .by_part = on_published },
     { CAIRN_MSG_ANSWER, CAIRN_FROM_PART, .by_part = on_answer },
@@ -636,12 +630,12 @@ static const struct coord_row own_rows[] = {
     { CAIRN_MSG_DONE, CAIRN_FROM_SHARD, .by_session = on_done },
     { CAIRN_MSG_ERROR, CAIRN_FROM_SHARD, .by_session = on_error },
     { CAIRN_MSG_HELD_JOBS, CAIRN_FROM_SHARD, .by_frame = on_held_jobs },
-    { CAIRN_MSG_CLUSTER_FORGET, CAIRN_FROM_ADMIN, .by_session = on_cluster_forget },
-    { CAIRN_MSG_SHARD_FORGET, CAIRN_FROM_ADMIN, .by_session = on_shard_forget },
-    { CAIRN_MSG_JOB_SPEC_GET, CAIRN_FROM_ADMIN, .by_session = on_job_spec_get },
-    { CAIRN_MSG_JOB_DIGEST_GET, CAIRN_FROM_ADMIN, .by_session = on_job_digest_get },
-    { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_ADMIN, .by_session = on_admin_creates_snapshot },
-    { CAIRN_MSG_SNAPSHOT_CANCEL, CAIRN_FROM_ADMIN, .by_session = on_snapshot_cancel },
+    { CAIRN_MSG_CLUSTER_FORGET, CAIRN_FROM_ADMIN, .asks = on_cluster_forget },
+    { CAIRN_MSG_SHARD_FORGET, CAIRN_FROM_ADMIN, .asks = on_shard_forget },
+    { CAIRN_MSG_JOB_SPEC_GET, CAIRN_FROM_ADMIN, .asks = on_job_spec_get },
+    { CAIRN_MSG_JOB_DIGEST_GET, CAIRN_FROM_ADMIN, .asks = on_job_digest_get },
+    { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_ADMIN, .asks = on_admin_creates_snapshot },
+    { CAIRN_MSG_SNAPSHOT_CANCEL, CAIRN_FROM_ADMIN, .asks = on_snapshot_cancel },
     { CAIRN_MSG_WHO_IS_AWAITED, CAIRN_FROM_ADMIN, .by_session = on_admin_asks_who_is_awaited },
     { 0 },
 };
@@ -700,6 +694,12 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
         member = row->from == CAIRN_FROM_WORKER ? attached_worker(session, request, job_id)
                                                 : attached_member(session, request, job_id);
         if (member != NULL) row->by_member(member, request, message);
+        return true;
+    }
+    if (row->asks != NULL) {
+        struct sentence why = { "" };
+        const cairn_status status = row->asks(session, request, message, &why);
+        if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
         return true;
     }
     row->by_session(session, request, message);

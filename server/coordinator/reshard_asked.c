@@ -372,30 +372,28 @@ static void answer_all(struct coord_session *session, uint32_t request,
     send_reply(session, request, reply);
 }
 
-static void on_reshard_ask(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_reshard_ask(struct coord_session *session, uint32_t request, const void *any,
+                                   struct sentence *why)
 {
     const Cairn__ReshardAsk *ask = any;
     struct coord_job *job = coord_job_find(session->cluster, ask->job);
-    struct sentence why;
     struct reply reply = { .told = CAIRN__RESHARD_TOLD__INIT };
     if (ask->all || (ask->job[0] == '\0' && ask->op == CAIRN_RESHARD_STATUS)) {
         answer_all(session, request, ask, &reply);
-        return;
+        return CAIRN_OK;
     }
+    if (job == NULL)
+        return fail_with(why, CAIRN_ERR_NOT_FOUND,
+                         "there is no job \"%.128s\"; `cairn job list` shows those there are",
+                         ask->job);
     Cairn__ReshardJob *out = coord_answer_add(&reply.answer, &reply.told.base, "jobs");
-    const cairn_status status =
-        out == NULL ? fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory")
-        : job == NULL
-            ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
-                        "there is no job \"%.128s\"; `cairn job list` shows those there are",
-                        ask->job)
-            : answer_job(job, ask, &reply, out, &why);
-    if (status == CAIRN_OK) {
+    const cairn_status status = out != NULL ? answer_job(job, ask, &reply, out, why)
+                                            : fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (status == CAIRN_OK)
         send_reply(session, request, &reply);
-        return;
-    }
-    coord_session_error(session, request, status, why.text);
-    coord_answer_release(&reply.answer);
+    else
+        coord_answer_release(&reply.answer);
+    return status;
 }
 
 /* ==== by policy ==== */
@@ -446,6 +444,6 @@ void coord_reshard_spread(struct coord *cluster)
 /* ==== messages ==== */
 
 const struct coord_row coord_reshard_asked_rows[] = {
-    { CAIRN_MSG_RESHARD_ASK, CAIRN_FROM_ADMIN, .by_session = on_reshard_ask },
+    { CAIRN_MSG_RESHARD_ASK, CAIRN_FROM_ADMIN, .asks = on_reshard_ask },
     { 0 },
 };

@@ -356,16 +356,18 @@ static void on_job_list_get(struct coord_session *session, uint32_t request, con
     coord_answer_send(&answer, session, request, CAIRN_MSG_JOB_LIST, &jobs.base);
 }
 
-static void on_job_show(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_job_show(struct coord_session *session, uint32_t request, const void *any,
+                                struct sentence *why)
 {
     const Cairn__JobShow *show = any;
-    struct coord_job *job = coord_job_named(session, request, show->name);
+    struct coord_job *job = coord_job_named(session->cluster, show->name, why);
     struct coord_answer answer = { 0 };
     Cairn__JobStatus status = CAIRN__JOB_STATUS__INIT;
-    if (job == NULL) return;
+    if (job == NULL) return CAIRN_ERR_NOT_FOUND;
     fill_job(&answer, &status, job);
     if (show->times) coord_times_show(job, &answer, &status);
     coord_answer_send(&answer, session, request, CAIRN_MSG_JOB_STATUS, &status.base);
+    return CAIRN_OK;
 }
 
 /* ==== cluster status ==== */
@@ -657,34 +659,31 @@ static void begin_list(struct coord_session *session, uint32_t request, const ch
     coord_work_ask(listing != NULL ? &listing->work : NULL, session, request);
 }
 
-static void on_snapshot_list_get(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_snapshot_list_get(struct coord_session *session, uint32_t request,
+                                         const void *any, struct sentence *why)
 {
     const Cairn__SnapshotListGet *message = any;
     const char *job = message->job;
-    if (*job != '\0' && !job_name_ok(job)) {
-        struct sentence why;
-        sentence_set(&why, "\"%.100s\" is not a name of a job; see `cairn job list`", job);
-        coord_session_error(session, request, CAIRN_ERR_INVALID, why.text);
-        return;
-    }
+    if (*job != '\0' && !job_name_ok(job))
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "\"%.100s\" is not a name of a job; see `cairn job list`", job);
     begin_list(session, request, *job == '\0' ? NULL : job, NULL);
+    return CAIRN_OK;
 }
 
-static void on_snapshot_show(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_snapshot_show(struct coord_session *session, uint32_t request,
+                                     const void *any, struct sentence *why)
 {
     const Cairn__SnapshotShow *message = any;
-    const char *job = message->job;
-    const char *id = message->id;
     uint64_t generation, step;
-    const bool job_ok = job_name_ok(job);
-    if (!job_ok || !snapshot_id_parse(id, &generation, &step)) {
-        struct sentence why;
-        sentence_set(&why, "\"%.100s\" is not %s; `cairn snapshot list` prints jobs and ids",
-                     job_ok ? id : job, job_ok ? "an id of a snapshot" : "a name of a job");
-        coord_session_error(session, request, CAIRN_ERR_INVALID, why.text);
-        return;
-    }
-    begin_list(session, request, job, id);
+    const bool job_ok = job_name_ok(message->job);
+    if (!job_ok || !snapshot_id_parse(message->id, &generation, &step))
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "\"%.100s\" is not %s; `cairn snapshot list` prints jobs and ids",
+                         job_ok ? message->id : message->job,
+                         job_ok ? "an id of a snapshot" : "a name of a job");
+    begin_list(session, request, message->job, message->id);
+    return CAIRN_OK;
 }
 
 /* ==== messages ==== */
@@ -692,8 +691,8 @@ static void on_snapshot_show(struct coord_session *session, uint32_t request, co
 const struct coord_row coord_status_rows[] = {
     { CAIRN_MSG_CLUSTER_STATUS_GET, CAIRN_FROM_ADMIN, .by_session = on_cluster_status_get },
     { CAIRN_MSG_JOB_LIST_GET, CAIRN_FROM_ADMIN, .by_session = on_job_list_get },
-    { CAIRN_MSG_JOB_SHOW, CAIRN_FROM_ADMIN, .by_session = on_job_show },
-    { CAIRN_MSG_SNAPSHOT_LIST_GET, CAIRN_FROM_ADMIN, .by_session = on_snapshot_list_get },
-    { CAIRN_MSG_SNAPSHOT_SHOW, CAIRN_FROM_ADMIN, .by_session = on_snapshot_show },
+    { CAIRN_MSG_JOB_SHOW, CAIRN_FROM_ADMIN, .asks = on_job_show },
+    { CAIRN_MSG_SNAPSHOT_LIST_GET, CAIRN_FROM_ADMIN, .asks = on_snapshot_list_get },
+    { CAIRN_MSG_SNAPSHOT_SHOW, CAIRN_FROM_ADMIN, .asks = on_snapshot_show },
     { 0 },
 };
