@@ -34,18 +34,12 @@ class Advice(ClusterCase):
 
     def attach(self, model=None, optim=None, **options):
         self.made += "name" not in options
-        m = self.session.attach(line() if model is None else model, optim or cairn.SGD(lr=0.1), timeout=20,
-                                **{"name": f"{self.name}{self.made}", "rank": 0, "workers_min": 1, **options})
-        self.addCleanup(m.close)
-        return m
+        return super().attach(line() if model is None else model, optim or cairn.SGD(lr=0.1),
+                              **{"name": f"{self.name}{self.made}", **options})
 
     def step(self, m, **options):
         m.model(torch.ones(2, 2)).sum().backward()
         return m.step(**options)
-
-    def refused(self, words, call, kind=cairn.CairnError):
-        with self.assertRaisesRegex(kind, words):
-            call()
 
     def test_of_an_optimizer_that_lacks_a_parameter(self):
         model = line()

@@ -62,9 +62,8 @@ class Case(ClusterCase):
         if self.id() in _named:
             _named[self.id()] += 1
         number = _named.setdefault(self.id(), 0)
-        m = self.session.attach(model, cairn.from_torch(optimizer, schedule) if schedule else optimizer, rank=0,
-                                timeout=20, workers_min=1, name=name or f"{self.name}{number}", **attach)
-        self.addCleanup(m.close)
+        m = super().attach(model, cairn.from_torch(optimizer, schedule) if schedule else optimizer,
+                           name=name or f"{self.name}{number}", **attach)
         return m, optimizer
 
     def steps(self, m, n, after=lambda: None):
@@ -82,10 +81,7 @@ class Case(ClusterCase):
                             f"{name} is {(state[name] - wanted).abs().max():g} off")
 
     def told(self, call) -> list:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            call()
-        texts = [str(one.message) for one in seen if one.category is UserWarning]
+        texts = [str(one.message) for one in self.warned(call) if one.category is UserWarning]
         return [text for text in texts if "lr_scheduler" not in text and "The epoch parameter" not in text]  # torch's
 
     def said(self, call, words) -> str:
@@ -224,9 +220,7 @@ class Optimizers(Case):
             return ADAMW([p for p in model.parameters() if p.requires_grad], lr=0.01)
 
         def attach():
-            m = self.session.attach(model, optimizer, rank=0, workers_min=1, name=self.name, timeout=20)
-            self.addCleanup(m.close)
-            return m
+            return ClusterCase.attach(self, model, optimizer)
 
         model, torchs = net(), Torch()
         for one in (model, torchs.model):
@@ -296,8 +290,7 @@ class Optimizers(Case):
 
         torchs, model = Torch(), net()
         torchs.optimizer = ADAMW(groups(torchs.model), lr=0.01)
-        m = self.session.attach(model, ADAMW(groups(model), lr=0.01), rank=0, workers_min=1, name=self.name, timeout=20)
-        self.addCleanup(m.close)
+        m = ClusterCase.attach(self, model, ADAMW(groups(model), lr=0.01))
         self.steps(m, 4)
         self.same(m, torchs.steps(4), lr=0.05)
 

@@ -18,10 +18,7 @@ class Case(ClusterCase):
     shards = 2
 
     def attach(self, model, optim=None, **options):
-        m = self.session.attach(model, optim or cairn.SGD(lr=0.5), rank=0, workers_min=1, timeout=20,
-                                **{"name": self.name, **options})
-        self.addCleanup(m.close)
-        return m
+        return super().attach(model, optim or cairn.SGD(lr=0.5), **options)
 
 
 def line(weight: float = 2.0, bias: float = 1.0) -> nn.Linear:
@@ -430,8 +427,7 @@ class Precision(Case):
 
 class Refusals(Case):
     def refused(self, kind, words, call):
-        with self.assertRaisesRegex(kind, words):
-            call()
+        return super().refused(words, call, kind)
 
     def test_memory_that_shares_elements_is_not_written_to(self):
         m = self.attach(line())
@@ -531,8 +527,7 @@ class Refusals(Case):
         self.refused(cairn.Invalid, "matches no parameter", lambda: m.gathered("tail").__enter__())
 
     def test_who_is_awaited_is_named_in_time(self):
-        m = self.session.attach(line(), cairn.SGD(), name="awaited", rank=0, workers_min=2, timeout=20)
-        self.addCleanup(m.close)
+        m = self.attach(line(), workers_min=2)
         m.timeout = 0.3  # of what waits for the other worker, not of attaching
         self.refused(cairn.Timeout, "1 of 2 attached", m.begin)
         self.refused(TimeoutError, "", lambda: loss(m.model, 1.0))
@@ -574,15 +569,15 @@ class TorchOptimizers(Case):
     def test_a_group_that_does_not_learn_is_warned_of_once(self):
         model = nn.Sequential(line(), line())
         m = self.attach(model, cairn.SGD(lr=0.5, groups={"0.*": dict(lr=0.0)}))
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
+
+        def steps():
             for _ in range(220):
                 (0 * loss(model, 1.0)).backward()
                 m.step()
-        told = [str(one.message) for one in seen if "has not changed" in str(one.message)]
-        self.assertEqual(len(told), 1, told)
-        self.assertIn("group '0.*' has not changed for 100 steps, since its lr is 0", told[0])
-        self.assertIn("m.amend({'0.*': dict(lr=…", told[0])
+
+        told, = self.warned(steps, "has not changed")
+        self.assertIn("group '0.*' has not changed for 100 steps, since its lr is 0", str(told.message))
+        self.assertIn("m.amend({'0.*': dict(lr=…", str(told.message))
         m.amend({"0.*": dict(lr=0.5)})  # as it says
         m.close()
         model = line()

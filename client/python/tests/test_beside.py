@@ -26,14 +26,8 @@ def made() -> nn.Module:
 
 
 class Case(ClusterCase):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        warnings.filterwarnings("ignore", message="running statistics")
-
     def attach(self, model, optim, **options):
-        session = self.connect()
-        return session.attach(model, optim, timeout=20, **{"name": self.name, **options})
+        return super().attach(model, optim, self.connect(), **options)
 
     def step(self, m) -> None:
         m.model(torch.ones(2, 2) + torch.arange(2.0)).sum().backward()
@@ -83,10 +77,7 @@ class Parameters(Case):
 
 class Optimizers(Case):
     def told(self, call) -> list:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            call()
-        return [str(one.message) for one in seen if "torch" in str(one.message)]
+        return [str(one.message) for one in self.warned(call, "torch")]
 
     @unittest.skipUnless(SEES_STEPS, "torch 1.13 tells nobody of an optimizer's step")
     def test_a_step_beside_ours_is_warned_of_once(self):
@@ -135,11 +126,10 @@ class Clipping(Case):
                 lambda: nn.utils.clip_grad_value_(iter(list(model.parameters())), 1.0)]
 
     def told(self, call) -> list:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
+        def clip():
             with contextlib.suppress(RuntimeError):  # torch 2.15 has clip_grad_value_ fail where there are none
                 call()
-        return [(str(one.message), one.filename) for one in seen if "torch.nn.utils" in str(one.message)]
+        return [(str(one.message), one.filename) for one in self.warned(clip, "torch.nn.utils")]
 
     def test_is_warned_of_once_a_model(self):
         for stage in (2, 3):

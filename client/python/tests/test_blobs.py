@@ -40,10 +40,7 @@ class Blobs(ClusterCase):
     shards = 3
 
     def attach(self, blobs, model=None, session=None):
-        m = (session or self.session).attach(model or nn.Linear(3, 2), cairn.SGD(lr=0.5), rank=0, workers_min=1,
-                                             timeout=20, name=self.name, blobs=blobs)
-        self.addCleanup(m.close)
-        return m
+        return super().attach(model or nn.Linear(3, 2), cairn.SGD(lr=0.5), session, blobs=blobs)
 
     def step(self, m):
         m.model(torch.ones(1, 3)).sum().backward()

@@ -79,10 +79,7 @@ class Case(ClusterCase):
     shards = 2
 
     def attach(self, model=None, session=None, **options):
-        m = (session or self.session).attach(net() if model is None else model, cairn.SGD(lr=0.05), **{
-            "rank": 0, "workers_min": 1, "timeout": 20, "name": self.name, **options})
-        self.addCleanup(m.close)
-        return m
+        return super().attach(net() if model is None else model, cairn.SGD(lr=0.05), session, **options)
 
     def steps(self, m, n):
         for _ in range(n):

@@ -47,9 +47,7 @@ class Driven(ClusterCase):
         model = net()
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
         scheduler = make(optimizer)
-        m = self.session.attach(model, cairn.from_torch(optimizer, schedule=scheduler), rank=0, workers_min=1,
-                                timeout=20, name=name or self.name, **options)
-        self.addCleanup(m.close)
+        m = super().attach(model, cairn.from_torch(optimizer, schedule=scheduler), name=name or self.name, **options)
         return m, optimizer, scheduler
 
     def step(self, m, scale=1.0):
@@ -156,8 +154,7 @@ class Driven(ClusterCase):
 
     def test_a_trainer_of_its_own_gives_the_rates_by_group(self):
         optim = cairn.SGD(lr=0.5, groups={"2.*": dict(schedule=cairn.driven())})
-        m = self.session.attach(net(), optim, rank=0, workers_min=1, timeout=20, name="own")
-        self.addCleanup(m.close)
+        m = ClusterCase.attach(self, net(), optim, name="own")
         with self.assertRaisesRegex(cairn.Invalid, "group 2.* is driven, and has no learning rate yet"):
             self.step(m)
         for bad in (float("nan"), -1.0, float("inf")):

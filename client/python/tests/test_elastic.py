@@ -102,9 +102,7 @@ class Elastic(ClusterCase):
 
     def test_every_step_has_all_of_them(self):
         model = net()
-        m = self.session.attach(model, cairn.SGD(lr=0.1), name=self.name, rank=0, workers_min=1, timeout=20,
-                                global_batch=2, seed=1)
-        self.addCleanup(m.close)
+        m = self.attach(model, cairn.SGD(lr=0.1), global_batch=2, seed=1)
         here = m.begin()
         self.assertEqual((list(here.micro_batches), here.global_batch, here.seed), ([0, 1], 2, 1))
         self.assertEqual(m.job.describe().global_batch, 2)
@@ -120,9 +118,7 @@ class Elastic(ClusterCase):
 
     def test_micro_batches_without_a_token_count_nothing(self):
         model = net()
-        m = self.session.attach(model, cairn.SGD(lr=0.1), name=self.name, rank=0, workers_min=1, timeout=20,
-                                global_batch=2)
-        self.addCleanup(m.close)
+        m = self.attach(model, cairn.SGD(lr=0.1), global_batch=2)
         for k in m.begin().micro_batches:
             (loss_of(model, m.begin(), k)[0] * 0).backward()
         self.assertFalse(m.step(weight=0).applied)  # as where another worker had them, and some had tokens

@@ -26,10 +26,7 @@ class Case(ClusterCase):
     both_ways = True
 
     def attach(self, session, model=None, **options):
-        m = session.attach(gpt.gpt() if model is None else model, cairn.AdamW(lr=1e-3), rank=0, workers_min=1,
-                           timeout=20, **{"name": self.name, **options})
-        self.addCleanup(m.close)
-        return m
+        return super().attach(gpt.gpt() if model is None else model, cairn.AdamW(lr=1e-3), session, **options)
 
 
 def trained(m, steps: int = 2, micros: int = 1):
@@ -64,10 +61,7 @@ class Small(Case):
 
     def attach_many(self, count: int, large: int = 40000):
         model = Many(count, large)
-        m = self.connect().attach(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), name=self.name,
-                                  rank=0, workers_min=1, timeout=20)
-        self.addCleanup(m.close)
-        return m
+        return ClusterCase.attach(self, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), self.connect())
 
     def test_they_go_as_one_and_the_numbers_are_those_of_torch(self):
         m, alone = self.attach_many(700), Many(700)

@@ -23,10 +23,7 @@ class Case(ClusterCase):
     both_ways = True
 
     def attach(self, model, session=None, **options):
-        m = (session or self.connect()).attach(model, cairn.SGD(lr=0.1), workers_min=1, timeout=20, **{
-            "name": self.name, "rank": 0, "stage": 3, **options})
-        self.addCleanup(m.close)
-        return m
+        return super().attach(model, cairn.SGD(lr=0.1), session or self.connect(), **{"stage": 3, **options})
 
 
 class Block(nn.Module):

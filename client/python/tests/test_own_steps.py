@@ -258,8 +258,7 @@ class OwnSteps(ClusterCase):
     @scene("`m.step()` without a backward pass, where torch's step does nothing")
     def test_a_step_without_a_backward_pass(self):
         for option, is_told in ({}, True), ({"missing_gradients": "leave"}, False):
-            m = self.session.attach(Model(), cairn.AdamW(lr=LR), name=f"none{is_told}", timeout=20, **option)
-            self.addCleanup(m.close)
+            m = self.attach(Model(), cairn.AdamW(lr=LR), name=f"none{is_told}", **option)
             m.model(0).backward()
             m.step()
             before = m.state_dict()

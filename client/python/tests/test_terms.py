@@ -45,9 +45,7 @@ class Terms(ClusterCase):
     shards = 2
 
     def attach(self, **options):
-        m = self.session.attach(model(), cairn.AdamW(lr=LR), rank=0, timeout=20, **{"name": self.name, **options})
-        self.addCleanup(m.close)
-        return m
+        return super().attach(model(), cairn.AdamW(lr=LR), **options)
 
     def train(self, m, twin: Twin, steps: int, micro_batches: int, atol: float = 0.0) -> None:
         for _ in range(steps):

@@ -50,10 +50,7 @@ class Gathering(ClusterCase):
     shards = 2
 
     def attach(self, model, **options):
-        m = self.session.attach(model, cairn.SGD(lr=0.1), rank=0, workers_min=1, timeout=20, stage=3,
-                                mapped_parameters=self.mapped, **{"name": self.name, **options})
-        self.addCleanup(m.close)
-        return m
+        return super().attach(model, cairn.SGD(lr=0.1), stage=3, mapped_parameters=self.mapped, **options)
 
     def same_as_alone(self, model, alone, steps: int = 3, around=None, **options):
         """Trains both; the bits of SGD without momentum are torch's within one rounding."""

@@ -13,10 +13,9 @@ import cairn
 
 class Case(ClusterCase):
     def attach(self, rank, **options):
-        session = self.connect()
         torch.manual_seed(1)
-        return session.attach(nn.Linear(2, 2), cairn.SGD(lr=0.1), **{
-            "name": self.name, "rank": rank, "timeout": 20, **options})
+        return super().attach(nn.Linear(2, 2), cairn.SGD(lr=0.1), self.connect(), **{"workers_min": None, **options},
+                              rank=rank)
 
     def step(self, m):
         m.model(torch.ones(1, 2)).sum().backward()

@@ -4,7 +4,6 @@ import tempfile
 import unittest
 import warnings
 
-from cluster import Cluster
 from runner import main
 import torched  # before torch: the file is skipped where there is none
 
@@ -100,19 +99,11 @@ def both(model: Net) -> nn.Module:
 WAYS = (whole, blocks, in_place, blocks_in_place, checkpointed, offloaded, both)
 
 
-class Case(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.cluster = Cluster(shards=2)
-        cls.addClassCleanup(cls.cluster.stop)
-        cls.session = cairn.connect(cls.cluster.endpoint)
-        cls.addClassCleanup(cls.session.close)
-        warnings.filterwarnings("ignore", message="running statistics")
+class Case(torched.ClusterCase):
+    shards = 2
 
     def attach(self, model, name, **options):
-        m = self.session.attach(model, cairn.SGD(lr=0.1), name=name, rank=0, workers_min=1, timeout=20, **options)
-        self.addCleanup(m.close)
-        return m
+        return super().attach(model, cairn.SGD(lr=0.1), name=name, **options)
 
     def trained(self, wrap, name: str, stage: int) -> dict:
         """Losses of three steps, and what the job and its state are then."""

@@ -27,6 +27,7 @@ class ClusterCase(unittest.TestCase):
     def setUpClass(cls):
         cls.cluster = Cluster(cls.shards, both_ways=cls.both_ways)
         cls.addClassCleanup(cls.cluster.stop)
+        warnings.filterwarnings("ignore", message="running statistics")
 
     @property
     def session(self) -> cairn.Session:
@@ -40,6 +41,26 @@ class ClusterCase(unittest.TestCase):
     def name(self) -> str:
         """The test's: a job of its own."""
         return self.id().rsplit(".", 1)[1]
+
+    def attach(self, model, optim=None, session=None, **options):
+        """The model, to the job of the test's name, by its only worker if it is trained; closed at the test's end."""
+        alone = {} if optim is None else {"rank": 0} if "workers" in options else {"rank": 0, "workers_min": 1}
+        m = (session or self.session).attach(model, optim, **{"name": self.name, "timeout": 20, **alone, **options})
+        self.addCleanup(m.close)
+        return m
+
+    def refused(self, words: str, call, kind=cairn.CairnError) -> str:
+        """What the call says that fails so."""
+        with self.assertRaisesRegex(kind, words) as raised:
+            call()
+        return str(raised.exception)
+
+    def warned(self, call, of: str = "") -> list:
+        """The warnings that have these words."""
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            call()
+        return [one for one in seen if of in str(one.message)]
 
     def connect(self, **options) -> cairn.Session:
         """Another session, closed at the test's end."""
