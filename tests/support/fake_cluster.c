@@ -47,6 +47,12 @@ void fake_coordinator_stop(struct fake_cluster *fake)
     while (fake->cluster != NULL) uv_run(&fake->loop, UV_RUN_ONCE);
 }
 
+void fake_coordinator_restart(struct fake_cluster *fake)
+{
+    fake_coordinator_stop(fake);
+    fake_coordinator_start(fake);
+}
+
 void fake_store_lose(struct fake_cluster *fake)
 {
     char path[160];
@@ -199,6 +205,11 @@ void fake_pump(struct fake_cluster *fake)
         if (fake_shard_serve(&fake->shards[i])) fake->idle_pumps = 0;
 }
 
+void fake_pumps(struct fake_cluster *fake, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) fake_pump(fake);
+}
+
 struct fake_peer fake_dial(struct fake_cluster *fake)
 {
     static const struct frame_limits limits = { 1, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX };
@@ -325,6 +336,11 @@ void fake_shard_forget(struct fake_cluster *fake, uint32_t i)
     fake_shard_away(fake, i);
     fake_shard_clear(&fake->shards[i]);
     fake->shards[i].incarnation += 10;
+}
+
+void fake_hold_reduced(struct fake_cluster *fake, bool held)
+{
+    for (int i = 0; i < 2; i++) fake->shards[i].holds_reduced = held;
 }
 
 /* ---- expectations ---- */
@@ -483,14 +499,18 @@ uint32_t fake_job_open_again(struct fake_peer *peer, const struct job_spec_data 
     return target.request;
 }
 
-uint64_t fake_attach(struct fake_peer *peer, uint64_t session, uint32_t rank, uint32_t workers_min)
+uint32_t fake_ask_open(struct fake_peer *peer, uint64_t session, uint32_t rank,
+                       uint32_t workers_min)
 {
     struct job_spec_data spec = fake_spec(workers_min);
     const uint32_t request = fake_job_open(peer, &spec, session, rank);
-    Cairn__Attached *attached = fake_hear(peer, Attached, request);
-    const uint64_t job = attached->job;
     spec_release(&spec);
-    return job;
+    return request;
+}
+
+uint64_t fake_attach(struct fake_peer *peer, uint64_t session, uint32_t rank, uint32_t workers_min)
+{
+    return fake_hear(peer, Attached, fake_ask_open(peer, session, rank, workers_min))->job;
 }
 
 void fake_init(struct fake_peer *peer, uint64_t job)
@@ -529,23 +549,25 @@ uint64_t fake_step(struct fake_peer *peer, uint64_t job)
     return fake_commit(peer, job, fake_begin(peer, job));
 }
 
-void fake_set(Cairn__JobAmend *amend, const char *format, ...)
+uint32_t fake_ask_amend(struct fake_peer *peer, Cairn__JobAmend amend, const char *format, ...)
 {
     enum { MOST = 4 };
-    static Cairn__Setting settings[MOST], *list[MOST];
-    static char words[MOST][64];
-    const size_t at = amend->n_settings++;
+    Cairn__Setting settings[MOST], *list[MOST];
+    char words[200], *rest = words;
     va_list arguments;
-    ck_assert_uint_lt(at, MOST);
     va_start(arguments, format);
-    vsnprintf(words[at], sizeof words[at], format, arguments);
+    vsnprintf(words, sizeof words, format, arguments);
     va_end(arguments);
-    cairn__setting__init(&settings[at]);
-    settings[at].value = strchr(words[at], '=') + 1;
-    settings[at].value[-1] = '\0';
-    settings[at].key = words[at];
-    list[at] = &settings[at];
-    amend->settings = list;
+    for (char *word; (word = strsep(&rest, " ")) != NULL && *word != '\0';) {
+        const size_t at = amend.n_settings++;
+        ck_assert_uint_lt(at, MOST);
+        char *const value = strchr(word, '=') + 1;
+        value[-1] = '\0';
+        settings[at] = (Cairn__Setting) { .key = word, .value = value };
+        list[at] = &settings[at];
+    }
+    amend.settings = list;
+    return fake_request(peer, CAIRN_MSG_JOB_AMEND, made_as(CAIRN_MSG_JOB_AMEND, &amend.base));
 }
 
 uint32_t fake_amend_more(struct fake_peer *peer, uint64_t job, uint64_t key)

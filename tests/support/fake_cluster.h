@@ -188,9 +188,11 @@ void fake_close(struct fake_cluster *fake);
 /* The coordinator alone: as if it was killed, and started again on the same port and folder. */
 void fake_coordinator_stop(struct fake_cluster *fake);
 void fake_coordinator_start(struct fake_cluster *fake);
+void fake_coordinator_restart(struct fake_cluster *fake);
 /* It starts again with an empty store, and nobody has come yet. */
 void fake_store_lose(struct fake_cluster *fake);
 void fake_pump(struct fake_cluster *fake);
+void fake_pumps(struct fake_cluster *fake, uint32_t count);
 /* Pumps until it holds, or fails the test, within the 30 seconds that a suite gives. */
 #define fake_until(fake, condition)                                               \
     do {                                                                          \
@@ -211,6 +213,8 @@ void fake_shard_away(struct fake_cluster *fake, uint32_t i);
 /* It lost everything, as a new process. */
 void fake_shard_forget(struct fake_cluster *fake, uint32_t i);
 void fake_shard_report_reduced(struct fake_shard *shard);
+/* Shards 0 and 1 report that by themselves, or not until they are told to. */
+void fake_hold_reduced(struct fake_cluster *fake, bool held);
 /* Its relay says that it cannot go on. */
 void fake_shard_give_up(struct fake_shard *shard, const char *why);
 /* Says Done to what it held. */
@@ -245,6 +249,9 @@ void fake_send_page(void *peer, const Cairn__Page *page);
 /* The next message but Heartbeat and Page, which has to be of this type and id: the cluster's, until it is
  * closed. fake_hear(&w, Attached, request)->job */
 #define fake_hear(peer, type, request) fake_hear_##type(peer, request)
+/* Asks and hears: fake_call(&admin, JobStatus, JobShow, .name = "toy")->state */
+#define fake_call(peer, answer, type, ...) \
+    fake_hear(peer, answer, fake_ask(peer, type, __VA_ARGS__))
 void *fake_heard(struct fake_peer *peer, uint16_t type, uint32_t request);
 #define X(number, constant, type, field)                                                    \
     static inline Cairn__##type *fake_hear_##type(struct fake_peer *peer, uint32_t request) \
@@ -268,6 +275,9 @@ void fake_expect_silence(struct fake_peer *peer, uint64_t job);
 struct job_spec_data fake_spec(uint32_t workers_min);
 uint32_t fake_job_open(struct fake_peer *peer, const struct job_spec_data *spec, uint64_t session,
                        uint32_t rank);
+/* The same with fake_spec(workers_min). */
+uint32_t fake_ask_open(struct fake_peer *peer, uint64_t session, uint32_t rank,
+                       uint32_t workers_min);
 /* The same of a member that was attached already, to that job. */
 uint32_t fake_job_open_again(struct fake_peer *peer, const struct job_spec_data *spec,
                              uint64_t session, uint32_t rank, uint64_t attached);
@@ -283,9 +293,9 @@ uint64_t fake_begin(struct fake_peer *peer, uint64_t job);
 uint64_t fake_commit(struct fake_peer *peer, uint64_t job, uint64_t round);
 /* Both; the step after it. */
 uint64_t fake_step(struct fake_peer *peer, uint64_t job);
-/* Adds "KEY=VALUE" to the amendment's list, for the next request alone. */
-void fake_set(Cairn__JobAmend *amend, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+/* The amendment with those settings, "KEY=VALUE KEY=VALUE", besides what it has. */
+uint32_t fake_ask_amend(struct fake_peer *peer, Cairn__JobAmend amend, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 /* JobAmend: a trained tensor more, "late"; and its answer. */
 uint32_t fake_amend_more(struct fake_peer *peer, uint64_t job, uint64_t key);
 /* JobAmend: the only group is frozen. */

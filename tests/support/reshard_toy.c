@@ -3,46 +3,75 @@
 #include <check.h>
 
 #include "server/base/daemon.h"
+#include "tests/support/fake_move.h"
 
 char s0[] = "s0", s1[] = "s1", s2[] = "s2", toy_name[] = "toy";
 
-Cairn__ReshardAsk question(uint32_t op)
+Cairn__ReshardJob *expect_told(uint32_t request)
 {
-    Cairn__ReshardAsk ask = CAIRN__RESHARD_ASK__INIT;
-    ask.job = toy_name;
-    ask.op = op;
-    return ask;
-}
-
-uint32_t ask_reshard(const Cairn__ReshardAsk *message)
-{
-    return fake_request(&admin, CAIRN_MSG_RESHARD_ASK, &message->base);
-}
-
-Cairn__ReshardTold *expect_told(uint32_t request)
-{
-    Cairn__ReshardTold *told = fake_hear(&admin, ReshardTold, request);
+    const Cairn__ReshardTold *told = fake_hear(&admin, ReshardTold, request);
     ck_assert_uint_eq(told->n_jobs, 1);
-    return told;
+    return told->jobs[0];
 }
 
 void apply_shards(uint32_t shards)
 {
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
-    message.shards = shards;
-    expect_told(ask_reshard(&message));
+    expect_told(ask_reshard(CAIRN_RESHARD_APPLY, .shards = shards));
 }
 
-void expect_refused(const Cairn__ReshardAsk *message, cairn_status status, const char *word)
+void cancel_reshard(void)
 {
-    fake_expect_error(&admin, ask_reshard(message), status, word);
+    expect_told(ask_reshard(CAIRN_RESHARD_CANCEL));
 }
 
 void expect_state(const char *state)
 {
-    const Cairn__ReshardAsk message = question(CAIRN_RESHARD_STATUS);
-    Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
-    ck_assert_str_eq(told->jobs[0]->state, state);
+    ck_assert_str_eq(expect_told(ask_reshard(CAIRN_RESHARD_STATUS))->state, state);
+}
+
+void expect_text(const char *text)
+{
+    ck_assert_str_eq(expect_told(ask_reshard(CAIRN_RESHARD_STATUS))->text, text);
+}
+
+void begin_slice(void)
+{
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_until(&fake, toy()->layout->version == 2);
+}
+
+void end_move(uint32_t shard)
+{
+    fake.shards[shard].move.holds_moved = false;
+    fake_move_release(&fake.shards[shard]);
+}
+
+void end_slice(void)
+{
+    end_move(2);
+}
+
+void begin_prepare(uint32_t shard)
+{
+    fake.shards[shard].move.holds_prepare = true;
+    apply_shards(3);
+    fake_until(&fake, fake.shards[shard].move.next != NULL);
+}
+
+void end_prepare(uint32_t shard)
+{
+    fake.shards[shard].move.holds_prepare = false;
+    fake_move_prepared(&fake.shards[shard]);
+}
+
+void restart_with_three(void)
+{
+    restart_coordinator();
+    tick_fast();
+    fake_shards_up(&fake, 3);
+    come_again("w0");
+    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
 }
 
 static uv_sem_t disk;
@@ -93,22 +122,11 @@ bool ended(void)
 
 void train_until_ended(void)
 {
-    for (int i = 0; i < 50 && !ended(); i++) {
-        train();
-        for (int k = 0; k < 20; k++) fake_pump(&fake);
-    }
-    fake_until(&fake, ended());
+    train_until(ended());
 }
 
 void open_three(void)
 {
     open_ticking();
     fake_shard_up(&fake, 2);
-}
-
-void expect_text(const char *text)
-{
-    const Cairn__ReshardAsk message = question(CAIRN_RESHARD_STATUS);
-    Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
-    ck_assert_str_eq(told->jobs[0]->text, text);
 }

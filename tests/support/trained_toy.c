@@ -96,8 +96,7 @@ struct coord_job *toy(void)
 
 void restart_coordinator(void)
 {
-    fake_coordinator_stop(&fake);
-    fake_coordinator_start(&fake);
+    fake_coordinator_restart(&fake);
     fake_peer_close(&admin);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
 }
@@ -108,7 +107,7 @@ void drain_shard(uint32_t shard)
                                       .wait = true);
     for (int i = 0; i < 50 && !fake.shards[shard].move.is_ended; i++) {
         train();
-        for (int k = 0; k < 20; k++) fake_pump(&fake);
+        fake_pumps(&fake, 20);
     }
     ck_assert(fake.shards[shard].move.is_ended);
     fake_hear(&admin, Done, request);
@@ -176,6 +175,5 @@ uint32_t ask_drop(const char *name, bool force)
 
 void drop(void)
 {
-    const uint32_t request = ask_drop("toy", true);
-    fake_hear(&admin, JobRemoved, request);
+    fake_hear(&admin, JobRemoved, ask_drop("toy", true));
 }

@@ -31,7 +31,13 @@ void come_again(const char *name);
 /* A whole round of `w`; the step after it. */
 uint64_t train(void);
 
-/* ---- the admin; answers are the caller's to free ---- */
+/* The worker has these settings amended, which is answered: amend_job(1, "clip_norm=%d", 2) */
+#define amend_job(revision, ...)                                                                  \
+    fake_expect_amended(                                                                          \
+        &w, fake_ask_amend(&w, (Cairn__JobAmend) { .job = job, .key = (revision) }, __VA_ARGS__), \
+        (revision))
+
+/* ---- the admin ---- */
 struct coord_job *toy(void);
 /* Stopped and started again; `admin` is a new connection. */
 void restart_coordinator(void);

@@ -24,12 +24,10 @@ TEST(opening_waits_for_the_shards_and_says_so)
 {
     fake_shards_up(&fake, 1);
     w = worker("w0");
-    struct job_spec_data spec = fake_spec(1);
-    const uint32_t request = fake_job_open(&w, &spec, 10, 0);
+    const uint32_t request = fake_ask_open(&w, 10, 0, 1);
     fake_expect_awaited(&w, 0, "1 more shard (1 of 2 up)");
     fake_shard_up(&fake, 1);
     fake_hear(&w, Attached, request);
-    spec_release(&spec);
 }
 
 TEST(a_shard_without_room_refuses_the_job_everywhere)
@@ -37,14 +35,12 @@ TEST(a_shard_without_room_refuses_the_job_everywhere)
     fake.shards[1].refuse_create = "needs 12 GiB, has 8";
     fake_shards_up(&fake, 2);
     w = worker("w0");
-    struct job_spec_data spec = fake_spec(1);
-    uint32_t request = fake_job_open(&w, &spec, 10, 0);
+    uint32_t request = fake_ask_open(&w, 10, 0, 1);
     fake_expect_error(&w, request, CAIRN_ERR_NO_MEMORY, "s1: needs 12 GiB, has 8");
     fake_until(&fake, !fake.shards[0].has_job);
     fake.shards[1].refuse_create = NULL; // and it can be asked again
-    request = fake_job_open(&w, &spec, 10, 0);
+    request = fake_ask_open(&w, 10, 0, 1);
     fake_hear(&w, Attached, request);
-    spec_release(&spec);
 }
 
 TEST(a_spec_that_differs_is_refused_with_the_differences)
@@ -54,8 +50,7 @@ TEST(a_spec_that_differs_is_refused_with_the_differences)
     struct job_spec_data spec = fake_spec(1);
     spec.tensors[1].shape.dim[0] = 64;
     spec.groups[0].lr = 0.5;
-    const uint32_t request = fake_job_open(&other, &spec, 11, 1);
-    Cairn__Error *error = fake_hear(&other, Error, request);
+    Cairn__Error *error = fake_hear(&other, Error, fake_job_open(&other, &spec, 11, 1));
     ck_assert_int_eq(error->status, CAIRN_ERR_MISMATCH);
     ck_assert_ptr_nonnull(strstr(error->text, "fc.weight: shape [64,1024] here, [128,1024]"));
     ck_assert_ptr_nonnull(strstr(error->text, "lr"));
@@ -87,10 +82,8 @@ TEST(a_reader_waits_for_a_version)
     const uint32_t request = fake_ask(&r, VersionWait, .job = job, .generation = 1, .step = 2);
     train();
     train();
-    Cairn__VersionReady *ready = fake_hear(&r, VersionReady, request);
-    ck_assert_uint_eq(ready->step, 2);
-    const uint32_t begin = fake_ask_begin(&r, job);
-    fake_expect_error(&r, begin, CAIRN_ERR_REFUSED, "reader");
+    ck_assert_uint_eq(fake_hear(&r, VersionReady, request)->step, 2);
+    fake_expect_error(&r, fake_ask_begin(&r, job), CAIRN_ERR_REFUSED, "reader");
     fake_peer_close(&r);
 }
 
@@ -101,8 +94,7 @@ static uint32_t ask_version(struct fake_peer *peer, uint64_t step, uint32_t ms)
 
 static void expect_version(struct fake_peer *peer, uint32_t request, uint64_t step)
 {
-    Cairn__VersionReady *ready = fake_hear(peer, VersionReady, request);
-    ck_assert_uint_eq(ready->step, step);
+    ck_assert_uint_eq(fake_hear(peer, VersionReady, request)->step, step);
 }
 
 TEST(who_waits_for_a_version_is_not_put_out_by_others_of_the_member)
@@ -130,8 +122,8 @@ TEST(missing_tensors_are_named_to_the_source)
     fake_shards_up(&fake, 2);
     w = worker("w0");
     job = fake_attach(&w, 10, 0, 1);
-    const uint32_t request = fake_ask(&w, InitDone, .job = job, .source = true);
-    fake_expect_error(&w, request, CAIRN_ERR_NOT_READY, "fc.bias was not put");
+    fake_expect_error(&w, fake_ask(&w, InitDone, .job = job, .source = true), CAIRN_ERR_NOT_READY,
+                      "fc.bias was not put");
     fake.shards[0].fail_seal = NULL;
     fake_init(&w, job);
     ck_assert_uint_eq(train(), 1);
@@ -156,7 +148,7 @@ TEST(a_worker_that_is_not_the_source_waits_for_the_seal)
 TEST(a_worker_that_dies_voids_the_open_round_for_the_others)
 {
     fake_shards_up(&fake, 2);
-    fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = true;
+    fake_hold_reduced(&fake, true);
     w = worker("w0");
     struct fake_peer w1 = worker("w1");
     job = fake_attach(&w, 10, 0, 1);
@@ -169,7 +161,7 @@ TEST(a_worker_that_dies_voids_the_open_round_for_the_others)
     Cairn__RoundResult *result = fake_hear(&w, RoundResult, request);
     ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_ptr_nonnull(strstr(result->text, "worker w1 (rank 1) left"));
-    fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = false;
+    fake_hold_reduced(&fake, false);
     ck_assert_uint_eq(train(), 1);
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_MEMBER_LEAVE], 1);
 }
@@ -177,7 +169,7 @@ TEST(a_worker_that_dies_voids_the_open_round_for_the_others)
 TEST(a_worker_whose_memory_a_shard_cannot_read_is_put_out)
 {
     fake_shards_up(&fake, 2);
-    fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = true;
+    fake_hold_reduced(&fake, true);
     w = worker("w0");
     struct fake_peer w1 = worker("w1");
     job = fake_attach(&w, 10, 0, 1);
@@ -195,7 +187,7 @@ TEST(a_worker_whose_memory_a_shard_cannot_read_is_put_out)
     ck_assert_ptr_nonnull(strstr(result->text, "cannot be read"));
     fake_expect_error(&w1, 0, CAIRN_ERR_NO_MEMORY, "cannot be read");
     fake_send(&fake.shards[1].peer, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base); // it is gone already
-    fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = false;
+    fake_hold_reduced(&fake, false);
     ck_assert_uint_eq(train(), 1);
     fake_peer_close(&w1);
 }
@@ -255,7 +247,7 @@ static void two_workers_held_up(struct fake_peer pair[2], uint32_t requests[2])
     fake.options.step_deadline_ms = 200;
     fake_coordinator_start(&fake);
     fake_shards_up(&fake, 2);
-    fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = true;
+    fake_hold_reduced(&fake, true);
     pair[0] = worker("w0");
     pair[1] = worker("w1");
     job = fake_attach(&pair[0], 10, 0, 1);
@@ -279,7 +271,7 @@ TEST(a_worker_whose_word_arrives_and_whose_data_does_not_is_put_out_at_the_deadl
     Cairn__RoundResult *result = fake_hear(&pair[0], RoundResult, requests[0]);
     ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_ptr_nonnull(strstr(result->text, "worker w1 (rank 1) was put out: shard s"));
-    fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = false;
+    fake_hold_reduced(&fake, false);
     ck_assert_uint_eq(fake_step(&pair[0], job), 1);
     fake_peer_close(&pair[0]);
     fake_peer_close(&pair[1]);
@@ -298,8 +290,7 @@ TEST(a_shard_that_alone_lacks_all_workers_is_named_at_the_deadline)
     fake_expect_awaited(&pair[0], job, "shard s1 (lacks something of 2 of 2 workers in round");
     fake_shard_report_reduced(&fake.shards[1]);
     for (int i = 0; i < 2; i++) {
-        Cairn__RoundResult *result = fake_hear(&pair[i], RoundResult, requests[i]);
-        ck_assert_int_eq(result->status, CAIRN_OK);
+        ck_assert_int_eq(fake_hear(&pair[i], RoundResult, requests[i])->status, CAIRN_OK);
         fake_peer_close(&pair[i]);
     }
 }
@@ -314,8 +305,7 @@ TEST(training_goes_on_when_a_shard_comes_back)
     const uint32_t request = fake_ask_begin(&w, job);
     fake_expect_awaited(&w, job, "shard s1 (it is away)");
     fake_shard_up(&fake, 1);
-    Cairn__RoundOpened *opened = fake_hear(&w, RoundOpened, request);
-    ck_assert_uint_eq(fake_commit(&w, job, opened->round), 2);
+    ck_assert_uint_eq(fake_commit(&w, job, fake_hear(&w, RoundOpened, request)->round), 2);
 }
 
 TEST(a_shard_that_lost_its_part_loses_the_job)
@@ -335,10 +325,8 @@ TEST(a_shard_that_lost_its_part_loses_the_job)
     fake_expect_end(&w);
     fake_peer_close(&w);
     w = worker("w0");
-    struct job_spec_data spec = fake_spec(1);
-    request = fake_job_open(&w, &spec, 10, 0);
+    request = fake_ask_open(&w, 10, 0, 1);
     fake_expect_error(&w, request, CAIRN_ERR_JOB_LOST, "s1 restarted without its part");
-    spec_release(&spec);
 }
 
 TEST(members_hear_where_a_shard_is_now)
@@ -405,8 +393,7 @@ TEST(a_shard_that_restarts_while_a_job_is_made_has_it_made_again)
     fake_shards_up(&fake, 2);
     fake.shards[0].holds_create = true;
     w = worker("w0");
-    struct job_spec_data spec = fake_spec(1);
-    const uint32_t request = fake_job_open(&w, &spec, 10, 0);
+    const uint32_t request = fake_ask_open(&w, 10, 0, 1);
     fake_until(&fake, fake.shards[0].has_job && fake.shards[1].has_job);
     fake_expect_awaited(&w, 0, "make room");
     fake_shard_forget(&fake, 1);
@@ -415,7 +402,6 @@ TEST(a_shard_that_restarts_while_a_job_is_made_has_it_made_again)
     fake_hear(&w, Attached, request);
     fake_init(&w, fake.shards[1].job);
     ck_assert_uint_eq(fake_step(&w, fake.shards[1].job), 1);
-    spec_release(&spec);
 }
 
 /* ---- the coordinator itself ---- */
@@ -424,19 +410,18 @@ TEST(a_new_incarnation_goes_on_in_the_middle_of_a_round)
 {
     start_job();
     train();
-    fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = true;
+    fake_hold_reduced(&fake, true);
     const uint64_t round = fake_begin(&w, job);
     fake_coordinator_stop(&fake);
     fake_peer_close(&w);
-    fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = false;
+    fake_hold_reduced(&fake, false);
     fake_coordinator_start(&fake);
     fake_shards_up(&fake, 2);
     w = worker("w0");
     ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
     fake_init(&w, job);
-    const uint32_t request = fake_ask_commit(&w, job, round);
-    Cairn__RoundResult *result = fake_hear(&w, RoundResult, request);
-    ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
+    ck_assert_int_eq(fake_hear(&w, RoundResult, fake_ask_commit(&w, job, round))->status,
+                     CAIRN_ERR_EPOCH_CHANGED);
     const uint64_t next = fake_begin(&w, job);
     ck_assert_uint_gt(next, round);
     ck_assert_uint_eq(fake_commit(&w, job, next), 2);
@@ -445,7 +430,7 @@ TEST(a_new_incarnation_goes_on_in_the_middle_of_a_round)
 TEST(a_decision_that_one_shard_has_is_given_to_all_by_a_new_incarnation)
 {
     start_job();
-    fake.shards[0].holds_reduced = fake.shards[1].holds_reduced = true;
+    fake_hold_reduced(&fake, true);
     const uint64_t round = fake_begin(&w, job);
     fake_until(&fake, fake.shards[0].round == round && fake.shards[1].round == round);
     fake_shard_report_reduced(&fake.shards[0]);
@@ -463,8 +448,7 @@ TEST(a_decision_that_one_shard_has_is_given_to_all_by_a_new_incarnation)
     fake_shards_up(&fake, 2);
     w = worker("w0");
     fake_attach(&w, 10, 0, 1);
-    const uint32_t request = fake_ask_commit(&w, job, round);
-    Cairn__RoundResult *result = fake_hear(&w, RoundResult, request);
+    Cairn__RoundResult *result = fake_hear(&w, RoundResult, fake_ask_commit(&w, job, round));
     ck_assert_int_eq(result->status, CAIRN_OK);
     ck_assert_uint_eq(result->step, 1);
     ck_assert_uint_eq(fake.shards[1].version.step, 1);
@@ -578,15 +562,14 @@ TEST(an_admin_that_asks_nothing_for_ten_minutes_is_sent_away_and_one_that_waits_
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "idle");
     struct fake_peer waiting = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "waiting");
     Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
-    const uint32_t request = fake_request(&waiting, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base);
-    fake_hear(&waiting, ClusterStatus, request);
+    fake_hear(&waiting, ClusterStatus,
+              fake_request(&waiting, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base));
     ck_assert_uint_eq(session_of("waiting")->unanswered, 0);
     session_of("waiting")->unanswered = 1;
     const Cairn__Heartbeat beat =
         CAIRN__HEARTBEAT__INIT; // which nobody answers, whatever its number is
     fake_request(&admin, CAIRN_MSG_HEARTBEAT, &beat.base);
-    const uint32_t behind = fake_request(&admin, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base);
-    fake_hear(&admin, ClusterStatus, behind);
+    fake_hear(&admin, ClusterStatus, fake_request(&admin, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base));
     coord_sessions_tick(fake.cluster, later_ms, 0);
     ck_assert(session_of("idle")->closing);
     ck_assert(!session_of("waiting")->closing);
@@ -641,8 +624,8 @@ TEST(pages_that_do_not_follow_each_other_are_refused)
              .bytes = (ProtobufCBinaryData) { sizeof bytes, bytes });
     fake_expect_error(&w, request, CAIRN_ERR_PROTOCOL, "do not follow");
     open.spec_bytes = UINT64_MAX;
-    const uint32_t huge = fake_request(&w, CAIRN_MSG_JOB_OPEN, &open.base);
-    fake_expect_error(&w, huge, CAIRN_ERR_INVALID, "64 MiB");
+    fake_expect_error(&w, fake_request(&w, CAIRN_MSG_JOB_OPEN, &open.base), CAIRN_ERR_INVALID,
+                      "64 MiB");
 }
 
 TEST(a_request_for_a_job_that_is_not_open_is_refused)

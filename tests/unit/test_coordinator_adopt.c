@@ -136,7 +136,7 @@ static void trust_stranger(char id_out[CAIRN_KEY_NAME_BYTES], bool untrust)
         public_key_line(&key.public_key, line);
         key_name(key.public_key.id, id_out);
     }
-    fake_hear(&admin, Keys, fake_ask(&admin, KeyTrust, .key = line, .untrust = untrust));
+    fake_call(&admin, Keys, KeyTrust, .key = line, .untrust = untrust);
 }
 
 static void expect_keys(const Cairn__Keys *keys, size_t count, const char *first)
@@ -173,7 +173,7 @@ TEST(what_the_lost_store_has_signed_is_trusted_by_who_adopts_its_jobs)
     fake_coordinator_stop(&fake); // it is in the store
     fake_coordinator_start(&fake);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
-    expect_keys(fake_hear(&admin, Keys, fake_ask(&admin, KeysGet)), 3, NULL);
+    expect_keys(fake_call(&admin, Keys, KeysGet), 3, NULL);
 }
 
 TEST(a_key_that_was_untrusted_before_the_store_was_lost_is_not_adopted)
@@ -277,8 +277,7 @@ TEST(a_job_that_was_never_sealed_is_refused)
     fake_shard_clear(&fake.shards[1]);
     lose_store(2);
     w = worker("w0");
-    const uint32_t request = fake_job_open(&w, &spec, 10, 0);
-    Cairn__Attached *attached = fake_hear(&w, Attached, request);
+    Cairn__Attached *attached = fake_hear(&w, Attached, fake_job_open(&w, &spec, 10, 0));
     job = attached->job;
     spec_release(&spec);
     lose_store(2);
@@ -294,8 +293,7 @@ static uint64_t make_second(const char *name)
     fake_shard_up(&fake, 3);
     w = worker("w1");
     const uint32_t request = fake_job_open(&w, &spec, 20, 0);
-    Cairn__Attached *attached = fake_hear(&w, Attached, request);
-    const uint64_t id = attached->job;
+    const uint64_t id = fake_hear(&w, Attached, request)->job;
     spec_release(&spec);
     fake_init(&w, id);
     return id;

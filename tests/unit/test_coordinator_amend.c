@@ -31,8 +31,7 @@ TEST(all_shards_make_it_then_it_is_stored_then_they_switch_and_all_open_the_job_
         ck_assert_uint_eq(fake.shards[i].generation, 2);
     }
     fake_goes_on(&fake, 2, 3);
-    fake_coordinator_stop(&fake);
-    fake_coordinator_start(&fake);
+    fake_coordinator_restart(&fake);
     fake_shards_up(&fake, 2);
     fake_goes_on(&fake, 2, 3);
     fake_peer_close(&reader);
@@ -42,8 +41,8 @@ TEST(a_shard_without_room_refuses_it_and_the_others_drop_what_they_made)
 {
     start_trained();
     fake.shards[1].refuse_create = "needs 12 GiB, has 8";
-    const uint32_t request = fake_amend_more(&w, job, 3);
-    fake_expect_error(&w, request, CAIRN_ERR_NO_MEMORY, "s1: needs 12 GiB, has 8");
+    fake_expect_error(&w, fake_amend_more(&w, job, 3), CAIRN_ERR_NO_MEMORY,
+                      "s1: needs 12 GiB, has 8");
     fake.shards[1].refuse_create = NULL;
     fake_until(&fake, fake.shards[0].staged == NULL && fake.shards[1].staged == NULL);
     ck_assert_uint_eq(train(), 2); // still attached
@@ -157,23 +156,19 @@ TEST(meanwhile_nobody_else_amends_saves_or_joins_and_the_same_request_is_answere
     fake.shards[1].holds_create = true;
     (void)fake_amend_more(&w, job, 3);
     fake_until(&fake, both_staged());
-    const uint32_t other = fake_amend_more(&w, job, 4);
-    fake_expect_error(&w, other, CAIRN_ERR_BUSY, "is being amended");
-    const uint32_t saving = fake_ask(&w, SnapshotCreate, .job = "toy");
-    fake_expect_error(&w, saving, CAIRN_ERR_BUSY, "is being amended");
-    struct job_spec_data spec = fake_spec(1);
-    const uint32_t joins = fake_job_open(&late, &spec, 12, 1);
+    fake_expect_error(&w, fake_amend_more(&w, job, 4), CAIRN_ERR_BUSY, "is being amended");
+    fake_expect_error(&w, fake_ask(&w, SnapshotCreate, .job = "toy"), CAIRN_ERR_BUSY,
+                      "is being amended");
+    const uint32_t joins = fake_ask_open(&late, 12, 1, 1);
     const uint32_t again = fake_amend_more(&w, job, 3);
     const uint32_t begins = fake_ask_begin(&w, job);
     ck_assert_uint_eq(fake.shards[0].round, 0);
-    Cairn__Awaited *awaited = fake_hear(&w, Awaited, fake_ask(&w, WhoIsAwaited, .job = job));
+    Cairn__Awaited *awaited = fake_call(&w, Awaited, WhoIsAwaited, .job = job);
     ck_assert_str_eq(awaited->text, "the shards to amend the job");
     fake_shard_release(&fake.shards[1]);
     fake_expect_amended(&w, again, 1);
     fake_expect_error(&w, begins, CAIRN_ERR_REOPEN, "open it again");
-    Cairn__Attached *attached = fake_hear(&late, Attached, joins);
-    ck_assert_uint_eq(attached->generation, 2);
-    spec_release(&spec);
+    ck_assert_uint_eq(fake_hear(&late, Attached, joins)->generation, 2);
     fake_peer_close(&late);
 }
 
@@ -182,12 +177,9 @@ TEST(an_admin_who_waits_for_the_shards_of_a_job_that_is_lost_hears_of_it)
 {
     start_trained();
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
-    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    amend.name = "toy";
-    amend.key = 9;
-    fake_set(&amend, "clip_norm=2");
     fake.shards[1].holds_terms = true;
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_JOB_AMEND, &amend.base);
+    const uint32_t request = fake_ask_amend(&admin, (Cairn__JobAmend) { .name = "toy", .key = 9 },
+                                            "clip_norm=2");
     fake_until(&fake, toy()->amends.revision != 0);
     tick_fast();
     fake_shard_forget(&fake, 1);
@@ -211,8 +203,7 @@ static uint32_t ask_terms(struct fake_peer *peer, uint64_t of_job, uint64_t key)
 
 static void expect_stage(uint32_t stage)
 {
-    Cairn__JobStatus *status = show_job("toy");
-    ck_assert_uint_eq(status->spec->stage, stage);
+    ck_assert_uint_eq(show_job("toy")->spec->stage, stage);
 }
 
 /* By a worker or an admin; the store, its next coordinator and a worker with the spec as it was agree. */
@@ -222,8 +213,7 @@ TEST(terms_that_handles_have_make_a_generation_too_and_outlive_the_coordinator)
     fake_expect_amended(&w, ask_terms(&w, job, 42), 1);
     fake_expect_error(&w, 0, CAIRN_ERR_REOPEN, "its tensors or terms have changed");
     fake_goes_on(&fake, 2, 2);
-    fake_coordinator_stop(&fake);
-    fake_coordinator_start(&fake);
+    fake_coordinator_restart(&fake);
     fake_shards_up(&fake, 2);
     fake_goes_on(&fake, 2, 2);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN,

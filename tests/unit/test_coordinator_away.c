@@ -21,8 +21,7 @@ TEST(after_a_restart_a_job_waits_and_its_version_is_unknown_until_all_shards_hav
     expect_job("waiting", true, 0);
     fake_shard_up(&fake, 0);
     expect_job("waiting", true, 0);
-    Cairn__JobStatus *status = show_job("toy");
-    ck_assert_str_eq(status->awaited, "shard s1 (it is away)");
+    ck_assert_str_eq(show_job("toy")->awaited, "shard s1 (it is away)");
     fake_shard_up(&fake, 1);
     fake_until(&fake, toy()->rounds.heard);
     expect_job("running", false, 1);
@@ -37,8 +36,7 @@ TEST(what_is_dropped_or_replaced_unheard_has_no_step)
     const uint32_t request = ask_drop("toy", false);
     fake_expect_silence(&admin, 0); // a shard that lives is back within a lease
     fake.cluster->clock.started_ms -= (uint64_t)fake.cluster->options->lease_timeout_ms;
-    Cairn__JobRemoved *removed = fake_hear(&admin, JobRemoved, request);
-    ck_assert(removed->version_unknown);
+    ck_assert(fake_hear(&admin, JobRemoved, request)->version_unknown);
 }
 
 /* Before it was: "shard s1 is not here", and a plan without it. */

@@ -130,8 +130,7 @@ TEST(a_coordinator_that_is_stopped_in_mid_way_ends)
 {
     ask_backup(&admin, file);
     fake_until(&fake, fake.cluster->backup != NULL);
-    fake_coordinator_stop(&fake);
-    fake_coordinator_start(&fake);
+    fake_coordinator_restart(&fake);
 }
 
 SUITE(30, set_up, close_fake);

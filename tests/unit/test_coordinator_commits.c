@@ -32,9 +32,7 @@ static uint64_t begin_write(uint64_t step_round)
 {
     const uint32_t request = fake_ask(&w, WriteBegin, .job = job);
     expect_end(0, step_round, CAIRN_ERR_EPOCH_CHANGED);
-    Cairn__RoundOpened *opened = fake_hear(&w, RoundOpened, request);
-    const uint64_t round = opened->round;
-    return round;
+    return fake_hear(&w, RoundOpened, request)->round;
 }
 
 /* Ends the round with these learning rates, of a job whose groups are driven. */
@@ -51,8 +49,7 @@ TEST(a_bad_learning_rate_is_refused_with_its_group_and_the_round_waits_for_a_goo
     spec.name[0] = 'T';
     spec.groups[0].schedule.kind = CAIRN_SCHEDULE_DRIVEN;
     struct fake_peer peer = worker("w1"), before = w;
-    const uint32_t opening = fake_job_open(&peer, &spec, 11, 0);
-    Cairn__Attached *attached = fake_hear(&peer, Attached, opening);
+    Cairn__Attached *attached = fake_hear(&peer, Attached, fake_job_open(&peer, &spec, 11, 0));
     w = peer;
     job = attached->job;
     spec_release(&spec);
@@ -85,9 +82,8 @@ TEST(a_void_round_is_laid_on_who_made_it_void_and_not_on_who_joined_since)
     (void)begin_write(step);
     struct fake_peer second = worker("w1");
     ck_assert_uint_eq(fake_attach(&second, 11, 1, 1), job);
-    const uint32_t request = fake_ask_commit(&w, job, step);
-    Cairn__RoundResult *result = fake_hear(&w, RoundResult, request);
-    ck_assert_ptr_nonnull(strstr(result->text, "is void: worker w0 (rank 0) writes"));
+    ck_assert_ptr_nonnull(strstr(fake_hear(&w, RoundResult, fake_ask_commit(&w, job, step))->text,
+                                 "is void: worker w0 (rank 0) writes"));
     fake_peer_close(&second);
 }
 

@@ -78,8 +78,7 @@ TEST(a_part_that_fails_stops_the_other_shards)
 {
     fake.shards[0].holds_part = true;
     fake.shards[1].fail_part = "no space left";
-    const uint32_t request = ask_snapshot(&admin, true);
-    fake_expect_error(&admin, request, CAIRN_ERR_NO_SPACE, "s1: no space left");
+    fake_expect_error(&admin, ask_snapshot(&admin, true), CAIRN_ERR_NO_SPACE, "s1: no space left");
     ck_assert_uint_eq(fake.shards[0].told_to_stop, 1);
     ck_assert_uint_eq(snapshot_folders(), 0);
 }

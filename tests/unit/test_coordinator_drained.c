@@ -17,8 +17,7 @@ static struct coord_shard_entry *seat_of_s0(void)
 
 static uint32_t times_drained(void)
 {
-    const uint32_t request = fake_ask(&admin, EventsGet);
-    Cairn__Events *told = fake_hear(&admin, Events, request);
+    Cairn__Events *told = fake_call(&admin, Events, EventsGet);
     uint32_t times = 0;
     for (size_t i = 0; i < told->n_events; i++)
         times += strcmp(told->events[i]->kind, "drain-ended") == 0;
@@ -56,7 +55,7 @@ TEST(a_coordinator_that_starts_again_waits_for_it_longer_than_it_waits_between_t
     restart_coordinator();
     seat_of_s0()->since_ms -= 3000;
     tick_fast();
-    for (int k = 0; k < 50; k++) fake_pump(&fake);
+    fake_pumps(&fake, 50);
     ck_assert(seat_of_s0()->leaving);
     fake.shards[0].move.is_ended = false;
     fake_shard_up(&fake, 0);
@@ -69,18 +68,13 @@ TEST(another_process_of_its_name_is_a_new_shard)
     fake_shard_forget(&fake, 0);
     fake.shards[0].move.is_ended = false;
     fake_shard_up(&fake, 0);
-    for (int k = 0; k < 50; k++) fake_pump(&fake);
+    fake_pumps(&fake, 50);
     ck_assert(!fake.shards[0].move.is_ended && !seat_of_s0()->leaving);
 }
 
 static void restore_by_itself(void)
 {
-    Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
-    message.job = job;
-    message.key = 1;
-    fake_set(&message, "on_shard_loss=restore-latest");
-    const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base);
-    fake_expect_amended(&w, request, 1);
+    amend_job(1, "on_shard_loss=restore-latest");
 }
 
 TEST(a_restore_does_not_wait_for_a_drained_shard)
@@ -132,7 +126,7 @@ static void expect_moved_off(const char *name)
     struct coord_shard_entry *seat = coord_shard_find(fake.cluster, name);
     for (int i = 0; i < 50 && coord_job_has_shard(toy(), seat); i++) {
         train();
-        for (int k = 0; k < 20; k++) fake_pump(&fake);
+        fake_pumps(&fake, 20);
     }
     ck_assert(!coord_job_has_shard(toy(), seat));
     fake_until(&fake, strstr(seat->unfit.text, "holds nothing that is whole, and ends") != NULL);

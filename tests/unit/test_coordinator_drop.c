@@ -18,9 +18,7 @@ static void leave(void)
 static size_t job_count(void)
 {
     const uint32_t request = fake_ask(&admin, JobListGet);
-    Cairn__JobList *list = fake_hear(&admin, JobList, request);
-    const size_t count = list->n_jobs;
-    return count;
+    return fake_hear(&admin, JobList, request)->n_jobs;
 }
 
 static uint32_t ask_remove(const char *name, const char *id)
@@ -36,16 +34,14 @@ TEST(a_job_that_nobody_uses_is_dropped_for_good_and_its_snapshots_stay)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
     leave();
-    const uint32_t request = ask_drop("toy", false);
-    Cairn__JobRemoved *removed = fake_hear(&admin, JobRemoved, request);
+    Cairn__JobRemoved *removed = fake_hear(&admin, JobRemoved, ask_drop("toy", false));
     ck_assert_str_eq(removed->name, "toy");
     ck_assert_uint_eq(removed->step, 1);
     ck_assert_uint_eq(removed->shards, 2);
     ck_assert_uint_eq(removed->n_away, 0);
     ck_assert(!fake.shards[0].has_job && !fake.shards[1].has_job);
     ck_assert_uint_eq(job_count(), 0);
-    fake_coordinator_stop(&fake);
-    fake_coordinator_start(&fake);
+    fake_coordinator_restart(&fake);
     fake_shards_up(&fake, 2);
     fake_peer_close(&admin);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
@@ -59,8 +55,7 @@ TEST(one_that_is_in_use_is_dropped_by_force_only)
     fake_expect_error(&admin, ask_drop("tox", false), CAIRN_ERR_NOT_FOUND, "tox");
     fake_expect_error(&admin, ask_drop("toy", false), CAIRN_ERR_BUSY, "worker w0");
     train(); // nothing happened
-    const uint32_t request = ask_drop("toy", true);
-    fake_hear(&admin, JobRemoved, request);
+    fake_hear(&admin, JobRemoved, ask_drop("toy", true));
     fake_expect_error(&w, 0, CAIRN_ERR_CANCELED, "dropped by an operator");
     ck_assert_uint_eq(job_count(), 0);
 }
@@ -78,8 +73,7 @@ TEST(a_shard_that_is_away_is_named_and_drops_its_part_when_it_comes)
 {
     leave();
     fake_shard_away(&fake, 1);
-    const uint32_t request = ask_drop("toy", false);
-    Cairn__JobRemoved *removed = fake_hear(&admin, JobRemoved, request);
+    Cairn__JobRemoved *removed = fake_hear(&admin, JobRemoved, ask_drop("toy", false));
     ck_assert_uint_eq(removed->shards, 1);
     ck_assert_uint_eq(removed->n_away, 1);
     ck_assert_str_eq(removed->away[0], "s1");
@@ -100,8 +94,7 @@ TEST(one_that_is_being_saved_is_not_dropped_nor_is_what_is_written_removed)
 TEST(a_snapshot_is_removed_and_nothing_of_it_is_left)
 {
     Cairn__SnapshotStatus *s = take_snapshot(), *kept = take_snapshot();
-    const uint32_t request = ask_remove("toy", s->id);
-    Cairn__SnapshotRemoved *removed = fake_hear(&admin, SnapshotRemoved, request);
+    Cairn__SnapshotRemoved *removed = fake_hear(&admin, SnapshotRemoved, ask_remove("toy", s->id));
     ck_assert_uint_eq(removed->files, s->files + 2); // and the manifest
     ck_assert_uint_gt(removed->bytes, s->bytes);
     ck_assert_int_ne(access(s->path, F_OK), 0);
@@ -114,8 +107,7 @@ TEST(a_snapshot_is_removed_and_nothing_of_it_is_left)
 
 static size_t prune(void)
 {
-    const uint32_t request = fake_ask(&admin, SnapshotPrune, .job = "toy");
-    Cairn__SnapshotPruned *pruned = fake_hear(&admin, SnapshotPruned, request);
+    Cairn__SnapshotPruned *pruned = fake_call(&admin, SnapshotPruned, SnapshotPrune, .job = "toy");
     size_t going = 0;
     for (size_t i = 0; i < pruned->n_fates; i++) going += pruned->fates[i]->goes ? 1 : 0;
     return going;

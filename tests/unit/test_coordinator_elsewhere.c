@@ -75,9 +75,8 @@ TEST(one_is_taken_listed_verified_restored_and_removed)
     ck_assert_uint_eq(done->restored_generation, 2);
     fake_expect_error(&admin, ask_restore("toy", "step-000000000009-g1", ""), CAIRN_ERR_NOT_FOUND,
                       "there is no snapshot");
-    Cairn__SnapshotRemoved *removed = fake_hear(
-        &admin, SnapshotRemoved,
-        fake_ask(&admin, SnapshotRemove, .job = second->job, .id = second->id));
+    Cairn__SnapshotRemoved *removed = fake_call(&admin, SnapshotRemoved, SnapshotRemove,
+                                                .job = second->job, .id = second->id);
     ck_assert_uint_ge(removed->bytes, second->bytes);
     ck_assert_uint_eq(committed(), 1);
     ck_assert_uint_eq(snapshot_folders(), 0); // of the path that it has no more
@@ -94,21 +93,15 @@ TEST(a_damaged_one_gives_way_to_an_older_one)
     ck_assert_int_eq(manifest_load(new->path, &m, NULL), CAIRN_OK);
     uint8_t *bytes = cairn_memory_storage_bytes(new->path, m.files[0].path, &count);
     bytes[count - 1] ^= 1;
-    Cairn__SnapshotStatus *done = fake_hear(
-        &admin, SnapshotStatus,
-        fake_ask(&admin, SnapshotRestore, .job = new->job, .id = new->id, .fallback = true));
+    Cairn__SnapshotStatus *done = fake_call(&admin, SnapshotStatus, SnapshotRestore,
+                                            .job = new->job, .id = new->id, .fallback = true);
     ck_assert_str_eq(done->id, old->id);
     manifest_release(&m);
 }
 
 TEST(old_periodic_ones_are_pruned)
 {
-    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    amend.job = job;
-    amend.key = 1;
-    fake_set(&amend, "snapshot_every=1");
-    fake_set(&amend, "snapshot_keep=1");
-    fake_expect_amended(&w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &amend.base), 1);
+    amend_job(1, "snapshot_every=1 snapshot_keep=1");
     for (int i = 0; i < 4; i++) {
         train();
         fake_until(&fake, toy()->snapshots.running == NULL);

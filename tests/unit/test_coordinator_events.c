@@ -12,8 +12,7 @@ enum { PAGE = 256 };
 
 static Cairn__Events *ask(uint64_t since_unix_ms, uint64_t after)
 {
-    return fake_hear(&admin, Events,
-                     fake_ask(&admin, EventsGet, .since_unix_ms = since_unix_ms, .after = after));
+    return fake_call(&admin, Events, EventsGet, .since_unix_ms = since_unix_ms, .after = after);
 }
 
 static bool is_one(const Cairn__Event *event, const char *kind, const char *who, const char *word)
@@ -142,20 +141,17 @@ static void expect_asked(const char *begins, const char *has, const char *ends)
 
 TEST(what_an_operator_asked_for_is_noted_with_every_value_that_was_given)
 {
-    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    Cairn__GroupSpec group = CAIRN__GROUP_SPEC__INIT, *groups[] = { &group };
     char *freeze[] = { wire_text("a"), wire_text("b") };
-    group.name = "default";
-    group.lr = 0.125;
-    amend.name = "toy";
-    amend.key = 7;
-    amend.groups = groups;
-    amend.n_groups = 1;
-    fake_set(&amend, "clip_norm=0.5");
-    amend.freeze_tensors = freeze;
-    amend.n_freeze_tensors = 2;
-    fake_expect_error(&admin, fake_request(&admin, CAIRN_MSG_JOB_AMEND, &amend.base),
-                      CAIRN_ERR_NOT_FOUND, "no group");
+    Cairn__GroupSpec group = { .name = "default", .lr = 0.125 }, *groups[] = { &group };
+    const uint32_t request = fake_ask_amend(&admin,
+                                            (Cairn__JobAmend) { .name = "toy",
+                                                                .key = 7,
+                                                                .groups = groups,
+                                                                .n_groups = 1,
+                                                                .freeze_tensors = freeze,
+                                                                .n_freeze_tensors = 2 },
+                                            "clip_norm=0.5");
+    fake_expect_error(&admin, request, CAIRN_ERR_NOT_FOUND, "no group");
     expect_asked("job amend name=toy groups={ name=default lr=0.125 }",
                  " freeze_tensors=a freeze_tensors=b", " --set clip_norm=0.5");
 }
@@ -190,9 +186,7 @@ TEST(of_many_settings_it_is_noted_how_many_more_there_are)
 static bool shows_cut(const char *who)
 {
     Cairn__JobStatus *status = show_job("toy");
-    const bool shows = who != NULL ? strstr(status->path_cut, who) != NULL
-                                   : status->path_cut[0] == '\0';
-    return shows;
+    return who != NULL ? strstr(status->path_cut, who) != NULL : status->path_cut[0] == '\0';
 }
 
 static size_t count_of(const char *kind)

@@ -74,8 +74,7 @@ static uint64_t attach(uint32_t i, const char *host, cairn_reduce_groups groups)
     spec.reduce_groups = groups;
     w[i] = fake_connect_at(&fake, CAIRN_ROLE_WIRE_WORKER, "worker", host);
     const uint32_t request = fake_job_open(&w[i], &spec, 10 + i, i);
-    Cairn__Attached *attached = fake_hear(&w[i], Attached, request);
-    const uint64_t job = attached->job;
+    const uint64_t job = fake_hear(&w[i], Attached, request)->job;
     spec_release(&spec);
     return job;
 }
@@ -384,8 +383,8 @@ TEST(a_job_shows_the_groups_of_its_last_round)
 
 static char *save(struct fake_peer *admin)
 {
-    const uint32_t request = fake_ask(admin, SnapshotCreate, .job = "toy", .wait = true);
-    Cairn__SnapshotStatus *status = fake_hear(admin, SnapshotStatus, request);
+    Cairn__SnapshotStatus *status = fake_call(admin, SnapshotStatus, SnapshotCreate, .job = "toy",
+                                              .wait = true);
     char *path = strdup(status->path);
     return path;
 }
@@ -454,8 +453,7 @@ TEST(a_round_that_made_no_step_and_a_write_leave_the_recorded_groups_alone)
     for (uint32_t i = 0; i < 2; i++) // void
         fake_hear(&w[i], RoundResult, 0);
     fake.shards[2].holds_reduced = false;
-    const uint32_t request = fake_ask(&w[1], WriteBegin, .job = job);
-    Cairn__RoundOpened *opened = fake_hear(&w[1], RoundOpened, request);
+    Cairn__RoundOpened *opened = fake_call(&w[1], RoundOpened, WriteBegin, .job = job);
     fake_commit(&w[1], job, opened->round);
     char *saved = save(&admin);
     expect_recorded(saved, "0-1 2-3");

@@ -21,7 +21,7 @@ static void set_up(void)
 
 static Cairn__Keys *list_keys(void)
 {
-    return fake_hear(&admin, Keys, fake_ask(&admin, KeysGet));
+    return fake_call(&admin, Keys, KeysGet);
 }
 
 static uint32_t ask_trust(const char *key, bool untrust)

@@ -184,10 +184,8 @@ TEST(a_wish_that_is_withdrawn_leaves_nothing_and_one_of_another_call_stays)
     fake.shards[1].holds_lease = true;
     const uint32_t first = ask_keyed(&r, 0, 0, LONG_MS, 77);
     fake_until(&fake, fake.shards[0].lease_count == 1 && fake.shards[1].lease_request != 0);
-    Cairn__LeaseDrop message = CAIRN__LEASE_DROP__INIT; // its caller has timed out
-    message.job = job;
-    message.key = 77;
-    const uint32_t second = fake_request(&r, CAIRN_MSG_LEASE_DROP, &message.base);
+    // Its caller has timed out.
+    const uint32_t second = fake_ask(&r, LeaseDrop, .job = job, .key = 77);
     fake_expect_error(&r, first, CAIRN_ERR_CANCELED, "ended");
     fake_hear(&r, Done, second);
     fake_until(&fake, fake.shards[0].lease_count == 0);
@@ -214,8 +212,7 @@ TEST(a_new_coordinator_knows_no_leases_and_takes_one_anew)
     fake_shards_up(&fake, 2);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     r = reader(20);
-    Cairn__JobStatus *status = show_job("toy");
-    ck_assert_uint_eq(status->n_leases, 0);
+    ck_assert_uint_eq(show_job("toy")->n_leases, 0);
     ck_assert(all_keep(1)); // of the former one: it ends by the clocks of the shards
     expect_leased(&r, ask(&r, 1, 1, LONG_MS), 1);
     ck_assert(all_keep(2));
@@ -232,8 +229,7 @@ TEST(a_lease_that_is_not_renewed_ends)
     expect_leased(&r, ask(&r, 0, 0, 60), 1);
     expect_leased(&w, ask(&w, 0, 0, 200), 1);
     fake_until(&fake, all_keep(0));
-    Cairn__JobStatus *status = show_job("toy");
-    ck_assert_uint_eq(status->n_leases, 0);
+    ck_assert_uint_eq(show_job("toy")->n_leases, 0);
     fake_expect_error(&r, ask(&r, 0, 0, LONG_MS + 1), CAIRN_ERR_INVALID, "leases.ttl_max");
     fake_expect_error(&r, ask(&r, 0, 0, 0), CAIRN_ERR_INVALID, "leases.ttl_max");
     fake_peer_close(&r);

@@ -13,8 +13,7 @@ static uint32_t ask_park(bool parked)
 
 static void expect_parked(uint32_t request, bool parked)
 {
-    Cairn__JobParked *answer = fake_hear(&admin, JobParked, request);
-    ck_assert_int_eq(answer->parked, parked);
+    ck_assert_int_eq(fake_hear(&admin, JobParked, request)->parked, parked);
     ck_assert(fake.shards[0].parked == parked && fake.shards[1].parked == parked);
 }
 
@@ -38,8 +37,7 @@ static void expect_rounds_after_unpark(void)
     const uint32_t begin = fake_ask_begin(&w, job);
     fake_expect_silence(&w, job);
     expect_parked(ask_park(false), false);
-    Cairn__RoundOpened *opened = fake_hear(&w, RoundOpened, begin);
-    const uint64_t round = opened->round;
+    const uint64_t round = fake_hear(&w, RoundOpened, begin)->round;
     fake_commit(&w, job, round);
     train();
 }
@@ -143,7 +141,7 @@ TEST(a_job_that_is_parked_is_taken_back_by_a_coordinator_that_has_just_started)
     tick_fast();
     const uint32_t request = ask_park(false);
     fake_shard_up(&fake, 0);
-    for (int i = 0; i < 20; i++) fake_pump(&fake);
+    fake_pumps(&fake, 20);
     fake_shard_up(&fake, 1);
     expect_parked(request, false);
     come_again("w0");

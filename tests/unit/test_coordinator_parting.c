@@ -27,8 +27,7 @@ static void expect_told(uint32_t shard, const char *why, const char *outcome)
 /* So many there are; the newest. */
 static void expect_snapshots(size_t count)
 {
-    Cairn__SnapshotList *list = list_snapshots();
-    ck_assert_uint_eq(list->n_snapshots, count);
+    ck_assert_uint_eq(list_snapshots()->n_snapshots, count);
 }
 
 static const char saved[] = "; job toy is saved as snapshot ",

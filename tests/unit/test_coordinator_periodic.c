@@ -16,13 +16,7 @@
 
 static void amend(uint64_t every, uint64_t keep, uint64_t revision)
 {
-    Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
-    message.job = job;
-    message.key = revision;
-    fake_set(&message, "snapshot_every=%" PRIu64, every);
-    fake_set(&message, "snapshot_keep=%" PRIu64, keep);
-    const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base);
-    fake_expect_amended(&w, request, revision);
+    amend_job(revision, "snapshot_every=%" PRIu64 " snapshot_keep=%" PRIu64, every, keep);
 }
 
 /* "8p 6p 3": steps of the newest first, p: periodic. */
@@ -155,10 +149,9 @@ TEST(without_a_number_to_keep_all_stay)
 static void write_buffers(void)
 {
     const struct cairn_version before = coord_job_version(toy());
-    const uint32_t beginning = fake_ask(&w, WriteBegin, .job = job);
-    Cairn__RoundOpened *opened = fake_hear(&w, RoundOpened, beginning);
-    const uint32_t ending = fake_ask_commit(&w, job, opened->round);
-    Cairn__RoundResult *result = fake_hear(&w, RoundResult, ending);
+    Cairn__RoundOpened *opened = fake_call(&w, RoundOpened, WriteBegin, .job = job);
+    Cairn__RoundResult *result = fake_hear(&w, RoundResult,
+                                           fake_ask_commit(&w, job, opened->round));
     ck_assert_int_eq(result->status, CAIRN_OK);
     fake_until(&fake, toy()->snapshots.running == NULL);
     ck_assert_uint_eq(coord_job_version(toy()).generation, before.generation + 1);
@@ -184,12 +177,7 @@ TEST(where_buffers_are_written_it_is_of_the_version_that_the_write_makes)
 
 TEST(by_time_one_is_taken_at_the_first_step_after_it)
 {
-    Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
-    message.job = job;
-    message.key = 1;
-    fake_set(&message, "snapshot_every_s=3600");
-    const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base);
-    fake_expect_amended(&w, request, 1);
+    amend_job(1, "snapshot_every_s=3600");
     train_to(3);
     expect_listed("");
     ck_assert_uint_ne(toy()->snapshots.due_ms, 0);
@@ -209,17 +197,13 @@ TEST(the_count_goes_on_in_another_coordinator)
 {
     amend(2, 2, 1);
     train_to(5);
-    fake_coordinator_stop(&fake);
-    fake_coordinator_start(&fake);
+    fake_coordinator_restart(&fake);
     fake_shards_up(&fake, 2);
     fake_peer_close(&w);
     fake_peer_close(&admin);
     w = worker("again");
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
-    struct job_spec_data spec = fake_spec(1); // as it was before the amendment
-    const uint32_t request = fake_job_open(&w, &spec, 78, 0);
-    fake_hear(&w, Attached, request);
-    spec_release(&spec);
+    fake_hear(&w, Attached, fake_ask_open(&w, 78, 0, 1));
     train_to(9);
     expect_listed("8p 6p");
 }

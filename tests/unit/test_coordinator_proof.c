@@ -18,8 +18,7 @@ static void expect_job(const char *name, const char *state)
         fake_expect_error(&admin, ask_show(name), CAIRN_ERR_NOT_FOUND, name);
         return;
     }
-    Cairn__JobStatus *status = show_job(name);
-    ck_assert_str_eq(status->state, state);
+    ck_assert_str_eq(show_job(name)->state, state);
 }
 
 /* Writes the manifest anew, with a hash that is right, as who changes it on purpose does, and has the key. */

@@ -11,22 +11,14 @@
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
-static void amend(uint32_t wait_s)
+static void amend(void)
 {
-    Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
-    message.job = job;
-    message.key = 1;
-    fake_set(&message, "on_shard_loss=restore-latest");
-    if (wait_s > 0) fake_set(&message, "shard_loss_wait_s=%" PRIu32, wait_s);
-    const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base);
-    fake_expect_amended(&w, request, 1);
+    amend_job(1, "on_shard_loss=restore-latest");
 }
 
-/* Its folder. */
-static void save(char folder_out[300])
+static void amend_to_wait(uint32_t wait_s)
 {
-    Cairn__SnapshotStatus *s = take_snapshot();
-    snprintf(folder_out, 300, "%s", s->path);
+    amend_job(1, "on_shard_loss=restore-latest shard_loss_wait_s=%" PRIu32, wait_s);
 }
 
 static void lose_part(uint32_t shard)
@@ -38,10 +30,7 @@ static void lose_part(uint32_t shard)
 static uint32_t ask_open(void)
 {
     come_again("w0");
-    struct job_spec_data spec = fake_spec(1); // as it was before the amendment
-    const uint32_t request = fake_job_open(&w, &spec, 10, 0);
-    spec_release(&spec);
-    return request;
+    return fake_ask_open(&w, 10, 0, 1);
 }
 
 static void expect_attached(uint32_t request, uint64_t generation, uint64_t step)
@@ -59,11 +48,10 @@ static void expect_rolled_back(void)
 
 TEST(the_newest_snapshot_is_restored_and_workers_go_on_in_it)
 {
-    char folder[300];
-    save(folder); // without the amendment: the job keeps what it was amended to
+    take_snapshot(); // without the amendment: the job keeps what it was amended to
     train();
-    save(folder);
-    amend(0);
+    take_snapshot();
+    amend();
     train();
     lose_part(1);
     expect_rolled_back();
@@ -78,10 +66,9 @@ TEST(the_newest_snapshot_is_restored_and_workers_go_on_in_it)
 
 TEST(a_shard_that_stays_away_is_given_up_for_one_that_is_there)
 {
-    char folder[300];
     fake_shard_up(&fake, 2);
-    save(folder);
-    amend(1);
+    take_snapshot();
+    amend_to_wait(1);
     fake_shard_away(&fake, 1);
     expect_rolled_back();
     expect_attached(ask_open(), 2, 1);
@@ -94,9 +81,8 @@ TEST(a_shard_that_stays_away_is_given_up_for_one_that_is_there)
 
 TEST(fewer_shards_than_the_cluster_has_are_taken_when_it_has_waited_for_so_long)
 {
-    char folder[300];
-    save(folder);
-    amend(1);
+    take_snapshot();
+    amend_to_wait(1);
     fake_shard_away(&fake, 1); // for good
     expect_rolled_back();
     const uint32_t request = ask_open();
@@ -123,10 +109,9 @@ TEST(fewer_shards_than_the_cluster_has_are_taken_when_it_has_waited_for_so_long)
 
 TEST(a_part_that_comes_back_first_ends_it)
 {
-    char folder[300];
-    save(folder);
+    take_snapshot();
     train();
-    amend(1);
+    amend_to_wait(1);
     fake_shard_away(&fake, 1); // and none is there in its place
     expect_rolled_back();
     const uint32_t request = ask_open(); // waits
@@ -154,11 +139,10 @@ static void expect_passed_over(const char *text)
 
 TEST(a_damaged_one_is_passed_over_for_the_one_before)
 {
-    char folder[300];
-    save(folder);
+    take_snapshot();
     train();
-    save(folder);
-    amend(0);
+    const char *folder = take_snapshot()->path;
+    amend();
     damage(folder);
     lose_part(1);
     expect_rolled_back();
@@ -166,7 +150,7 @@ TEST(a_damaged_one_is_passed_over_for_the_one_before)
     expect_passed_over("step-000000000001-g1 was restored; the newest snapshot, "
                        "step-000000000002-g1, is damaged: ");
     train();
-    save(folder);
+    take_snapshot();
     expect_passed_over("");
 }
 
@@ -184,11 +168,10 @@ static void mount_at(uint32_t shard)
 
 TEST(storage_that_is_not_mounted_at_a_shard_is_waited_for_however_long)
 {
-    char folder[300];
-    save(folder);
+    take_snapshot();
     train();
-    save(folder);
-    amend(0);
+    take_snapshot();
+    amend();
     unmount_at(1);
     lose_part(1);
     expect_rolled_back();
@@ -209,9 +192,8 @@ TEST(storage_that_is_not_mounted_at_a_shard_is_waited_for_however_long)
 /* It said nothing when it joined, for then it was mounted. */
 TEST(a_shard_that_does_not_say_that_its_storage_is_gone_is_tried_again_and_again)
 {
-    char folder[300];
-    save(folder);
-    amend(0);
+    take_snapshot();
+    amend();
     unmount_at(1);
     fake.shards[1].storage = NULL;
     // Read before the loss: the first try may have ended when ask_open() returns.
@@ -233,9 +215,8 @@ TEST(a_shard_that_does_not_say_that_its_storage_is_gone_is_tried_again_and_again
 
 TEST(a_shard_that_sees_the_snapshots_is_taken_before_one_that_does_not)
 {
-    char folder[300];
-    save(folder);
-    amend(0);
+    take_snapshot();
+    amend();
     unmount_at(1);
     fake_shard_up(&fake, 2);
     fake_until(&fake, coord_shard_find(fake.cluster, "s1")->storage.text[0] != '\0');
@@ -248,9 +229,8 @@ TEST(a_shard_that_sees_the_snapshots_is_taken_before_one_that_does_not)
 /* Its process serves other jobs still: else it would have ended. */
 TEST(a_shard_whose_device_failed_gets_no_part)
 {
-    char folder[300];
-    save(folder);
-    amend(0);
+    take_snapshot();
+    amend();
     fake_shard_up(&fake, 2);
     fake.shards[1].failed = "a launch of fold failed on Emulated card 0";
     lose_part(1);
@@ -263,13 +243,13 @@ TEST(a_shard_whose_device_failed_gets_no_part)
 
 TEST(one_that_is_removed_meanwhile_is_not_counted_twice)
 {
-    char folders[3][300];
+    const char *newest = NULL;
     for (int i = 0; i < 3; i++) {
         if (i > 0) train();
-        save(folders[i]);
+        newest = take_snapshot()->path;
     }
-    damage(folders[2]);
-    amend(0);
+    damage(newest);
+    amend();
     uv_timer_stop(&fake.cluster->clock.tick); // it is tried by this test's word
     lose_part(1);
     coord_job_lose(toy(), true, "s1 lost it");
@@ -278,10 +258,10 @@ TEST(one_that_is_removed_meanwhile_is_not_counted_twice)
     fake_until(&fake, !toy()->loss.recovery.running);
     Cairn__SnapshotRemove message = CAIRN__SNAPSHOT_REMOVE__INIT; // as its operator does
     message.job = "toy";
-    message.id = strrchr(folders[2], '/') + 1;
+    message.id = strrchr(newest, '/') + 1;
     message.force = true; // it may have been verified meanwhile, or not
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &message.base);
-    fake_hear(&admin, SnapshotRemoved, request);
+    fake_hear(&admin, SnapshotRemoved,
+              fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &message.base));
     coord_recovery_tick(toy());
     fake_until(&fake, toy()->state == CAIRN_CLUSTER_JOB_RUNNING);
     expect_attached(ask_open(), 2, 2);
@@ -290,9 +270,7 @@ TEST(one_that_is_removed_meanwhile_is_not_counted_twice)
 /* With another learning rate, which stays. */
 static uint32_t ask_restore_with_lr(const char *folder)
 {
-    Cairn__Setting lr = CAIRN__SETTING__INIT, *settings[] = { &lr };
-    lr.key = "all.lr";
-    lr.value = "0.25";
+    Cairn__Setting lr = { .key = "all.lr", .value = "0.25" }, *settings[] = { &lr };
     return fake_ask(&admin, SnapshotRestore, .path = wire_text(folder), .settings = settings,
                     .n_settings = 1);
 }
@@ -300,9 +278,8 @@ static uint32_t ask_restore_with_lr(const char *folder)
 /* The shard comes back empty, or another one is there in its place. */
 TEST_EACH(a_restore_that_an_operator_began_and_a_shard_ended_is_tried_again, 0, 2)
 {
-    char folder[300];
-    amend(0);
-    save(folder);
+    amend();
+    const char *folder = take_snapshot()->path;
     train();
     fake.shards[1].holds_create = true;
     const uint32_t asked = ask_restore_with_lr(folder);
@@ -324,11 +301,10 @@ TEST_EACH(a_restore_that_an_operator_began_and_a_shard_ended_is_tried_again, 0, 
 
 TEST(without_a_snapshot_the_job_is_lost_and_says_so)
 {
-    amend(0);
+    amend();
     lose_part(1);
     expect_rolled_back();
-    const uint32_t request = ask_open();
-    fake_expect_error(&w, request, CAIRN_ERR_JOB_LOST,
+    fake_expect_error(&w, ask_open(), CAIRN_ERR_JOB_LOST,
                       "finds no whole snapshot of it: `cairn snapshot restore toy latest` tries "
                       "again");
     ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_LOST);
@@ -336,11 +312,10 @@ TEST(without_a_snapshot_the_job_is_lost_and_says_so)
 
 TEST(with_one_alone_whose_results_are_not_finite_it_is_lost_and_says_how_to_take_that)
 {
-    char folder[300];
     fake.shards[0].nonfinite = 2;
     train();
-    save(folder);
-    amend(0);
+    take_snapshot();
+    amend();
     lose_part(1);
     expect_rolled_back();
     fake_expect_error(&w, ask_open(), CAIRN_ERR_JOB_LOST, "`cairn snapshot restore toy ID`");
@@ -348,9 +323,8 @@ TEST(with_one_alone_whose_results_are_not_finite_it_is_lost_and_says_how_to_take
 
 TEST(without_progress_it_ends_after_so_many)
 {
-    char folder[300];
-    save(folder);
-    amend(0);
+    take_snapshot();
+    amend();
     for (uint64_t i = 0; i < CAIRN_RESTORES_MAX; i++) {
         lose_part(1);
         expect_rolled_back();
@@ -359,22 +333,20 @@ TEST(without_progress_it_ends_after_so_many)
     lose_part(1);
     fake_expect_error(&w, 0, CAIRN_ERR_JOB_LOST, "restored it 3 times without a step");
     ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_LOST);
-    const uint32_t request = ask_open();
-    fake_expect_error(&w, request, CAIRN_ERR_JOB_LOST, "waits now; restore a snapshot with");
+    fake_expect_error(&w, ask_open(), CAIRN_ERR_JOB_LOST, "waits now; restore a snapshot with");
 }
 
 TEST(no_snapshot_that_is_ahead_of_the_job_is_its_own)
 {
-    char folder[300];
     train();
     train();
-    save(folder);
+    take_snapshot();
     drop();
     come_again("w0");
     job = fake_attach(&w, 11, 0, 1); // another one, from the beginning
     fake_init(&w, job);
     train();
-    amend(0);
+    amend();
     lose_part(1);
     expect_rolled_back();
     fake_expect_error(&w, ask_open(), CAIRN_ERR_JOB_LOST, "takes none of its snapshots unasked");
@@ -383,15 +355,9 @@ TEST(no_snapshot_that_is_ahead_of_the_job_is_its_own)
 /* Those who came for more workers than the snapshot's job has, and those who wait for a lost one. */
 TEST(it_keeps_how_many_workers_it_was_amended_to_have)
 {
-    char folder[300];
-    save(folder);
-    amend(0);
-    Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
-    message.job = job;
-    message.key = 2;
-    fake_set(&message, "workers_min=1");
-    fake_set(&message, "workers_max=4");
-    fake_expect_amended(&w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 2);
+    take_snapshot();
+    amend();
+    amend_job(2, "workers_min=1 workers_max=4");
     lose_part(1);
     expect_rolled_back();
     come_again("w0");
@@ -408,21 +374,14 @@ TEST(it_keeps_how_many_workers_it_was_amended_to_have)
 
 TEST(who_was_at_work_on_something_else_is_waited_for_afterwards_too)
 {
-    char folder[300];
     struct fake_peer other = worker("w1");
-    save(folder);
-    amend(0);
+    take_snapshot();
+    amend();
     struct job_spec_data spec = fake_spec(1);
     fake_hear(&other, Attached, fake_job_open(&other, &spec, 11, 1));
     spec_release(&spec);
-    Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
-    message.job = job;
-    message.key = 2;
-    fake_set(&message, "workers_min=2");
-    fake_set(&message, "workers_max=2");
-    fake_expect_amended(&w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 2);
-    fake_hear(&other, Done,
-              fake_ask(&other, Pause, .job = job, .at_most_ms = 60000, .what = "evaluating"));
+    amend_job(2, "workers_min=2 workers_max=2");
+    fake_call(&other, Done, Pause, .job = job, .at_most_ms = 60000, .what = "evaluating");
     lose_part(1);
     expect_rolled_back();
     fake_expect_error(&other, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
@@ -444,12 +403,10 @@ TEST(who_was_at_work_on_something_else_is_waited_for_afterwards_too)
 
 TEST(by_default_the_job_waits)
 {
-    char folder[300];
-    save(folder);
+    take_snapshot();
     lose_part(1);
     fake_expect_error(&w, 0, CAIRN_ERR_JOB_LOST, "restore a snapshot with");
-    const uint32_t request = ask_open();
-    fake_expect_error(&w, request, CAIRN_ERR_JOB_LOST, "is lost: s1");
+    fake_expect_error(&w, ask_open(), CAIRN_ERR_JOB_LOST, "is lost: s1");
 }
 
 SUITE(30, open_ticking, close_fake);

@@ -49,10 +49,7 @@ TEST(a_round_that_is_open_ends_before_the_layout_comes_into_force)
 TEST(a_shard_is_drained_leaves_a_hole_and_is_told_to_end)
 {
     const uint32_t request = fake_ask(&admin, MemberDrain, .name = s0, .wait = true);
-    for (int i = 0; i < 50 && !fake.shards[0].move.is_ended; i++) {
-        train();
-        for (int k = 0; k < 20; k++) fake_pump(&fake);
-    }
+    train_until(fake.shards[0].move.is_ended);
     fake_hear(&admin, Done, request);
     ck_assert(!fake.shards[0].has_job && toy()->shards[0].entry == NULL);
     ck_assert_uint_eq(toy()->entry_count, 1);
@@ -70,11 +67,7 @@ TEST(a_shard_is_drained_leaves_a_hole_and_is_told_to_end)
 TEST(at_rest_the_newest_version_is_published_anew)
 {
     fake_peer_close(&w); // nobody trains
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
-    char *const drained[] = { s1 };
-    message.drain = (char **)(uintptr_t)drained;
-    message.n_drain = 1;
-    expect_told(ask_reshard(&message));
+    expect_told(ask_reshard(CAIRN_RESHARD_APPLY, RESHARD_DRAIN(s1)));
     fake_until(&fake, ended());
     ck_assert_int_eq(toy()->reshard.progress.state, CAIRN_RESHARD_DONE);
     ck_assert_uint_ne(fake.shards[0].move.published, 0);
@@ -89,11 +82,7 @@ TEST(at_rest_the_newest_version_is_published_anew)
 /* No round opens while it waits for that, and the one that ends lets the next one open. */
 TEST(a_round_that_publishes_it_before_that_comes_to_it_lets_the_run_go_on_once)
 {
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
-    char *const drained[] = { s1 };
-    message.drain = (char **)(uintptr_t)drained;
-    message.n_drain = 1;
-    expect_told(ask_reshard(&message));
+    expect_told(ask_reshard(CAIRN_RESHARD_APPLY, RESHARD_DRAIN(s1)));
     fake_until(&fake, toy()->layout->version == 2 &&
                           move_stage_of(toy()->reshard.move) == CAIRN_MOVE_REST);
     const uint64_t round = fake_begin(&w, job);
@@ -108,9 +97,7 @@ TEST(a_round_that_publishes_it_before_that_comes_to_it_lets_the_run_go_on_once)
 
 TEST(who_comes_in_between_begins_with_the_layout_of_the_newest_version)
 {
-    fake.shards[2].move.holds_moved = true;
-    apply_shards(3);
-    fake_until(&fake, toy()->layout->version == 2);
+    begin_slice();
     struct fake_peer reader = fake_connect(&fake, CAIRN_ROLE_WIRE_READER, "r");
     const uint32_t request = fake_ask(&reader, JobOpen, .name = toy_name,
                                       .role = CAIRN_ROLE_WIRE_READER, .session = 77);
@@ -120,8 +107,7 @@ TEST(who_comes_in_between_begins_with_the_layout_of_the_newest_version)
     fake_expect_silence(&reader, job);
     ck_assert_uint_eq(reader.layout.version, 2);
     ck_assert_uint_eq(reader.layout.since.step, 2);
-    fake.shards[2].move.holds_moved = false;
-    fake_move_release(&fake.shards[2]);
+    end_slice();
     train_until_ended();
     fake_peer_close(&reader);
 }
@@ -130,17 +116,14 @@ TEST(who_comes_in_between_begins_with_the_layout_of_the_newest_version)
 
 TEST(a_cancel_ends_the_slice_that_is_under_way_and_begins_no_other)
 {
-    fake.shards[2].move.holds_moved = true;
-    apply_shards(3);
-    fake_until(&fake, toy()->layout->version == 2);
-    const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
-    expect_told(ask_reshard(&cancel));
+    begin_slice();
+    cancel_reshard();
     expect_state("moving");
-    fake.shards[2].move.holds_moved = false;
-    fake_move_release(&fake.shards[2]);
+    end_slice();
     train_until_ended();
     expect_state("canceled");
-    expect_refused(&cancel, CAIRN_ERR_NOT_FOUND, "nothing to cancel");
+    fake_expect_error(&admin, ask_reshard(CAIRN_RESHARD_CANCEL), CAIRN_ERR_NOT_FOUND,
+                      "nothing to cancel");
     train();
 }
 
@@ -149,15 +132,13 @@ TEST(a_cancel_ends_the_drain_that_began_it)
     fake.shards[1].move.holds_moved = true;
     const uint32_t request = fake_ask(&admin, MemberDrain, .name = s0, .wait = true);
     fake_until(&fake, toy()->layout->version == 2);
-    const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
-    const uint32_t canceled = ask_reshard(&cancel);
+    const uint32_t canceled = ask_reshard(CAIRN_RESHARD_CANCEL);
     fake_expect_error(&admin, request, CAIRN_ERR_CANCELED, "not drained: it was canceled");
     expect_told(canceled);
-    fake.shards[1].move.holds_moved = false;
-    fake_move_release(&fake.shards[1]);
+    end_move(1);
     train_until_ended();
     tick_fast();
-    for (int k = 0; k < 50; k++) fake_pump(&fake);
+    fake_pumps(&fake, 50);
     ck_assert(ended() && fake.shards[0].has_job && !fake.shards[0].move.is_ended);
     expect_state("canceled");
     fake_until(&fake, fake.cluster->saves.list == NULL);
@@ -167,33 +148,26 @@ TEST(a_cancel_ends_the_drain_that_began_it)
 
 TEST(an_answer_of_a_slice_that_was_taken_back_is_none_to_the_next_of_that_number)
 {
-    const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
     const Cairn__Done done = CAIRN__DONE__INIT;
-    fake.shards[1].move.holds_prepare = true;
-    apply_shards(3);
-    fake_until(&fake, fake.shards[1].move.next != NULL);
+    begin_prepare(1);
     const uint32_t late = fake.shards[1].move.request;
-    expect_told(ask_reshard(&cancel));
+    cancel_reshard();
     fake_until(&fake, ended() && fake.shards[1].move.next == NULL);
     apply_shards(3);
     fake_until(&fake, fake.shards[1].move.next != NULL);
     fake_send(&fake.shards[1].peer, CAIRN_MSG_DONE, late, &done.base);
-    for (int k = 0; k < 50; k++) fake_pump(&fake);
+    fake_pumps(&fake, 50);
     ck_assert_uint_eq(round_layout_pending(toy()->core), 0);
     ck_assert_uint_eq(toy()->layout->version, 1);
-    fake.shards[1].move.holds_prepare = false;
-    fake_move_prepared(&fake.shards[1]);
+    end_prepare(1);
     train_until_ended();
     expect_state("done");
 }
 
 TEST(what_is_only_prepared_is_taken_back_by_a_cancel)
 {
-    fake.shards[1].move.holds_prepare = true;
-    apply_shards(3);
-    fake_until(&fake, fake.shards[1].move.next != NULL);
-    const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
-    expect_told(ask_reshard(&cancel));
+    begin_prepare(1);
+    cancel_reshard();
     fake_until(&fake, ended());
     expect_state("canceled");
     ck_assert_uint_eq(toy()->layout->version, 1);
@@ -217,17 +191,15 @@ TEST(a_shard_that_is_busy_is_asked_again_with_the_next_tick)
 
 TEST(who_asks_for_it_is_told_when_it_is_in_the_store)
 {
-    Cairn__ReshardAsk apply = question(CAIRN_RESHARD_APPLY);
-    const Cairn__ReshardAsk status = question(CAIRN_RESHARD_STATUS);
     for (int all = 0; all < 2; all++) {
-        apply.shards = all ? 2 : 3;
-        apply.all = all;
+        const uint32_t shards = all ? 2 : 3;
         hold_disk();
-        const uint32_t request = ask_reshard(&apply);
+        const uint32_t request = ask_reshard(CAIRN_RESHARD_APPLY, .shards = shards, .all = all);
         fake_until(&fake, toy()->reshard.running);
-        Cairn__ReshardTold *told = expect_told(ask_reshard(&status)); // the first that comes
-        ck_assert_str_eq(told->jobs[0]->state, "moving");
-        ck_assert_uint_eq(told->jobs[0]->shards_after, apply.shards);
+        const Cairn__ReshardJob *told = expect_told(
+            ask_reshard(CAIRN_RESHARD_STATUS)); // the first that comes
+        ck_assert_str_eq(told->state, "moving");
+        ck_assert_uint_eq(told->shards_after, shards);
         release_disk();
         expect_told(request);
         train_until_ended();
@@ -239,15 +211,13 @@ TEST(it_is_told_for_which_shard_a_slice_waits)
     fake.shards[1].move.holds_prepare = fake.shards[2].move.holds_moved = true;
     apply_shards(3);
     fake_until(&fake, fake.shards[1].move.next != NULL && fake.shards[2].move.next != NULL);
-    for (int k = 0; k < 50; k++) fake_pump(&fake);
+    fake_pumps(&fake, 50);
     expect_text("it waits for shard s1 to make room for what comes");
-    fake.shards[1].move.holds_prepare = false;
-    fake_move_prepared(&fake.shards[1]);
+    end_prepare(1);
     fake_until(&fake, toy()->layout->version == 2);
-    for (int k = 0; k < 50; k++) fake_pump(&fake);
+    fake_pumps(&fake, 50);
     expect_text("it waits for shard s2 to have all that it owns");
-    fake.shards[2].move.holds_moved = false;
-    fake_move_release(&fake.shards[2]);
+    end_slice();
     train_until_ended();
 }
 
@@ -266,15 +236,12 @@ TEST(a_shard_that_has_no_room_ends_it_and_the_job_goes_on)
 
 TEST(a_snapshot_waits_for_the_slice_and_the_next_slice_for_the_snapshot)
 {
-    fake.shards[2].move.holds_moved = true;
-    apply_shards(3);
-    fake_until(&fake, toy()->layout->version == 2);
+    begin_slice();
     const uint32_t request = ask_snapshot(&admin, true);
     fake_until(&fake, toy()->snapshots.running != NULL);
-    for (int i = 0; i < 50; i++) fake_pump(&fake);
+    fake_pumps(&fake, 50);
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_PIN], 0);
-    fake.shards[2].move.holds_moved = false;
-    fake_move_release(&fake.shards[2]);
+    end_slice();
     Cairn__SnapshotStatus *status = expect_snapshot(request);
     ck_assert_uint_eq(status->shards, 3);
     train_until_ended();
@@ -282,15 +249,12 @@ TEST(a_snapshot_waits_for_the_slice_and_the_next_slice_for_the_snapshot)
 
 TEST(an_amendment_of_tensors_waits_for_the_slice_and_the_run_goes_on_after_it)
 {
-    fake.shards[2].move.holds_moved = true;
-    apply_shards(3);
-    fake_until(&fake, toy()->layout->version == 2);
+    begin_slice();
     const uint32_t request = fake_amend_more(&w, job, 5);
     fake_until(&fake, toy()->extension.staged_job != NULL);
-    for (int i = 0; i < 50; i++) fake_pump(&fake);
+    fake_pumps(&fake, 50);
     ck_assert_int_eq(coord_stage(toy(), CAIRN_OPERATION_EXTEND), CAIRN_STAGE_EXTENDING);
-    fake.shards[2].move.holds_moved = false;
-    fake_move_release(&fake.shards[2]);
+    end_slice();
     fake_expect_amended(&w, request, 1);
     ck_assert_uint_eq(toy()->spec.tensor_count, 3);
     ck_assert_uint_eq(toy()->entry_count, 3);
@@ -300,9 +264,7 @@ TEST(an_amendment_of_tensors_waits_for_the_slice_and_the_run_goes_on_after_it)
 TEST(a_restore_ends_it_and_takes_all_shards)
 {
     Cairn__SnapshotStatus *taken = take_snapshot();
-    fake.shards[2].move.holds_moved = true;
-    apply_shards(3);
-    fake_until(&fake, toy()->layout->version == 2);
+    begin_slice();
     expect_snapshot(ask_restore("toy", taken->id, ""));
     ck_assert(!toy()->reshard.running);
     ck_assert_uint_eq(toy()->entry_count, 3);
@@ -311,9 +273,7 @@ TEST(a_restore_ends_it_and_takes_all_shards)
 
 TEST(a_drop_takes_the_job_off_shards_that_join_too)
 {
-    fake.shards[2].move.holds_moved = true;
-    apply_shards(3);
-    fake_until(&fake, toy()->layout->version == 2);
+    begin_slice();
     drop();
     ck_assert(!fake.shards[0].has_job && !fake.shards[1].has_job && !fake.shards[2].has_job);
 }
@@ -334,8 +294,7 @@ TEST(a_job_that_is_to_be_parked_while_a_shard_joins_gets_the_slice_and_is_parked
     fake_hear(&admin, JobParked, request);
     ck_assert_uint_gt(toy()->layout->version, 1);
     park.parked = false;
-    const uint32_t back = fake_request(&admin, CAIRN_MSG_JOB_PARK, &park.base);
-    fake_hear(&admin, JobParked, back);
+    fake_hear(&admin, JobParked, fake_request(&admin, CAIRN_MSG_JOB_PARK, &park.base));
     train_until_ended();
     ck_assert(owns(0) && owns(1) && owns(2));
 }

@@ -13,89 +13,90 @@
 
 /* ---- refused ---- */
 
-TEST(what_cannot_be_is_refused_with_a_sentence)
+#define NAMES(...)  \
+    (char *[])      \
+    {               \
+        __VA_ARGS__ \
+    }
+#define WEIGHT(...)                 \
+    (Cairn__ShardWeight *[])        \
+    {                               \
+        &(Cairn__ShardWeight)       \
+        {                           \
+            .name = s0, __VA_ARGS__ \
+        }                           \
+    }
+
+static char nobody[] = "nobody";
+
+/* By the admin, of the job toy unless it says another one. */
+static uint32_t ask(Cairn__ReshardAsk message)
 {
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
-    Cairn__ShardWeight weight = CAIRN__SHARD_WEIGHT__INIT, *weights[] = { &weight };
-    char unknown[] = "nobody", *names[] = { unknown }, *all[] = { s0, s1 }, *more[] = { s2, s1 };
-    message.shards = 9;
-    expect_refused(&message, CAIRN_ERR_INVALID, "over 9 shards: 3 are here");
-    message.shards = 0;
-    message.add = names;
-    message.n_add = 1;
-    expect_refused(&message, CAIRN_ERR_NOT_FOUND, "no shard \"nobody\"");
-    message.n_add = 0;
-    message.add = more;
-    message.n_add = 2;
-    message.shards = 1;
-    expect_refused(&message, CAIRN_ERR_INVALID, "2 shards are to be added, and 1 are to have");
-    message.shards = 0;
-    message.drain = all;
-    message.n_drain = 2;
-    expect_refused(&message, CAIRN_ERR_INVALID, "shard s1 is to be added and drained");
-    message.n_add = 0;
-    expect_refused(&message, CAIRN_ERR_INVALID, "no shard would be left");
-    message.n_drain = 0;
-    message.weights = weights;
-    message.n_weights = 1;
-    weight.name = s0;
-    expect_refused(&message, CAIRN_ERR_INVALID, "--drain");
-    weight.weight = NAN;
-    expect_refused(&message, CAIRN_ERR_INVALID, "the weight of shard s0");
-    message.n_weights = 0;
-    message.pause = -1;
-    expect_refused(&message, CAIRN_ERR_INVALID, "a pause of -1");
-    message.pause = 0;
-    message.op = 17;
-    expect_refused(&message, CAIRN_ERR_INVALID, "17");
-    message.op = CAIRN_RESHARD_APPLY;
-    message.layout_hash = 5;
-    expect_refused(&message, CAIRN_ERR_MISMATCH, "plan again");
-    message.job = unknown;
-    expect_refused(&message, CAIRN_ERR_NOT_FOUND, "no job \"nobody\"");
-    fake.shards[2].move.holds_moved = true;
-    apply_shards(3);
-    message = question(CAIRN_RESHARD_APPLY);
-    expect_refused(&message, CAIRN_ERR_BUSY, "under way");
-    expect_state("moving");
-    Cairn__JobStatus *status = show_job("toy");
-    ck_assert_ptr_nonnull(strstr(status->moving, "slice"));
+    if (message.job == NULL) message.job = toy_name;
+    return fake_request(&admin, CAIRN_MSG_RESHARD_ASK,
+                        made_as(CAIRN_MSG_RESHARD_ASK, &message.base));
 }
 
-static void expect_all(const Cairn__ReshardAsk *message, const char *state, const char *word)
+TEST(what_cannot_be_is_refused_with_a_sentence)
 {
-    Cairn__ReshardTold *told = expect_told(ask_reshard(message));
-    ck_assert_str_eq(told->jobs[0]->state, state);
-    ck_assert_ptr_nonnull(strstr(told->jobs[0]->text, word));
+    const struct {
+        Cairn__ReshardAsk ask;
+        cairn_status status;
+        const char *word;
+    } refused[] = {
+        { { .shards = 9 }, CAIRN_ERR_INVALID, "over 9 shards: 3 are here" },
+        { { .add = NAMES(nobody), .n_add = 1 }, CAIRN_ERR_NOT_FOUND, "no shard \"nobody\"" },
+        { { .add = NAMES(s2, s1), .n_add = 2, .shards = 1 },
+          CAIRN_ERR_INVALID,
+          "2 shards are to be added, and 1 are to have" },
+        { { .add = NAMES(s2, s1), .n_add = 2, .drain = NAMES(s0, s1), .n_drain = 2 },
+          CAIRN_ERR_INVALID,
+          "shard s1 is to be added and drained" },
+        { { .drain = NAMES(s0, s1), .n_drain = 2 }, CAIRN_ERR_INVALID, "no shard would be left" },
+        { { .weights = WEIGHT(.weight = 0), .n_weights = 1 }, CAIRN_ERR_INVALID, "--drain" },
+        { { .weights = WEIGHT(.weight = NAN), .n_weights = 1 },
+          CAIRN_ERR_INVALID,
+          "the weight of shard s0" },
+        { { .pause = -1 }, CAIRN_ERR_INVALID, "a pause of -1" },
+        { { .op = 17 }, CAIRN_ERR_INVALID, "17" },
+        { { .op = CAIRN_RESHARD_APPLY, .layout_hash = 5 }, CAIRN_ERR_MISMATCH, "plan again" },
+        { { .op = CAIRN_RESHARD_APPLY, .layout_hash = 5, .job = nobody },
+          CAIRN_ERR_NOT_FOUND,
+          "no job \"nobody\"" },
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        fake_expect_error(&admin, ask(refused[i].ask), refused[i].status, refused[i].word);
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_expect_error(&admin, ask_reshard(CAIRN_RESHARD_APPLY), CAIRN_ERR_BUSY, "under way");
+    expect_state("moving");
+    ck_assert_ptr_nonnull(strstr(show_job("toy")->moving, "slice"));
+}
+
+/* Of all jobs, so that what it says of one is no refusal of the whole. */
+static void expect_all(Cairn__ReshardAsk message, const char *state, const char *word)
+{
+    message.all = true;
+    message.job = nobody;
+    const Cairn__ReshardJob *told = expect_told(ask(message));
+    ck_assert_str_eq(told->state, state);
+    ck_assert_ptr_nonnull(strstr(told->text, word));
 }
 
 TEST(of_all_jobs_one_that_it_cannot_be_for_is_told_as_refused)
 {
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_CANCEL);
-    char unknown[] = "nobody", *names[] = { unknown }, *free_shard[] = { s2 };
-    message.job = unknown;
-    message.all = true;
-    expect_all(&message, "refused", "nothing to cancel");
-    message.op = CAIRN_RESHARD_PLAN;
-    message.add = names;
-    message.n_add = 1;
-    expect_all(&message, "refused", "no shard \"nobody\"");
-    message.n_add = 0;
-    message.drain = free_shard;
-    message.n_drain = 1;
-    expect_all(&message, "planned", "");
+    expect_all((Cairn__ReshardAsk) { .op = CAIRN_RESHARD_CANCEL }, "refused", "nothing to cancel");
+    expect_all((Cairn__ReshardAsk) { .op = CAIRN_RESHARD_PLAN, RESHARD_ADD(nobody) }, "refused",
+               "no shard \"nobody\"");
+    expect_all((Cairn__ReshardAsk) { .op = CAIRN_RESHARD_PLAN, RESHARD_DRAIN(s2) }, "planned", "");
     fake.shards[2].move.holds_moved = true;
     apply_shards(3);
-    message.op = CAIRN_RESHARD_APPLY;
-    message.n_drain = 0;
-    expect_all(&message, "refused", "under way");
+    expect_all((Cairn__ReshardAsk) { .op = CAIRN_RESHARD_APPLY }, "refused", "under way");
 }
 
 TEST(a_plan_says_what_would_move_and_changes_nothing)
 {
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
-    Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
-    const Cairn__ReshardJob *one = told->jobs[0];
+    const Cairn__ReshardJob *one = expect_told(ask_reshard(CAIRN_RESHARD_PLAN));
     ck_assert_str_eq(one->state, "planned");
     ck_assert_uint_eq(one->n_pairs, 2);
     ck_assert_str_eq(one->pairs[0]->to, "s2");
@@ -119,55 +120,45 @@ static Cairn__Home *give_device(char *name, uint64_t bytes)
     return seat->session->home = home;
 }
 
+/* Both shards that have the job are to be drained, for the third one. */
+static uint32_t ask_plan_of_another(void)
+{
+    return ask((Cairn__ReshardAsk) {
+        .op = CAIRN_RESHARD_PLAN, RESHARD_ADD(s2), .drain = NAMES(s0, s1), .n_drain = 2 });
+}
+
 TEST(of_a_shard_with_a_device_its_memory_counts_and_what_lies_partly_there_stays)
 {
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
-    char *drained[] = { s0, s1 }, *added[] = { s2 };
     Cairn__Home *home = give_device(s2, (uint64_t)1 << 30);
-    message.add = added;
-    message.drain = drained;
-    message.n_add = 1;
-    message.n_drain = 2;
-    expect_told(ask_reshard(&message));
+    expect_told(ask_plan_of_another());
     home->taken_bytes = home->total_bytes - 64;
-    expect_refused(&message, CAIRN_ERR_NO_MEMORY, "have room for");
+    fake_expect_error(&admin, ask_plan_of_another(), CAIRN_ERR_NO_MEMORY, "have room for");
     (void)give_device(s0, (uint64_t)1 << 30);
     toy()->spec.offload_fraction = 0.5;
-    expect_refused(&message, CAIRN_ERR_UNSUPPORTED, "partly on devices");
+    fake_expect_error(&admin, ask_plan_of_another(), CAIRN_ERR_UNSUPPORTED, "partly on devices");
     toy()->spec.offload_fraction = 0;
 }
 
 /* Of the job, and of a slice, which is no more than that here. */
 TEST(nothing_is_planned_for_memory_that_a_shard_does_not_have)
 {
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
-    char *drained[] = { s0, s1 }, *added[] = { s2 };
-    message.add = added;
-    message.drain = drained;
-    message.n_add = 1;
-    message.n_drain = 2;
-    Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
-    const uint64_t all_bytes = told->jobs[0]->all_bytes;
+    const uint64_t all_bytes = expect_told(ask_plan_of_another())->all_bytes;
     struct coord_shard_entry *seat = coord_shard_find(toy()->cluster, s2);
     seat->memory_bytes = 64; // nothing is taken of it yet
-    expect_refused(&message, CAIRN_ERR_NO_MEMORY, "have room for");
+    fake_expect_error(&admin, ask_plan_of_another(), CAIRN_ERR_NO_MEMORY, "have room for");
     seat->memory_bytes = 3 * all_bytes / 2;
-    expect_refused(&message, CAIRN_ERR_NO_MEMORY, "have room for");
+    fake_expect_error(&admin, ask_plan_of_another(), CAIRN_ERR_NO_MEMORY, "have room for");
     seat->memory_bytes = 4 * all_bytes;
-    expect_told(ask_reshard(&message));
+    expect_told(ask_plan_of_another());
 }
 
 TEST(a_shard_that_is_added_is_among_those_that_are_counted)
 {
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
-    char *added[] = { s2 };
-    message.add = added;
-    message.n_add = 1;
-    message.shards = 2;
-    Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
-    ck_assert_uint_eq(told->jobs[0]->n_pairs, 1);
-    ck_assert_str_eq(told->jobs[0]->pairs[0]->from, "s1");
-    ck_assert_str_eq(told->jobs[0]->pairs[0]->to, "s2");
+    const Cairn__ReshardJob *told = expect_told(
+        ask_reshard(CAIRN_RESHARD_PLAN, RESHARD_ADD(s2), .shards = 2));
+    ck_assert_uint_eq(told->n_pairs, 1);
+    ck_assert_str_eq(told->pairs[0]->from, "s1");
+    ck_assert_str_eq(told->pairs[0]->to, "s2");
 }
 
 static void on_message(void *arg, const void *header, size_t header_bytes, size_t payload_bytes,
@@ -199,23 +190,18 @@ static void sit_again(uint32_t shard)
 
 TEST(a_shard_on_no_network_gets_nothing_beside_shards_of_other_hosts)
 {
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
-    char *added[] = { s2 };
-    message.add = added;
-    message.n_add = 1;
     snprintf(fake.shards[2].host, sizeof fake.shards[2].host, "alone");
     sit_again(2);
     give_network(&fake.shards[0], "alone"); // its own host: that one shares its memory
     sit_again(0);
-    expect_told(ask_reshard(&message));
+    expect_told(ask_reshard(CAIRN_RESHARD_PLAN, RESHARD_ADD(s2)));
     give_network(&fake.shards[0], "another");
     sit_again(0);
-    expect_refused(&message, CAIRN_ERR_NOT_READY, "shard s2, which listens on no network");
-    message.n_add = 0;
-    message.shards = 3;
-    expect_refused(&message, CAIRN_ERR_INVALID, "2 are here that it could have");
-    Cairn__ClusterStatus *status = fake_hear(&admin, ClusterStatus,
-                                             fake_ask(&admin, ClusterStatusGet));
+    fake_expect_error(&admin, ask_reshard(CAIRN_RESHARD_PLAN, RESHARD_ADD(s2)), CAIRN_ERR_NOT_READY,
+                      "shard s2, which listens on no network");
+    fake_expect_error(&admin, ask_reshard(CAIRN_RESHARD_PLAN, .shards = 3), CAIRN_ERR_INVALID,
+                      "2 are here that it could have");
+    Cairn__ClusterStatus *status = fake_call(&admin, ClusterStatus, ClusterStatusGet);
     ck_assert_str_eq(status->members[0]->apart, "");
     ck_assert_ptr_nonnull(strstr(status->members[2]->apart, "fabric.device"));
     // Nor of a new job, though there are as many shards as the cluster is to have.
@@ -233,30 +219,25 @@ TEST(a_shard_on_no_network_gets_nothing_beside_shards_of_other_hosts)
 
 TEST(what_is_expected_goes_by_steps_where_steps_are_made_and_else_by_the_rate)
 {
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_PLAN);
-    message.pause = 0.5;
     train();
     train();
     const double step_s = coord_pace_median(&toy()->pace) * 1e-6;
-    Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
-    ck_assert_double_eq_tol(told->jobs[0]->expected_pause_s, 0.5 * step_s, 1e-9);
-    ck_assert_double_eq_tol(told->jobs[0]->expected_s, 2 * told->jobs[0]->slices * step_s, 1e-9);
+    const Cairn__ReshardJob *told = expect_told(ask_reshard(CAIRN_RESHARD_PLAN, .pause = 0.5));
+    ck_assert_double_eq_tol(told->expected_pause_s, 0.5 * step_s, 1e-9);
+    ck_assert_double_eq_tol(told->expected_s, 2 * told->slices * step_s, 1e-9);
     toy()->pace.seen_us = 0; // long ago
     toy()->reshard.rate = 2;
-    told = expect_told(ask_reshard(&message));
-    ck_assert(told->jobs[0]->expected_pause_s <= 0);
-    ck_assert_double_eq_tol(told->jobs[0]->expected_s, (double)told->jobs[0]->all_bytes / 2e6,
-                            1e-9);
+    told = expect_told(ask_reshard(CAIRN_RESHARD_PLAN, .pause = 0.5));
+    ck_assert(told->expected_pause_s <= 0);
+    ck_assert_double_eq_tol(told->expected_s, (double)told->all_bytes / 2e6, 1e-9);
 }
 
 /* A fake shard says of each slice that 1 MiB came, in 1 ms. */
 TEST(what_came_is_told_with_the_time_of_the_slowest_shard_of_each_slice)
 {
-    const Cairn__ReshardAsk message = question(CAIRN_RESHARD_STATUS);
     apply_shards(3);
     train_until_ended();
-    Cairn__ReshardTold *told = expect_told(ask_reshard(&message));
-    const Cairn__ReshardJob *one = told->jobs[0];
+    const Cairn__ReshardJob *one = expect_told(ask_reshard(CAIRN_RESHARD_STATUS));
     ck_assert(one->slice > 0 && one->move_us > 0);
     ck_assert_uint_eq(one->state_us, 1000 * one->slice);
     ck_assert_uint_eq(one->state_bytes, ((uint64_t)3 << 20) * one->slice);
@@ -265,12 +246,11 @@ TEST(what_came_is_told_with_the_time_of_the_slowest_shard_of_each_slice)
 
 TEST(the_last_shard_is_not_drained_and_nothing_moves_when_all_are_stopped)
 {
-    Cairn__DrainMe drain = CAIRN__DRAIN_ME__INIT;
     fake_shard_away(&fake, 2);
     fake.shards[1].move.holds_prepare = true;
-    (void)fake_request(&fake.shards[0].peer, CAIRN_MSG_DRAIN_ME, &drain.base);
+    (void)fake_ask(&fake.shards[0].peer, DrainMe);
     fake_until(&fake, fake.shards[1].move.next != NULL);
-    (void)fake_request(&fake.shards[1].peer, CAIRN_MSG_DRAIN_ME, &drain.base);
+    (void)fake_ask(&fake.shards[1].peer, DrainMe);
     fake_until(&fake, fake.shards[0].error != 0 && fake.shards[1].error != 0);
     ck_assert_ptr_nonnull(strstr(fake.shards[0].error_text, "all shards are being stopped"));
     ck_assert_ptr_nonnull(strstr(fake.shards[1].error_text, "no shard that stays"));

@@ -9,11 +9,9 @@
 
 /* ---- deaths ---- */
 
-static void check_that_a_joiner_goes(int silent)
+static void check_that_a_joiner_goes(uint32_t silent)
 {
-    fake.shards[silent].move.holds_prepare = true;
-    apply_shards(3);
-    fake_until(&fake, fake.shards[silent].move.next != NULL);
+    begin_prepare(silent);
     fake_shard_away(&fake, 2);
     fake_until(&fake, ended());
     expect_state("failed");
@@ -39,9 +37,7 @@ TEST(a_joiner_that_goes_before_it_has_answered_changes_nothing)
 
 TEST(a_fresh_taker_that_dies_is_left_out_again)
 {
-    fake.shards[2].move.holds_moved = true;
-    apply_shards(3);
-    fake_until(&fake, toy()->layout->version == 2);
+    begin_slice();
     fake_shard_forget(&fake, 2);
     fake_until(&fake, toy()->layout->version == 3);
     ck_assert(owns(0) && owns(1) && !owns(2));
@@ -54,9 +50,7 @@ TEST(a_fresh_taker_that_dies_is_left_out_again)
 
 TEST(a_fresh_taker_that_was_given_up_is_left_out_though_it_comes_back)
 {
-    fake.shards[2].move.holds_moved = true;
-    apply_shards(3);
-    fake_until(&fake, toy()->layout->version == 2);
+    begin_slice();
     fake_shard_away(&fake, 0); // without it there is no way back
     fake_shard_away(&fake, 2);
     fake_until(&fake, move_stage_of(toy()->reshard.move) == CAIRN_MOVE_LOST);
@@ -74,19 +68,13 @@ TEST(a_shard_that_owns_nothing_and_dies_loses_nothing)
 {
     apply_shards(3);
     train_until_ended();
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
-    char *const drained[] = { s2 };
-    message.drain = (char **)(uintptr_t)drained;
-    message.n_drain = 1;
-    expect_told(ask_reshard(&message));
+    expect_told(ask_reshard(CAIRN_RESHARD_APPLY, RESHARD_DRAIN(s2)));
     for (int i = 0; i < 50 && owns(2); i++) {
         train();
-        for (int k = 0; k < 5; k++) fake_pump(&fake);
+        fake_pumps(&fake, 5);
     }
-    const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
-    const uint32_t request = ask_reshard(&cancel);
-    for (int i = 0; i < 50; i++) fake_pump(&fake);
-    (void)request;
+    (void)ask_reshard(CAIRN_RESHARD_CANCEL);
+    fake_pumps(&fake, 50);
     train(); // nobody fetches from it any more
     if (toy()->entry_count == 3) fake_shard_forget(&fake, 2);
     fake_until(&fake, toy()->entry_count == 2);
@@ -96,27 +84,18 @@ TEST(a_shard_that_owns_nothing_and_dies_loses_nothing)
 /* What ends a run does so once: the shard that owns nothing stays, as nobody sends it away. */
 TEST(a_cancel_that_takes_a_joiner_back_ends_the_run_and_does_no_more)
 {
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
-    const Cairn__ReshardAsk cancel = question(CAIRN_RESHARD_CANCEL);
-    char *drained[] = { s1 }, *added[] = { s2 };
-    message.drain = drained;
-    message.n_drain = 1;
     fake.shards[0].move.holds_moved = true;
-    expect_told(ask_reshard(&message));
+    expect_told(ask_reshard(CAIRN_RESHARD_APPLY, RESHARD_DRAIN(s1)));
     fake_until(&fake, !owns(1));
-    expect_told(ask_reshard(&cancel));
-    fake.shards[0].move.holds_moved = false;
-    fake_move_release(&fake.shards[0]);
+    cancel_reshard();
+    end_move(0);
     train_until_ended();
     ck_assert_uint_eq(toy()->entry_count, 2);
     fake.shards[0].move.holds_prepare = true;
-    message = question(CAIRN_RESHARD_APPLY);
-    message.add = added;
-    message.n_add = 1;
-    expect_told(ask_reshard(&message));
+    expect_told(ask_reshard(CAIRN_RESHARD_APPLY, RESHARD_ADD(s2)));
     fake_until(&fake, fake.shards[0].move.next != NULL);
     fake.shards[0].move.holds_prepare = false;
-    expect_told(ask_reshard(&cancel));
+    cancel_reshard();
     fake_until(&fake, ended());
     for (int i = 0; i < 3; i++) train();
     ck_assert_uint_eq(toy()->entry_count, 2);
@@ -134,22 +113,14 @@ TEST(a_coordinator_that_starts_again_goes_on_with_the_run)
         if (point == 1) fake_until(&fake, fake.shards[1].move.next != NULL);
         if (point >= 2) fake_until(&fake, toy()->layout->version > before);
         if (point == 3) fake_until(&fake, fake.shards[0].move.is_told);
-        restart_coordinator();
-        tick_fast();
         fake.shards[2].holds_create = false;
         fake.shards[1].move.holds_prepare = fake.shards[2].move.holds_moved = false;
-        fake_shards_up(&fake, 3);
-        come_again("w0");
-        ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
+        restart_with_three();
         train_until_ended();
         ck_assert_msg(owners() == 3, "at %d: %s", point, toy()->reshard.progress.text.text);
         ck_assert_uint_lt(toy()->reshard.progress.stage_us[CAIRN_MOVE_MOVING], UINT64_C(100000000));
         // Back to two, for the next point.
-        Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
-        char *const drained[] = { s2 };
-        message.drain = (char **)(uintptr_t)drained;
-        message.n_drain = 1;
-        expect_told(ask_reshard(&message));
+        expect_told(ask_reshard(CAIRN_RESHARD_APPLY, RESHARD_DRAIN(s2)));
         train_until_ended();
         ck_assert_uint_eq(toy()->entry_count, 2);
     }
@@ -158,25 +129,16 @@ TEST(a_coordinator_that_starts_again_goes_on_with_the_run)
 /* Said yes to when the store has it. */
 TEST(a_coordinator_that_starts_again_goes_on_with_a_drain)
 {
-    const Cairn__ReshardAsk status = question(CAIRN_RESHARD_STATUS);
     fake.shards[1].move.holds_moved = true;
     hold_disk();
     const uint32_t request = fake_ask(&admin, MemberDrain, .name = s0);
-    expect_told(ask_reshard(&status)); // the first that comes
+    expect_told(ask_reshard(CAIRN_RESHARD_STATUS)); // the first that comes
     release_disk();
     fake_hear(&admin, Done, request);
     fake_until(&fake, toy()->layout->version == 2);
-    restart_coordinator();
-    tick_fast();
     fake.shards[1].move.holds_moved = false;
-    fake_shards_up(&fake, 3);
-    come_again("w0");
-    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
-    for (int i = 0; i < 50 && !fake.shards[0].move.is_ended; i++) {
-        train();
-        for (int k = 0; k < 20; k++) fake_pump(&fake);
-    }
-    fake_until(&fake, fake.shards[0].move.is_ended);
+    restart_with_three();
+    train_until(fake.shards[0].move.is_ended);
     fake_shard_away(&fake, 0);
     train();
     fake_until(&fake, fake.cluster->saves.list == NULL);
@@ -187,12 +149,8 @@ TEST(a_coordinator_that_starts_again_goes_on_with_a_drain)
 /* A member that came meanwhile knows no older layout, and who had the version by that may have ended. */
 TEST(what_was_published_anew_is_so_for_the_next_coordinator)
 {
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
-    char *const drained[] = { s1 };
     fake_peer_close(&w); // nobody trains
-    message.drain = (char **)(uintptr_t)drained;
-    message.n_drain = 1;
-    expect_told(ask_reshard(&message));
+    expect_told(ask_reshard(CAIRN_RESHARD_APPLY, RESHARD_DRAIN(s1)));
     fake_until(&fake, toy()->layout->version == 2 && fake.shards[0].move.published != 0 &&
                           !coord_layouts_behind(toy()));
     fake_until(&fake, fake.cluster->saves.list == NULL);
@@ -206,8 +164,7 @@ TEST(a_coordinator_that_ends_before_its_fences_are_heard_loses_nothing)
     fake.shards[0].move.holds_prepare = true;
     apply_shards(3);
     for (int i = 0; i < 3; i++) fake_until(&fake, fake.shards[i].move.next != NULL);
-    fake.shards[0].move.holds_prepare = false;
-    fake_move_prepared(&fake.shards[0]);
+    end_prepare(0);
     for (int i = 0; i < 3; i++) fake.shards[i].dead = true;
     fake_until(&fake, toy()->layout->version == 2);
     restart_coordinator();
@@ -222,9 +179,7 @@ TEST(a_coordinator_that_ends_before_its_fences_are_heard_loses_nothing)
 
 TEST(an_old_owner_that_is_away_for_a_while_is_waited_for)
 {
-    fake.shards[2].move.holds_moved = true;
-    apply_shards(3);
-    fake_until(&fake, toy()->layout->version == 2);
+    begin_slice();
     fake_shard_away(&fake, 0);
     fake_shard_up(&fake, 0);
     fake.shards[2].move.holds_moved = false;
@@ -289,8 +244,7 @@ TEST(a_job_whose_fresh_taker_is_left_out_is_not_lost_while_the_way_back_takes_it
     const uint64_t then_ms = coord_now_ms(fake.cluster);
     fake_until(&fake, coord_now_ms(fake.cluster) > then_ms + 200);
     ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_RUNNING);
-    fake.shards[0].move.holds_prepare = false;
-    fake_move_prepared(&fake.shards[0]);
+    end_prepare(0);
     fake_until(&fake, fake.shards[0].move.settled == 3 && fake.shards[1].move.settled == 3);
     ck_assert_uint_eq(toy()->entry_count, 2);
     train();
@@ -351,13 +305,8 @@ TEST(a_second_fresh_taker_that_dies_on_the_way_back_is_left_out_too)
 /* What it gave is back, and it is the only one that has it. */
 TEST(a_giver_that_dies_on_the_way_back_is_not_left_out)
 {
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
-    char *drained[] = { s1 }, *added[] = { s2 };
-    message.drain = drained;
-    message.add = added;
-    message.n_drain = message.n_add = 1;
     for (int i = 0; i < 3; i++) fake.shards[i].move.holds_moved = true;
-    expect_told(ask_reshard(&message));
+    expect_told(ask_reshard(CAIRN_RESHARD_APPLY, RESHARD_ADD(s2), RESHARD_DRAIN(s1)));
     fake_until(&fake, !owns(1) && fake.shards[0].layout->version == toy()->layout->version);
     fake_shard_forget(&fake, 2);
     fake_until(&fake, owns(1) && fake.shards[0].layout->version == toy()->layout->version);
@@ -369,12 +318,8 @@ TEST(a_giver_that_dies_on_the_way_back_is_not_left_out)
 /* It owns nothing, and others do not have what it gave. */
 TEST(a_giver_that_dies_before_all_are_whole_is_not_left_out)
 {
-    Cairn__ReshardAsk message = question(CAIRN_RESHARD_APPLY);
-    char *const drained[] = { s1 };
-    message.drain = (char **)(uintptr_t)drained;
-    message.n_drain = 1;
     fake.shards[0].move.holds_moved = true;
-    expect_told(ask_reshard(&message));
+    expect_told(ask_reshard(CAIRN_RESHARD_APPLY, RESHARD_DRAIN(s1)));
     fake_until(&fake, !owns(1) && fake.shards[0].layout->version == toy()->layout->version);
     const uint64_t version = toy()->layout->version;
     fake_shard_forget(&fake, 1);
@@ -399,8 +344,7 @@ TEST(a_store_that_is_rebuilt_in_mid_change_has_the_layout_that_all_shards_have)
     fake_peer_close(&admin);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
     fake_shards_up(&fake, 3);
-    const uint32_t request = fake_ask(&admin, ClusterAdopt);
-    Cairn__ClusterAdopted *adopted = fake_hear(&admin, ClusterAdopted, request);
+    Cairn__ClusterAdopted *adopted = fake_call(&admin, ClusterAdopted, ClusterAdopt);
     ck_assert_uint_eq(adopted->n_jobs, 1);
     ck_assert_str_eq(adopted->jobs[0]->refused, "");
     ck_assert_uint_eq(toy()->layout->version, 2);

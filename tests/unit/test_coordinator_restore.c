@@ -60,8 +60,7 @@ TEST(the_newest_snapshot_is_listed_first_also_after_a_restore)
     Cairn__SnapshotStatus *second = take_snapshot();
     restore("", first->path, false);
     Cairn__SnapshotStatus *third = take_snapshot();
-    const uint32_t request = fake_ask(&admin, SnapshotListGet);
-    Cairn__SnapshotList *list = fake_hear(&admin, SnapshotList, request);
+    Cairn__SnapshotList *list = fake_call(&admin, SnapshotList, SnapshotListGet);
     ck_assert_uint_eq(list->n_snapshots, 3);
     ck_assert_str_eq(list->snapshots[0]->id, third->id);
     ck_assert_str_eq(list->snapshots[1]->id, second->id);

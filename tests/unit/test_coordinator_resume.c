@@ -55,7 +55,7 @@ TEST(who_comes_without_the_wish_begins_no_job_before_it_is_fulfilled)
     const uint32_t wish = ask_open(&with, &spec);
     fake_until(&fake,
                fake.cluster->resumes != NULL); // heard, before what comes on another connection
-    const uint32_t plain = fake_job_open(&without, &spec, 60, 1);
+    const uint32_t plain = fake_ask_open(&without, 60, 1, 1);
     expect_attached(&with, wish);
     expect_attached(&without, plain);
     spec_release(&spec);
@@ -77,12 +77,7 @@ TEST(a_reader_has_nothing_restored)
 
 TEST(a_lost_job_keeps_how_many_workers_it_was_amended_to_have)
 {
-    Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
-    message.job = job;
-    message.key = 1;
-    fake_set(&message, "workers_min=1");
-    fake_set(&message, "workers_max=4");
-    fake_expect_amended(&w, fake_request(&w, CAIRN_MSG_JOB_AMEND, &message.base), 1);
+    amend_job(1, "workers_min=1 workers_max=4");
     lose();
     come_again("again");
     struct job_spec_data spec = fake_spec(1);
@@ -122,8 +117,7 @@ TEST_EACH(a_snapshot_that_nobody_signed_is_passed_over_unless_the_setting_says_o
     fake.options.snapshots_trust = wire_text(takes_any ? "any" : "signed");
     drop();
     come_again("again");
-    Cairn__Attached *attached = fake_hear(&w, Attached, ask_open(&w, &spec));
-    ck_assert_uint_eq(attached->step, takes_any ? 2 : 1);
+    ck_assert_uint_eq(fake_hear(&w, Attached, ask_open(&w, &spec))->step, takes_any ? 2 : 1);
     Cairn__JobStatus *s = show_job("toy");
     const char *said = strstr(s->passed_over, "step-000000000002-g1, is not trusted: its manifest");
     ck_assert_msg((said == NULL) == takes_any, "%s", s->passed_over);
@@ -141,8 +135,8 @@ TEST(with_damaged_snapshots_alone_the_job_does_not_begin_anew)
     remove.job = listed->snapshots[0]->job;
     remove.id = listed->snapshots[0]->id;
     remove.force = true; // it may have been verified meanwhile, or not
-    const uint32_t request = fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base);
-    fake_hear(&admin, SnapshotRemoved, request);
+    fake_hear(&admin, SnapshotRemoved,
+              fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base));
     drop();
     come_again("again");
     fake_expect_error(&w, ask_open(&w, &spec), CAIRN_ERR_CORRUPT,
@@ -196,8 +190,7 @@ TEST(a_drained_shard_is_not_waited_for)
     Cairn__SnapshotStatus *saved = take_snapshot();
     lose();
     come_again("again");
-    Cairn__Attached *attached = fake_hear(&w, Attached, ask_open(&w, &spec));
-    ck_assert_uint_eq(attached->step, saved->step);
+    ck_assert_uint_eq(fake_hear(&w, Attached, ask_open(&w, &spec))->step, saved->step);
     spec_release(&spec);
 }
 

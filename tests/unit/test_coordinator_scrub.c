@@ -47,7 +47,7 @@ static void flip_last_byte(const char *folder)
 
 static bool has_event(const char *kind, const char *word)
 {
-    Cairn__Events *events = fake_hear(&admin, Events, fake_ask(&admin, EventsGet));
+    Cairn__Events *events = fake_call(&admin, Events, EventsGet);
     bool found = false;
     for (size_t i = 0; i < events->n_events; i++)
         found = found || (strcmp(events->events[i]->kind, kind) == 0 &&

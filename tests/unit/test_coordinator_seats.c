@@ -139,12 +139,10 @@ TEST(a_worker_that_joins_while_a_part_is_missed_joins_when_it_is_back)
     fake.options.heartbeat_ms = 60000; // its patience
     fake_shard_up(&fake, 2);
     struct fake_peer other = worker("w1");
-    struct job_spec_data spec = fake_spec(1);
-    const uint32_t request = fake_job_open(&other, &spec, 20, 1);
+    const uint32_t request = fake_ask_open(&other, 20, 1, 1);
     fake_expect_silence(&other, 0);
     fake_shard_up(&fake, 1);
     fake_hear(&other, Attached, request);
-    spec_release(&spec);
     fake_peer_close(&other);
     fake_expect_silence(&w, job);
 }
@@ -158,8 +156,7 @@ static void make_other_job(struct fake_peer *peer)
     fake_shard_away(&fake, 0); // so that it goes to the newcomer
     *peer = worker("w1");
     fake.options.shards = 1;
-    const uint32_t request = fake_job_open(peer, &spec, 20, 0);
-    fake_hear(peer, Attached, request);
+    fake_hear(peer, Attached, fake_job_open(peer, &spec, 20, 0));
     fake.options.shards = 2;
     spec_release(&spec);
     fake_shard_up(&fake, 0);

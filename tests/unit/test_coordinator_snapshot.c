@@ -23,8 +23,7 @@ static void digest(uint8_t root_out[32], uint64_t *step_out)
 static size_t listed(void)
 {
     Cairn__SnapshotList *list = list_snapshots();
-    const size_t count = list->n_snapshots;
-    return count;
+    return list->n_snapshots;
 }
 
 /* ---- storage ---- */
@@ -39,8 +38,7 @@ static void tell_storage(uint32_t shard, const char *why)
 
 static const char *status_of_shard(uint32_t shard, char *storage_out, size_t bytes)
 {
-    const uint32_t request = fake_ask(&admin, ClusterStatusGet);
-    Cairn__ClusterStatus *status = fake_hear(&admin, ClusterStatus, request);
+    Cairn__ClusterStatus *status = fake_call(&admin, ClusterStatus, ClusterStatusGet);
     storage_out[0] = '\0';
     for (size_t i = 0; i < status->n_members; i++)
         if (strcmp(status->members[i]->name, fake.shards[shard].name) == 0)
@@ -63,8 +61,7 @@ TEST(a_shard_without_the_storage_refuses_snapshots_at_once)
     uint64_t step;
     digest(root, &step);
     tell_storage(1, "");
-    Cairn__SnapshotStatus *s = take_snapshot();
-    ck_assert_str_eq(s->state, "committed");
+    ck_assert_str_eq(take_snapshot()->state, "committed");
 }
 
 TEST(what_a_shard_says_of_the_storage_ends_with_its_connection)
@@ -81,8 +78,8 @@ TEST(storage_that_is_gone_is_no_empty_list)
     char away[sizeof fake.snapshots + 8];
     snprintf(away, sizeof away, "%s.gone", fake.snapshots);
     ck_assert_int_eq(rename(fake.snapshots, away), 0);
-    const uint32_t request = fake_ask(&admin, SnapshotListGet);
-    fake_expect_error(&admin, request, CAIRN_ERR_IO, "is the storage mounted?");
+    fake_expect_error(&admin, fake_ask(&admin, SnapshotListGet), CAIRN_ERR_IO,
+                      "is the storage mounted?");
     ck_assert_int_eq(rename(away, fake.snapshots), 0);
     ck_assert_uint_eq(listed(), 0);
 }
@@ -103,8 +100,8 @@ TEST(a_snapshot_is_committed_listed_and_shown)
     uint64_t step;
     digest(root, &step);
     ck_assert_mem_eq(root, s->content_root.data, 32);
-    const uint32_t request = fake_ask(&admin, SnapshotShow, .job = "toy", .id = s->id);
-    Cairn__SnapshotStatus *again = fake_hear(&admin, SnapshotStatus, request);
+    Cairn__SnapshotStatus *again = fake_call(&admin, SnapshotStatus, SnapshotShow, .job = "toy",
+                                             .id = s->id);
     ck_assert_str_eq(again->path, s->path);
     ck_assert_uint_eq(again->bytes, s->bytes);
     train();
@@ -113,13 +110,10 @@ TEST(a_snapshot_is_committed_listed_and_shown)
 TEST(a_worker_may_ask_and_go_on_before_it_is_committed)
 {
     fake.shards[0].holds_part = true;
-    const uint32_t request = ask_snapshot(&w, false);
-    Cairn__SnapshotStatus *s = fake_hear(&w, SnapshotStatus, request);
-    ck_assert_str_eq(s->state, "writing");
+    ck_assert_str_eq(fake_hear(&w, SnapshotStatus, ask_snapshot(&w, false))->state, "writing");
     train();
     ck_assert_uint_eq(listed(), 0);
-    const uint32_t second = ask_snapshot(&admin, true);
-    fake_expect_error(&admin, second, CAIRN_ERR_BUSY, "is being taken");
+    fake_expect_error(&admin, ask_snapshot(&admin, true), CAIRN_ERR_BUSY, "is being taken");
 }
 
 TEST(a_failed_part_fails_the_set_and_leaves_nothing)
@@ -150,8 +144,7 @@ TEST(a_shard_that_goes_away_while_writing_fails_the_set)
 static void until_only_s1_is_awaited(void)
 {
     for (bool only = false; !only;) {
-        const uint32_t request = fake_ask(&admin, WhoIsAwaited, .job = job, .cut = true);
-        Cairn__Awaited *awaited = fake_hear(&admin, Awaited, request);
+        Cairn__Awaited *awaited = fake_call(&admin, Awaited, WhoIsAwaited, .job = job, .cut = true);
         only = strstr(awaited->text, "s0") == NULL && strstr(awaited->text, "s1") != NULL;
     }
 }
@@ -173,8 +166,7 @@ TEST(a_digest_whose_asker_is_gone_gives_way_to_a_snapshot)
     struct fake_peer asker = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "asker");
     fake_shard_away(&fake, 1);
     ask_digest(&asker); // waits for s1
-    const uint32_t refused = ask_snapshot(&asker, true);
-    fake_expect_error(&asker, refused, CAIRN_ERR_BUSY, "shard s1 (it is away)");
+    fake_expect_error(&asker, ask_snapshot(&asker, true), CAIRN_ERR_BUSY, "shard s1 (it is away)");
     fake_peer_close(&asker);
     uint32_t request = 0;
     for (bool taken = false; !taken;) { // when the coordinator has seen the end
@@ -193,15 +185,14 @@ TEST(a_digest_whose_asker_is_gone_gives_way_to_a_snapshot)
         }
     }
     fake_shard_up(&fake, 1);
-    Cairn__SnapshotStatus *status = fake_hear(&admin, SnapshotStatus, request);
-    ck_assert_str_eq(status->state, "committed");
+    ck_assert_str_eq(fake_hear(&admin, SnapshotStatus, request)->state, "committed");
     ck_assert_uint_eq(listed(), 1);
 }
 
 TEST(a_snapshot_of_no_job_is_refused)
 {
-    const uint32_t request = fake_ask(&admin, SnapshotCreate, .job = "nothing");
-    fake_expect_error(&admin, request, CAIRN_ERR_NOT_FOUND, "nothing");
+    fake_expect_error(&admin, fake_ask(&admin, SnapshotCreate, .job = "nothing"),
+                      CAIRN_ERR_NOT_FOUND, "nothing");
 }
 
 TEST(a_coordinator_killed_while_a_set_is_written_lists_nothing)
@@ -219,14 +210,11 @@ TEST(a_coordinator_killed_while_a_set_is_written_lists_nothing)
 static void open_again(uint64_t step, uint64_t generation)
 {
     come_again("w0");
-    struct job_spec_data spec = fake_spec(1);
-    const uint32_t request = fake_job_open(&w, &spec, 10, 0);
-    Cairn__Attached *attached = fake_hear(&w, Attached, request);
+    Cairn__Attached *attached = fake_hear(&w, Attached, fake_ask_open(&w, 10, 0, 1));
     ck_assert_uint_eq(attached->step, step);
     ck_assert_uint_eq(attached->generation, generation);
     ck_assert(attached->initialized);
     job = attached->job;
-    spec_release(&spec);
     ck_assert_uint_eq(train(), step + 1);
 }
 
@@ -242,8 +230,7 @@ TEST(a_restore_goes_back_to_the_snapshot_in_a_new_generation)
     Cairn__SnapshotStatus *s = take_snapshot();
     train();
     train();
-    const uint32_t request = ask_restore("toy", s->id, "");
-    Cairn__SnapshotStatus *done = fake_hear(&admin, SnapshotStatus, request);
+    Cairn__SnapshotStatus *done = fake_hear(&admin, SnapshotStatus, ask_restore("toy", s->id, ""));
     ck_assert_uint_eq(done->step, 1);
     ck_assert_str_eq(fake.shards[0].snapshot_path, s->path);
     ck_assert_uint_gt(fake.shards[0].last.payload_bytes, 0); // the schedule and the loss scale
@@ -260,8 +247,7 @@ TEST(a_restored_job_survives_the_coordinator)
     uint32_t request = ask_restore("toy", s->id, "");
     fake_hear(&admin, SnapshotStatus, request);
     go_on_from(1, 2);
-    fake_coordinator_stop(&fake);
-    fake_coordinator_start(&fake);
+    fake_coordinator_restart(&fake);
     fake_shards_up(&fake, 2);
     come_again("w0");
     job = fake_attach(&w, 10, 0, 1);
@@ -394,9 +380,7 @@ TEST(a_job_larger_than_the_send_queue_is_made_and_nobody_loses_its_connection)
     fake_shards_up(&fake, 2);
     come_again("w0");
     job = fake_attach(&w, 11, 0, 1);
-    const uint32_t request = ask_wide_job("wide", 20);
-    Cairn__Attached *attached = fake_hear(&w, Attached, request);
-    ck_assert_uint_gt(attached->spec_bytes, 512 << 10);
+    ck_assert_uint_gt(fake_hear(&w, Attached, ask_wide_job("wide", 20))->spec_bytes, 512 << 10);
     for (int i = 0; i < 2; i++) ck_assert(!fake.shards[i].peer.ended);
 }
 
@@ -416,11 +400,9 @@ TEST(a_list_of_jobs_larger_than_a_frame_is_told_without_what_show_has)
 {
     const char *const names[] = { "wide-0", "wide-1", "wide-2", "wide-3" };
     for (size_t i = 0; i < 4; i++) {
-        const uint32_t opening = ask_wide_job(names[i], 20 + i);
-        fake_hear(&w, Attached, opening);
+        fake_hear(&w, Attached, ask_wide_job(names[i], 20 + i));
     }
-    const uint32_t request = fake_ask(&admin, JobListGet);
-    Cairn__JobList *list = fake_hear(&admin, JobList, request);
+    Cairn__JobList *list = fake_call(&admin, JobList, JobListGet);
     ck_assert_uint_eq(list->n_jobs, 5);
     for (size_t i = 0; i < 5; i++) {
         ck_assert_uint_eq(list->jobs[i]->n_groups, 0);

@@ -30,8 +30,7 @@ static void restart(void)
 {
     fake_peer_close(&w);
     fake_peer_close(&admin);
-    fake_coordinator_stop(&fake);
-    fake_coordinator_start(&fake);
+    fake_coordinator_restart(&fake);
     fake_shards_up(&fake, 2);
     w = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "w");
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");

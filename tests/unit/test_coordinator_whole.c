@@ -6,31 +6,17 @@
 #include "server/coordinator/base.h"
 #include "server/coordinator/job.h"
 #include "tests/support/fake_move.h"
+#include "tests/support/reshard_toy.h"
 #include "tests/support/suite.h"
-#include "tests/support/trained_toy.h"
 
-static char s0[] = "s0", s1[] = "s1", toy_name[] = "toy";
-
-static uint32_t ask(char *add, char *drain, uint32_t shards)
+static uint32_t ask_move(char *to, char *from)
 {
-    char *adds[] = { add }, *drains[] = { drain };
-    return fake_ask(&admin, ReshardAsk, .job = toy_name, .op = CAIRN_RESHARD_APPLY, .add = adds,
-                    .n_add = add != NULL, .drain = drains, .n_drain = drain != NULL,
-                    .shards = shards);
+    return ask_reshard(CAIRN_RESHARD_APPLY, RESHARD_ADD(to), RESHARD_DRAIN(from));
 }
 
-static void expect_begun(uint32_t request)
+static void train_until_done(void)
 {
-    fake_hear(&admin, ReshardTold, request);
-}
-
-static void train_until_ended(void)
-{
-    for (int i = 0; i < 50 && toy()->reshard.running; i++) {
-        train();
-        for (int k = 0; k < 20; k++) fake_pump(&fake);
-    }
-    fake_until(&fake, !toy()->reshard.running);
+    train_until_ended();
     ck_assert_int_eq(toy()->reshard.progress.state, CAIRN_RESHARD_DONE);
 }
 
@@ -68,13 +54,13 @@ TEST(a_job_of_stage_0_moves_whole_to_another_shard)
     const bool on_first = strcmp(owner(), "s0") == 0;
     char *const from = on_first ? s0 : s1, *const to = on_first ? s1 : s0;
     train();
-    expect_begun(ask(to, from, 0));
-    train_until_ended();
+    expect_told(ask_move(to, from));
+    train_until_done();
     ck_assert_str_eq(owner(), to);
     ck_assert_uint_eq(toy()->entry_count, 1);
     train();
-    expect_begun(ask(from, to, 0));
-    train_until_ended();
+    expect_told(ask_move(from, to));
+    train_until_done();
     ck_assert_str_eq(owner(), from);
     train();
 }
@@ -85,8 +71,10 @@ TEST(a_job_of_stage_0_is_refused_more_than_one_shard)
     const char *const why = "stage 0: one shard has all of its state, and it cannot be spread over "
                             "2; it can move to another one";
     train();
-    fake_expect_error(&admin, ask(NULL, NULL, 2), CAIRN_ERR_INVALID, why);
-    fake_expect_error(&admin, ask(other, NULL, 0), CAIRN_ERR_INVALID, why);
+    fake_expect_error(&admin, ask_reshard(CAIRN_RESHARD_APPLY, .shards = 2), CAIRN_ERR_INVALID,
+                      why);
+    fake_expect_error(&admin, ask_reshard(CAIRN_RESHARD_APPLY, RESHARD_ADD(other)),
+                      CAIRN_ERR_INVALID, why);
     ck_assert(!toy()->reshard.running);
     train();
 }
@@ -95,8 +83,8 @@ TEST(a_drain_of_the_shard_that_has_a_job_of_stage_0_moves_it_whole)
 {
     char *const from = strcmp(owner(), "s0") == 0 ? s0 : s1;
     train();
-    fake_hear(&admin, Done, fake_ask(&admin, MemberDrain, .name = from));
-    train_until_ended();
+    fake_call(&admin, Done, MemberDrain, .name = from);
+    train_until_done();
     ck_assert_str_ne(owner(), from);
     train();
 }
@@ -105,28 +93,18 @@ SUITE(60, open_whole, close_fake);
 
 /* ---- amendments, a digest ---- */
 
-static void open_three(void)
-{
-    open_ticking();
-    fake_shard_up(&fake, 2);
-}
-
 TEST(terms_that_are_amended_while_a_slice_is_prepared_or_moves_take_effect)
 {
-    fake.shards[1].move.holds_prepare = true;
-    expect_begun(ask(NULL, NULL, 3));
-    fake_until(&fake, fake.shards[1].move.next != NULL);
+    begin_prepare(1);
     fake_expect_amended(&w, fake_amend_freeze(&w, job, 3), 1);
     fake.shards[2].move.holds_moved = true;
-    fake.shards[1].move.holds_prepare = false;
-    fake_move_prepared(&fake.shards[1]);
+    end_prepare(1);
     fake_until(&fake, toy()->layout->version > 1);
     char *thaw[] = { (char[]) { "all" } };
     fake_expect_amended(
         &w, fake_ask(&w, JobAmend, .job = job, .key = 4, .unfreeze = thaw, .n_unfreeze = 1), 2);
-    fake.shards[2].move.holds_moved = false;
-    fake_move_release(&fake.shards[2]);
-    train_until_ended();
+    end_slice();
+    train_until_done();
     for (int i = 0; i < 3; i++)
         fake_until(&fake, toy()->shards[i].revision == 2 && fake.shards[i].settled);
     train();
@@ -135,10 +113,11 @@ TEST(terms_that_are_amended_while_a_slice_is_prepared_or_moves_take_effect)
 /* Both are on their way to the coordinator together. */
 TEST(a_digest_that_is_asked_for_while_a_run_begins_comes_and_the_run_goes_on)
 {
-    const uint32_t asked = ask(NULL, NULL, 3), digest = ask_digest(&admin);
-    expect_begun(asked);
+    const uint32_t asked = ask_reshard(CAIRN_RESHARD_APPLY, .shards = 3),
+                   digest = ask_digest(&admin);
+    expect_told(asked);
     fake_hear(&admin, JobDigest, digest);
-    train_until_ended();
+    train_until_done();
     ck_assert(layout_owns(toy()->layout, 2));
 }
 

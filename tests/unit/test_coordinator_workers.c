@@ -35,12 +35,10 @@ static void set_up(void)
 static uint32_t amend(const char *name, uint32_t min, uint32_t max)
 {
     static uint64_t key = 100;
-    Cairn__JobAmend message = CAIRN__JOB_AMEND__INIT;
-    message.name = wire_text(name);
-    message.key = ++key;
-    if (min > 0) fake_set(&message, "workers_min=%" PRIu32, min);
-    if (min > 0) fake_set(&message, "workers_max=%" PRIu32, max);
-    return fake_request(&admin, CAIRN_MSG_JOB_AMEND, &message.base);
+    const Cairn__JobAmend message = { .name = wire_text(name), .key = ++key };
+    return min > 0 ? fake_ask_amend(&admin, message, "workers_min=%" PRIu32 " workers_max=%" PRIu32,
+                                    min, max)
+                   : fake_ask_amend(&admin, message, "%s", "");
 }
 
 TEST(an_admin_lets_who_waits_for_a_lost_worker_go_on)

@@ -207,8 +207,7 @@ TEST(who_does_not_begin_or_commit_a_round_holds_it_up)
     fake_ask_commit(&second, job, round);
     toy()->straggler.asked_ms = 0; // the shards are asked again: nothing is on its way any more
     fake_until(&fake, toy()->straggler.member == 0);
-    Cairn__JobStatus *status = show_job("toy");
-    ck_assert_ptr_null(status->straggler);
+    ck_assert_ptr_null(show_job("toy")->straggler);
 }
 
 static void say_in_flight(uint32_t what)
@@ -264,8 +263,7 @@ TEST(who_has_committed_and_whose_gradients_are_not_there_holds_it_up)
 static uint64_t still_ms(void)
 {
     Cairn__JobStatus *status = show_job("toy");
-    const uint64_t ms = status->still_ms;
-    return ms;
+    return status->still_ms;
 }
 
 /* What `cairn job check` goes by. */

@@ -20,12 +20,14 @@ static struct fake_peer *operator(bool is_second)
     return is_second ? &second : &admin;
 }
 
-static void put(struct question *q, struct fake_peer *peer, uint16_t type,
-                const ProtobufCMessage *message)
+static void put_made(struct question *q, struct fake_peer *peer, uint16_t type,
+                     const ProtobufCMessage *message)
 {
     q->peer = peer;
     q->request = fake_request(peer, type, message);
 }
+/* The question is that message of the peer's, with these fields. */
+#define put(q, peer, type, ...) put_made(q, peer, MADE_##type, MADE(type, __VA_ARGS__))
 
 /* ---- rounds ---- */
 
@@ -38,10 +40,8 @@ static void ask_round(struct question *q, bool is_second)
 
 static void ask_write(struct question *q, bool is_second)
 {
-    Cairn__WriteBegin begin = CAIRN__WRITE_BEGIN__INIT;
     (void)is_second;
-    begin.job = job;
-    put(q, &w, CAIRN_MSG_WRITE_BEGIN, &begin.base);
+    put(q, &w, WriteBegin, .job = job);
 }
 
 static void end_round(struct question *q)
@@ -78,38 +78,25 @@ static void ask_digest_of(struct question *q, bool is_second)
 
 static void ask_cancel(struct question *q, bool is_second)
 {
-    Cairn__SnapshotCancel cancel = CAIRN__SNAPSHOT_CANCEL__INIT;
-    cancel.job = TOY;
-    put(q, operator(is_second), CAIRN_MSG_SNAPSHOT_CANCEL, &cancel.base);
+    put(q, operator(is_second), SnapshotCancel, .job = TOY);
 }
 
 static const char first_id[] = "step-000000000001-g1";
 
 static void ask_rm(struct question *q, bool is_second)
 {
-    Cairn__SnapshotRemove rm = CAIRN__SNAPSHOT_REMOVE__INIT;
-    rm.job = TOY;
-    rm.id = wire_text(first_id);
-    rm.force = true;
-    put(q, operator(is_second), CAIRN_MSG_SNAPSHOT_REMOVE, &rm.base);
+    put(q, operator(is_second), SnapshotRemove, .job = TOY, .id = wire_text(first_id),
+        .force = true);
 }
 
 static void ask_prune(struct question *q, bool is_second)
 {
-    Cairn__SnapshotPrune prune = CAIRN__SNAPSHOT_PRUNE__INIT;
-    prune.job = TOY;
-    prune.has_rules = true;
-    prune.keep_last = 1;
-    put(q, operator(is_second), CAIRN_MSG_SNAPSHOT_PRUNE, &prune.base);
+    put(q, operator(is_second), SnapshotPrune, .job = TOY, .has_rules = true, .keep_last = 1);
 }
 
 static void ask_tag(struct question *q, bool is_second)
 {
-    Cairn__SnapshotTag tag = CAIRN__SNAPSHOT_TAG__INIT;
-    tag.job = TOY;
-    tag.id = wire_text(first_id);
-    tag.name = "best";
-    put(q, operator(is_second), CAIRN_MSG_SNAPSHOT_TAG, &tag.base);
+    put(q, operator(is_second), SnapshotTag, .job = TOY, .id = wire_text(first_id), .name = "best");
 }
 
 /* It begins by itself, with a snapshot that is committed. */
@@ -123,10 +110,7 @@ static void ask_scrub(struct question *q, bool is_second)
 
 static void ask_restore_of(struct question *q, bool is_second)
 {
-    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
-    restore.job = TOY;
-    restore.id = wire_text(first_id);
-    put(q, operator(is_second), CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base);
+    put(q, operator(is_second), SnapshotRestore, .job = TOY, .id = wire_text(first_id));
 }
 
 static void hold_create(void)
@@ -143,10 +127,7 @@ static void hold_park(void)
 
 static void park(struct question *q, bool is_second, bool parked)
 {
-    Cairn__JobPark message = CAIRN__JOB_PARK__INIT;
-    message.name = TOY;
-    message.parked = parked;
-    put(q, operator(is_second), CAIRN_MSG_JOB_PARK, &message.base);
+    put(q, operator(is_second), JobPark, .name = TOY, .parked = parked);
 }
 
 static void ask_park(struct question *q, bool is_second)
@@ -167,11 +148,10 @@ static void ask_extend(struct question *q, bool is_second)
 
 static void ask_amend(struct question *q, bool is_second)
 {
-    Cairn__JobAmend amend = CAIRN__JOB_AMEND__INIT;
-    amend.name = TOY;
-    amend.key = is_second ? 42 : 41;
-    fake_set(&amend, "clip_norm=%d", is_second ? 2 : 1);
-    put(q, operator(is_second), CAIRN_MSG_JOB_AMEND, &amend.base);
+    q->peer = operator(is_second);
+    q->request = fake_ask_amend(q->peer,
+                                (Cairn__JobAmend) { .name = TOY, .key = is_second ? 42 : 41 },
+                                "clip_norm=%d", is_second ? 2 : 1);
 }
 
 static void hold_terms(void)
@@ -181,10 +161,7 @@ static void hold_terms(void)
 
 static void drop_job(struct question *q, bool is_second, bool force)
 {
-    Cairn__JobRemove remove = CAIRN__JOB_REMOVE__INIT;
-    remove.name = TOY;
-    remove.force = force;
-    put(q, operator(is_second), CAIRN_MSG_JOB_REMOVE, &remove.base);
+    put(q, operator(is_second), JobRemove, .name = TOY, .force = force);
 }
 
 static void ask_drop_of(struct question *q, bool is_second)
@@ -216,23 +193,17 @@ static void hold_moved(void)
 
 static void ask_reshard_of(struct question *q, bool is_second)
 {
-    Cairn__ReshardAsk ask = question(CAIRN_RESHARD_APPLY);
-    ask.shards = 3;
-    put(q, operator(is_second), CAIRN_MSG_RESHARD_ASK, &ask.base);
+    put(q, operator(is_second), ReshardAsk, .job = TOY, .op = CAIRN_RESHARD_APPLY, .shards = 3);
 }
 
 static void ask_reshard_cancel(struct question *q, bool is_second)
 {
-    const Cairn__ReshardAsk ask = question(CAIRN_RESHARD_CANCEL);
-    put(q, operator(is_second), CAIRN_MSG_RESHARD_ASK, &ask.base);
+    put(q, operator(is_second), ReshardAsk, .job = TOY, .op = CAIRN_RESHARD_CANCEL);
 }
 
 static void ask_drain(struct question *q, bool is_second)
 {
-    Cairn__MemberDrain drain = CAIRN__MEMBER_DRAIN__INIT;
-    drain.name = is_second ? s1 : s0;
-    drain.wait = true;
-    put(q, operator(is_second), CAIRN_MSG_MEMBER_DRAIN, &drain.base);
+    put(q, operator(is_second), MemberDrain, .name = is_second ? s1 : s0, .wait = true);
 }
 
 /* ---- members ---- */
@@ -244,10 +215,8 @@ static void hold_join(void)
 
 static void join(struct question *q, struct fake_peer *peer, uint32_t rank)
 {
-    struct job_spec_data spec = fake_spec(1);
     q->peer = peer;
-    q->request = fake_job_open(peer, &spec, 50 + rank, rank);
-    spec_release(&spec);
+    q->request = fake_ask_open(peer, 50 + rank, rank, 1);
 }
 
 static void ask_join(struct question *q, bool is_second)
@@ -272,11 +241,8 @@ static void ask_init(struct question *q, bool is_second)
 
 static void end_init(struct question *q)
 {
-    Cairn__InitDone done = CAIRN__INIT_DONE__INIT;
-    done.job = job;
-    done.source = true;
     q->is_answered = false;
-    put(q, &w, CAIRN_MSG_INIT_DONE, &done.base);
+    put(q, &w, InitDone, .job = job, .source = true);
 }
 
 static void hold_lease(void)
@@ -286,11 +252,8 @@ static void hold_lease(void)
 
 static void ask_lease(struct question *q, bool is_second)
 {
-    Cairn__LeaseTake take = CAIRN__LEASE_TAKE__INIT;
-    take.job = job;
-    take.ttl_ms = 60000;
-    take.key = is_second ? 62 : 61;
-    put(q, is_second ? &w : &reader, CAIRN_MSG_LEASE_TAKE, &take.base);
+    put(q, is_second ? &w : &reader, LeaseTake, .job = job, .ttl_ms = 60000,
+        .key = is_second ? 62 : 61);
 }
 
 /* ---- the cluster ---- */
@@ -302,28 +265,23 @@ static void hold_parts(void)
 
 static void ask_adopt(struct question *q, bool is_second)
 {
-    const Cairn__ClusterAdopt adopt = CAIRN__CLUSTER_ADOPT__INIT;
-    put(q, operator(is_second), CAIRN_MSG_CLUSTER_ADOPT, &adopt.base);
+    put(q, operator(is_second), ClusterAdopt);
 }
 
 static void ask_key(struct question *q, bool is_second)
 {
-    Cairn__KeyTrust trust = CAIRN__KEY_TRUST__INIT;
     struct secret_key key;
     char line[CAIRN_KEY_LINE_BYTES];
     secret_key_make(&key);
     public_key_line(&key.public_key, line);
-    trust.key = line;
-    put(q, operator(is_second), CAIRN_MSG_KEY_TRUST, &trust.base);
+    put(q, operator(is_second), KeyTrust, .key = line);
 }
 
 static void ask_backup(struct question *q, bool is_second)
 {
     char path[sizeof fake.folder + 16];
-    Cairn__ClusterBackup backup = CAIRN__CLUSTER_BACKUP__INIT;
     snprintf(path, sizeof path, "%s/%s.db", fake.folder, is_second ? "other" : "copy");
-    backup.path = path;
-    put(q, operator(is_second), CAIRN_MSG_CLUSTER_BACKUP, &backup.base);
+    put(q, operator(is_second), ClusterBackup, .path = path);
 }
 
 /* ---- all ---- */

@@ -108,7 +108,7 @@ static void come_as_reader(void)
 
 static void park(void)
 {
-    fake_hear(&admin, JobParked, fake_ask(&admin, JobPark, .name = "toy", .parked = true));
+    fake_call(&admin, JobParked, JobPark, .name = "toy", .parked = true);
 }
 
 /* As if nobody had made a step for long: what goes by the time that steps take would be answered otherwise
@@ -252,8 +252,7 @@ static void show(FILE *out)
         return;
     }
     struct fake_peer asker = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "asker");
-    Cairn__JobStatus *status = fake_hear(&asker, JobStatus,
-                                         fake_ask(&asker, JobShow, .name = "toy"));
+    Cairn__JobStatus *status = fake_call(&asker, JobStatus, JobShow, .name = "toy");
     fprintf(out, "(shown): %s", status->state);
     print_shown(out, "waits for", status->awaited);
     print_shown(out, "saving", status->saving);
