@@ -20,6 +20,11 @@ enum { BYTES = 1 << 16, SEALS = CAIRN_FABRIC_SEALS, ENVELOPE_BYTES = 32 };
 
 static struct node here;
 
+static void open_here(void)
+{
+    node_open(&here, "mapped", NULL);
+}
+
 /* Strangers are heard, and what they closed is closed, one after the other: as long as that takes. */
 static void pump_until_descriptors(unsigned count)
 {
@@ -31,9 +36,7 @@ static void pump_until_descriptors(unsigned count)
 
 static uint64_t refused(void)
 {
-    struct fabric_stats stats;
-    fabric_stats(here.fabric, &stats);
-    return stats.connections_refused;
+    return node_stats(&here).connections_refused;
 }
 
 /* -- a peer by hand ----------------------------------------------------------------------------- */
@@ -144,6 +147,14 @@ struct lie {
 
 #define HEAD(k)       .head = { 0x32504d43, (k) }
 #define MESSAGE_BYTES (sizeof(struct frame_message))
+/* A message, and so many bytes behind its head. */
+#define MESSAGE(more, ...) \
+    { .message = { HEAD(FRAME_MESSAGE), __VA_ARGS__ } }, MESSAGE_BYTES + (more)
+#define INLINE(header, payload) \
+    .header_bytes = (header), .payload_bytes = (payload), .slot = FRAME_INLINE
+/* A payload in memory that was shown: slot 5 is. */
+#define BY_SLOT(of, payload, at) \
+    .header_bytes = 16, .payload_bytes = (payload), .slot = (of), .offset = (at)
 static const struct lie lies[] = {
     { "another magic", { .head = { 0x12345678, FRAME_MESSAGE } }, MESSAGE_BYTES + 1 },
     { "half a head", { HEAD(FRAME_MESSAGE) }, 4 },
@@ -154,52 +165,20 @@ static const struct lie lies[] = {
     { "a release of the wrong way", { HEAD(FRAME_RELEASE) }, 16 },
     { "what only an acceptor says of cards", { HEAD(FRAME_NO_IMPORTS) }, 8 },
     { "half a message", { HEAD(FRAME_MESSAGE) }, MESSAGE_BYTES - 1 },
-    { "no header", { .message = { HEAD(FRAME_MESSAGE), .slot = FRAME_INLINE } }, MESSAGE_BYTES },
-    { "a header over the limit",
-      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 257, .slot = FRAME_INLINE } },
-      MESSAGE_BYTES + 257 },
-    { "a header that is not there",
-      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .slot = FRAME_INLINE } },
-      MESSAGE_BYTES + 15 },
-    { "a payload that is not there",
-      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 8192,
-                     .slot = FRAME_INLINE } },
-      MESSAGE_BYTES + 16 },
-    { "an inline payload over the limit",
-      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 1, .payload_bytes = 8193,
-                     .slot = FRAME_INLINE } },
-      MESSAGE_BYTES + 8194 },
-    { "a slot that is none",
-      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 1,
-                     .slot = FRAME_SLOTS } },
-      MESSAGE_BYTES + 16 },
-    { "an empty slot",
-      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 1, .slot = 6 } },
-      MESSAGE_BYTES + 16 },
-    { "an empty slot far away",
-      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 1, .slot = 4095 } },
-      MESSAGE_BYTES + 16 },
-    { "nothing by reference",
-      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 0, .slot = 5 } },
-      MESSAGE_BYTES + 16 },
-    { "one byte past the end",
-      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = BYTES, .slot = 5,
-                     .offset = 1 } },
-      MESSAGE_BYTES + 16 },
-    { "an offset past the end",
-      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 1, .slot = 5,
-                     .offset = BYTES } },
-      MESSAGE_BYTES + 16 },
-    { "an offset that overflows",
-      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 2, .slot = 5,
-                     .offset = UINT64_MAX } },
-      MESSAGE_BYTES + 16 },
-    { "a payload of which no page is there",
-      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 16, .slot = 5 } },
-      MESSAGE_BYTES + 16 },
-    { "a message that brings a payload by both ways",
-      { .message = { HEAD(FRAME_MESSAGE), .header_bytes = 16, .payload_bytes = 16, .slot = 5 } },
-      MESSAGE_BYTES + 32 },
+    { "no header", MESSAGE(0, INLINE(0, 0)) },
+    { "a header over the limit", MESSAGE(257, INLINE(257, 0)) },
+    { "a header that is not there", MESSAGE(15, INLINE(16, 0)) },
+    { "a payload that is not there", MESSAGE(16, INLINE(16, 8192)) },
+    { "an inline payload over the limit", MESSAGE(8194, INLINE(1, 8193)) },
+    { "a slot that is none", MESSAGE(16, BY_SLOT(FRAME_SLOTS, 1, 0)) },
+    { "an empty slot", MESSAGE(16, BY_SLOT(6, 1, 0)) },
+    { "an empty slot far away", MESSAGE(16, BY_SLOT(4095, 1, 0)) },
+    { "nothing by reference", MESSAGE(16, BY_SLOT(5, 0, 0)) },
+    { "one byte past the end", MESSAGE(16, BY_SLOT(5, BYTES, 1)) },
+    { "an offset past the end", MESSAGE(16, BY_SLOT(5, 1, BYTES)) },
+    { "an offset that overflows", MESSAGE(16, BY_SLOT(5, 2, UINT64_MAX)) },
+    { "a payload of which no page is there", MESSAGE(16, BY_SLOT(5, 16, 0)) },
+    { "a message that brings a payload by both ways", MESSAGE(32, BY_SLOT(5, 16, 0)) },
     { "a region without memory",
       { .region = { HEAD(FRAME_REGION), .slot = 7, .bytes = BYTES } },
       sizeof(struct frame_region) },
@@ -220,7 +199,6 @@ static void assert_refused(int fd, uint64_t before, const char *what)
 
 TEST(a_lie_ends_its_connection_and_leaves_nothing)
 {
-    node_open(&here, "mapped", NULL);
     pump_for_ms(&here, NULL, 2);
     const unsigned descriptors = descriptors_here();
     for (unsigned i = 0; i < LIES; i++) {
@@ -259,7 +237,6 @@ static size_t bundle_of(union frame *bundle, int count)
 TEST(a_bundle_is_the_messages_in_it)
 {
     static union frame bundle;
-    node_open(&here, "mapped", NULL);
     here.manner = NODE_DROPS;
     int fd = enter();
     say(fd, &bundle, bundle_of(&bundle, 100), NULL, 0);
@@ -290,7 +267,6 @@ TEST_EACH(a_bundle_that_lies_ends_its_connection_before_anything_of_it_is_told, 
     if (_i == OF_BUNDLES) last->head = frame_head(FRAME_BUNDLE);
     if (_i == OF_RELEASES) last->head = frame_head(FRAME_RELEASE);
     if (_i == HUGE_INSIDE) last->payload_bytes = FRAME_INLINE_MAX;
-    node_open(&here, "mapped", NULL);
     here.manner = NODE_DROPS;
     int fd = enter();
     say(fd, &bundle, bytes, NULL, 0);
@@ -309,7 +285,6 @@ TEST(a_lie_within_a_bundle_ends_it_there)
     memcpy(bundle.bytes + bytes, &unknown, sizeof unknown);
     bytes += frame_message_bytes(&unknown);
     bundle_add(&bundle, &bytes, 8);
-    node_open(&here, "mapped", NULL);
     here.manner = NODE_DROPS;
     int fd = enter();
     say(fd, &bundle, bytes, NULL, 0);
@@ -325,7 +300,6 @@ TEST(a_frame_longer_than_any_is_a_lie)
                                            .header_bytes = CAIRN_FABRIC_HEADER_MAX,
                                            .slot = FRAME_INLINE };
     memcpy(endless, &message, sizeof message);
-    node_open(&here, "mapped", NULL);
     int fd = enter();
     say(fd, endless, sizeof endless, NULL, 0);
     assert_refused(fd, 0, "longer");
@@ -388,6 +362,7 @@ static void offer(int fd, enum offer what)
 TEST_EACH(memory_that_is_none_or_too_much_is_refused_and_all_of_it_is_closed, 0, OFFERS)
 {
     const struct fabric_options options = { .mapped_max = 4 * BYTES };
+    node_close(&here);
     node_open(&here, "mapped", &options);
     int fd = enter();
     close(fd);
@@ -420,7 +395,6 @@ TEST(only_pages_that_are_there_are_read)
     ck_assert_int_eq(ftruncate(memory, BYTES), 0);
     ck_assert_int_eq(pwrite(memory, &byte, 1, BYTES / 2 - 4096), 1);
     ck_assert_int_eq(fcntl(memory, F_ADD_SEALS, SEALS), 0);
-    node_open(&here, "mapped", NULL);
     here.manner = NODE_DROPS;
     int fd = enter();
     say(fd, &region, sizeof region, &memory, 1);
@@ -445,7 +419,6 @@ TEST(a_descriptor_with_anything_but_a_region_is_refused)
                                      .slot = FRAME_INLINE };
     uint8_t frame[sizeof message + 1] = { 0 };
     memcpy(frame, &message, sizeof message);
-    node_open(&here, "mapped", NULL);
     int fd = enter(), memory = make_memory(BYTES, SEALS);
     const unsigned descriptors = descriptors_here();
     say(fd, frame, sizeof frame, &memory, 1);
@@ -467,7 +440,6 @@ TEST(who_does_not_know_the_address_is_not_let_in)
     struct frame_greeting hello = { .head = frame_head(FRAME_HELLO) };
     uint8_t key[FRAME_KEY_BYTES] = { 9 };
     union frame frame;
-    node_open(&here, "mapped", NULL);
     int fd = knock();
     ck_assert_uint_eq(hear(fd, &frame), sizeof frame.greeting);
     frame_prove(key, false, frame.greeting.nonce, hello.nonce, hello.proof);
@@ -484,7 +456,6 @@ TEST(silent_strangers_are_few_and_do_not_stay)
     enum { CROWD = MAPPED_STRANGERS_MAX + 20 };
     static struct node there;
     int fds[CROWD];
-    node_open(&here, "mapped", NULL);
     const unsigned descriptors = descriptors_here();
     for (unsigned i = 0; i < CROWD; i++) fds[i] = knock();
     pump_until_descriptors(descriptors + CROWD + MAPPED_STRANGERS_MAX);
@@ -525,7 +496,6 @@ TEST(a_crowd_of_another_user_pushes_out_its_own_and_delays_nobody)
         printf("skip: needs root, to connect as two users\n");
         return;
     }
-    node_open(&here, "mapped", NULL);
     const unsigned descriptors = descriptors_here();
     for (unsigned i = 0; i < CROWD; i++) fds[i] = knock_as(CROWDS_USER);
     pump_until_descriptors(descriptors + CROWD + MAPPED_STRANGERS_MAX);
@@ -557,7 +527,6 @@ TEST(a_user_that_has_proved_itself_once_is_known)
         printf("skip: needs root, to connect as another user\n");
         return;
     }
-    node_open(&here, "mapped", NULL);
     const int member = knock_as(USER);
     prove(member);
     const unsigned descriptors = descriptors_here();
@@ -591,7 +560,6 @@ TEST(who_took_the_name_of_a_node_gets_no_message_and_who_releases_what_he_never_
     static struct fabric face;
     struct mapped_address address;
     union frame frame;
-    node_open(&here, "mapped", NULL);
     int listener = listen_as(&address, &face);
     for (unsigned lie = 0; lie < 2; lie++) {
         struct fabric_peer *peer = node_connect(&here, face.address, face.address_bytes);
@@ -624,4 +592,4 @@ TEST(who_took_the_name_of_a_node_gets_no_message_and_who_releases_what_he_never_
     close(listener);
 }
 
-SUITE(30, .tear_down = nodes_close);
+SUITE(30, open_here, nodes_close);
