@@ -141,78 +141,73 @@ TEST(the_cover_check_agrees_with_a_count_of_every_element)
 
 /* ---- sentences ---- */
 
-TEST(an_overlap_is_named_with_tensor_ranks_and_boxes)
+#define LINE(from, count) \
+    {                     \
+        1, { from },      \
+        {                 \
+            count         \
+        }                 \
+    }
+#define AREA(r, c, rows, cols) \
+    {                          \
+        2, { r, c },           \
+        {                      \
+            rows, cols         \
+        }                      \
+    }
+
+/* What the ranks hold of a tensor "t0"; and a word of the sentence, NULL where it covers it. */
+static const struct {
+    const char *name;
+    struct shape shape;
+    uint32_t ranks; /* those behind `held` hold it whole */
+    uint32_t held;
+    struct cairn_box boxes[5];
+    const char *word;
+} covers[] = {
+    { "an overlap of others than the first two",
+      { 2, { 8, 6 } },
+      .held = 3,
+      .boxes = { AREA(0, 0, 8, 3), AREA(0, 0, 8, 3), AREA(0, 2, 8, 4) },
+      .word = "tensor t0: rank 0 holds [0:8, 0:3] and rank 2 holds [0:8, 2:6], which overlap" },
+    { "a hole",
+      { 2, { 8, 6 } },
+      .held = 3,
+      .boxes = { AREA(0, 0, 8, 2), AREA(0, 2, 5, 4), AREA(5, 2, 3, 3) },
+      .word = "tensor t0: no rank holds [5:8, 5:6]" },
+    { "nobody",
+      { 1, { 4 } },
+      .held = 2,
+      .boxes = { LINE(0, 0), LINE(0, 0) },
+      .word = "tensor t0: no rank holds [0:4]" },
+    { "a part and all of it", { 1, { 10 } }, 2, 1, { LINE(0, 5) }, "overlap" },
+    { "all of it twice", { 1, { 10 } }, 2, 1, { LINE(0, 10) }, NULL },
+    { "a pinwheel that no straight cut separates",
+      { 2, { 3, 3 } },
+      .held = 5,
+      .boxes = { AREA(0, 0, 1, 2), AREA(0, 2, 2, 1), AREA(2, 1, 1, 2), AREA(1, 0, 2, 1),
+                 AREA(1, 1, 1, 1) } },
+    { "a pinwheel without its middle",
+      { 2, { 3, 3 } },
+      .held = 5,
+      .boxes = { AREA(0, 0, 1, 2), AREA(0, 2, 2, 1), AREA(2, 1, 1, 2), AREA(1, 0, 2, 1),
+                 AREA(1, 1, 0, 0) },
+      .word = "no rank holds [1:2, 1:2]" },
+};
+
+TEST_EACH(an_overlap_or_a_hole_is_named_with_tensor_ranks_and_boxes, 0,
+          sizeof covers / sizeof *covers)
 {
-    const struct shape shapes[] = { { 1, { 4 } }, { 2, { 8, 6 } } };
+    const struct shape shapes[] = { covers[_i].shape, { 0, { 0 } } }; // a scalar, which all hold
     struct job_spec_data spec = spec_of(shapes, 2);
-    struct world w = { .count = 3 };
-    hold(&w, 0, 1, (struct cairn_box) { 2, { 0, 0 }, { 8, 3 } });
-    hold(&w, 1, 1, (struct cairn_box) { 2, { 0, 0 }, { 8, 3 } });
-    hold(&w, 2, 1, (struct cairn_box) { 2, { 0, 2 }, { 8, 4 } });
+    struct world w = { .count = covers[_i].ranks > 0 ? covers[_i].ranks : covers[_i].held };
     struct sentence why = { "" };
-    ck_assert_int_eq(cover(&w, &spec, &why), CAIRN_ERR_MISMATCH);
-    ck_assert_ptr_nonnull(strstr(why.text, "tensor t1: rank 0 holds [0:8, 0:3] and rank 2 holds "
-                                           "[0:8, 2:6], which overlap"));
-    world_release(&w);
-    spec_release(&spec);
-}
-
-TEST(a_hole_is_named_with_tensor_and_box)
-{
-    const struct shape shape = { 2, { 8, 6 } };
-    struct job_spec_data spec = spec_of(&shape, 1);
-    struct world w = { .count = 3 };
-    hold(&w, 0, 0, (struct cairn_box) { 2, { 0, 0 }, { 8, 2 } });
-    hold(&w, 1, 0, (struct cairn_box) { 2, { 0, 2 }, { 5, 4 } });
-    hold(&w, 2, 0, (struct cairn_box) { 2, { 5, 2 }, { 3, 3 } });
-    struct sentence why = { "" };
-    ck_assert_int_eq(cover(&w, &spec, &why), CAIRN_ERR_MISMATCH);
-    ck_assert_ptr_nonnull(strstr(why.text, "tensor t0: no rank holds [5:8, 5:6]"));
-    world_release(&w);
-    spec_release(&spec);
-}
-
-TEST(a_tensor_that_no_rank_holds_is_named)
-{
-    const struct shape shapes[] = { { 1, { 4 } }, { 0, { 0 } } };
-    struct job_spec_data spec = spec_of(shapes, 2);
-    struct world w = { .count = 2 };
-    for (uint32_t r = 0; r < 2; r++) hold(&w, r, 0, (struct cairn_box) { 1, { 0 }, { 0 } });
-    struct sentence why = { "" };
-    ck_assert_int_eq(cover(&w, &spec, &why), CAIRN_ERR_MISMATCH);
-    ck_assert_ptr_nonnull(strstr(why.text, "tensor t0: no rank holds [0:4]"));
-    world_release(&w);
-    spec_release(&spec);
-}
-
-TEST(a_whole_tensor_and_a_part_of_it_overlap)
-{
-    const struct shape shape = { 1, { 10 } };
-    struct job_spec_data spec = spec_of(&shape, 1);
-    struct world w = { .count = 2 };
-    hold(&w, 1, 0, (struct cairn_box) { 1, { 0 }, { 5 } });
-    ck_assert_int_eq(cover(&w, &spec, NULL), CAIRN_ERR_MISMATCH);
-    hold(&w, 1, 0, (struct cairn_box) { 1, { 0 }, { 10 } });
-    ck_assert_int_eq(cover(&w, &spec, NULL), CAIRN_OK);
-    world_release(&w);
-    spec_release(&spec);
-}
-
-TEST(a_pinwheel_that_no_straight_cut_separates_is_a_cover)
-{
-    const struct shape shape = { 2, { 3, 3 } };
-    struct job_spec_data spec = spec_of(&shape, 1);
-    struct world w = { .count = 5 };
-    hold(&w, 0, 0, (struct cairn_box) { 2, { 0, 0 }, { 1, 2 } });
-    hold(&w, 1, 0, (struct cairn_box) { 2, { 0, 2 }, { 2, 1 } });
-    hold(&w, 2, 0, (struct cairn_box) { 2, { 2, 1 }, { 1, 2 } });
-    hold(&w, 3, 0, (struct cairn_box) { 2, { 1, 0 }, { 2, 1 } });
-    hold(&w, 4, 0, (struct cairn_box) { 2, { 1, 1 }, { 1, 1 } });
-    ck_assert_int_eq(cover(&w, &spec, NULL), CAIRN_OK);
-    hold(&w, 4, 0, (struct cairn_box) { 2, { 1, 1 }, { 0, 0 } });
-    struct sentence why = { "" };
-    ck_assert_int_eq(cover(&w, &spec, &why), CAIRN_ERR_MISMATCH);
-    ck_assert_ptr_nonnull(strstr(why.text, "no rank holds [1:2, 1:2]"));
+    for (uint32_t r = 0; r < covers[_i].held; r++) hold(&w, r, 0, covers[_i].boxes[r]);
+    const char *word = covers[_i].word;
+    const cairn_status status = cover(&w, &spec, &why);
+    ck_assert_msg(status == (word == NULL ? CAIRN_OK : CAIRN_ERR_MISMATCH) &&
+                      (word == NULL || strstr(why.text, word) != NULL),
+                  "%s: %d: %s", covers[_i].name, (int)status, why.text);
     world_release(&w);
     spec_release(&spec);
 }
