@@ -147,7 +147,8 @@ class Training(Case):
             return d, nn.Sequential(nn.Linear(8, 8), nn.Tanh())
 
         d, g = nets()
-        ours = [self.attach(net, cairn.Adam(lr=LR), name=f"gan{net[0].out_features}{i}") for i, net in enumerate((d, g))]
+        ours = [self.attach(net, cairn.Adam(lr=LR), name=f"gan{net[0].out_features}{i}")
+                for i, net in enumerate((d, g))]
         loop(d, g, ours[0].step, ours[1].step, ours[0].no_sync)
         theirs = nets()
         optimizers = [torch.optim.Adam(net.parameters(), lr=LR) for net in theirs]

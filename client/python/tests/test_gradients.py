@@ -61,7 +61,8 @@ class Small(Case):
 
     def attach_many(self, count: int, large: int = 40000):
         model = Many(count, large)
-        return ClusterCase.attach(self, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), self.connect())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        return ClusterCase.attach(self, model, optimizer, self.connect())
 
     def test_they_go_as_one_and_the_numbers_are_those_of_torch(self):
         m, alone = self.attach_many(700), Many(700)
