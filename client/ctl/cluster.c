@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "client/ctl/ctl.h"
+#include "shown.pb-c.h"
 #include "proto/spec/spec.h"
 
 /* The coordinator stops earlier if a shard does not answer, and names that shard. */
@@ -38,8 +39,8 @@ static const struct {
 
 struct check {
     const struct ctl *ctl;
-    enum trouble worst; /* TROUBLE_COUNT: no trouble was found */
-    json_t *found;      /* owned, if JSON is wanted */
+    enum trouble worst;       /* TROUBLE_COUNT: no trouble was found */
+    Cairn__ShownCheck *shown; /* owned */
 };
 
 static void add_trouble(struct check *check, enum trouble kind, const char *what,
@@ -53,12 +54,10 @@ static void add_trouble(struct check *check, enum trouble kind, const char *what
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     if (kind < check->worst) check->worst = kind;
-    if (check->found != NULL)
-        json_array_append_new(
-            check->found,
-            json_pack("{s:s, s:s, s:s}", "kind", troubles[kind].name, "what", what, "text", text));
-    else if (!check->ctl->quiet)
-        printf("%s: %s: %s\n", troubles[kind].name, what, text);
+    Cairn__ShownTrouble *trouble = ctl_add(check->shown, "found");
+    trouble->kind = ctl_copy(troubles[kind].name);
+    trouble->what = ctl_copy(what);
+    trouble->text = ctl_copy(text);
 }
 
 /* A trouble of a message. The message has this trouble if the text, which has fields of the
@@ -214,20 +213,22 @@ static struct check begin_check(const struct ctl *ctl)
 {
     return (struct check) { .ctl = ctl,
                             .worst = TROUBLE_COUNT,
-                            .found = ctl->json ? json_array() : NULL };
+                            .shown = ctl_message(&cairn__shown_check__descriptor) };
 }
 
-/* Prints the final output, and returns the exit status. */
+/* Prints what was found, a line each, and returns the exit status. */
 static int end_check(struct check *check, cairn_status status)
 {
+    const bool is_done = status == CAIRN_OK;
     const int found = check->worst < TROUBLE_COUNT ? troubles[check->worst].exit_status : 0;
-    if (status != CAIRN_OK)
-        json_decref(check->found);
-    else if (check->found != NULL)
-        ctl_print_json(json_pack("{s:b, s:o}", "well", found == 0, "found", check->found));
-    else if (found == 0 && !check->ctl->quiet)
-        printf("all is well\n");
-    return status == CAIRN_OK ? found : status_exit((int)status);
+    check->shown->well = is_done && found == 0;
+    if (is_done || !check->ctl->json)
+        ctl_show(check->ctl, check->shown,
+                 "*found {kind}: {what}: {text}\n"
+                 "{?well}all is well",
+                 NULL);
+    message_free(&check->shown->base);
+    return is_done ? found : status_exit((int)status);
 }
 
 /* With --check: prints what is wrong with the cluster and all its jobs, one line per trouble. Returns the
@@ -235,9 +236,9 @@ static int end_check(struct check *check, cairn_status status)
 static int show_cluster_check(struct ctl *ctl, const void *status)
 {
     const Cairn__JobListGet get = CAIRN__JOB_LIST_GET__INIT;
-    struct check check = begin_check(ctl);
     ProtobufCMessage *reply;
     if (!ctl_is_given(ctl, "check")) return -1;
+    struct check check = begin_check(ctl);
     check_cluster(&check, status);
     cairn_status called = ctl_call(ctl, CAIRN_MSG_JOB_LIST_GET, &get.base, CAIRN_MSG_JOB_LIST,
                                    &reply);
@@ -386,21 +387,8 @@ static bool goes_back(struct seen *seen, const Cairn__Events *page)
     return true;
 }
 
-static void take_page(struct ctl_table *table, json_t *list, const Cairn__Events *page,
-                      struct seen *seen)
-{
-    for (size_t i = 0; i < page->n_events; i++) {
-        seen->after = page->events[i]->number;
-        if (table != NULL)
-            ctl_table_rows(table, &page->events[i], 1);
-        else
-            json_array_append_new(list, ctl_json(page->events[i]));
-    }
-}
-
-/* Fetches all pages after the events already seen, into the table or the list. */
-static cairn_status ask_events(struct ctl *ctl, struct ctl_table *table, json_t *list,
-                               struct seen *seen)
+/* Fetches all pages after the events already seen. */
+static cairn_status ask_events(struct ctl *ctl, Cairn__Events *all, struct seen *seen)
 {
     Cairn__EventsGet get = CAIRN__EVENTS_GET__INIT;
     get.since_unix_ms = ctl->times.since_unix_ms;
@@ -408,10 +396,14 @@ static cairn_status ask_events(struct ctl *ctl, struct ctl_table *table, json_t 
         ProtobufCMessage *reply;
         get.after = seen->after;
         CAIRN_TRY(ctl_call(ctl, CAIRN_MSG_EVENTS_GET, &get.base, CAIRN_MSG_EVENTS, &reply));
-        const Cairn__Events *page = (const Cairn__Events *)reply;
+        Cairn__Events *page = (Cairn__Events *)reply;
         const bool anew = goes_back(seen, page);
-        if (!anew) take_page(table, list, page, seen);
         more = anew || (page->more && page->n_events > 0);
+        for (size_t i = 0; i < page->n_events && !anew; i++) {
+            seen->after = page->events[i]->number;
+            ctl_append(all, "events", page->events[i]);
+        }
+        if (!anew) page->n_events = 0; // they belong to `all` now
         message_free(reply);
     }
     return CAIRN_OK;
@@ -420,18 +412,16 @@ static cairn_status ask_events(struct ctl *ctl, struct ctl_table *table, json_t 
 /* Prints the events that were not seen yet, each as one row or one JSON object. */
 static cairn_status print_new(struct ctl *ctl, struct seen *seen)
 {
-    json_t *list = ctl->json ? json_array() : NULL;
-    struct ctl_table *table = ctl->json ? NULL : ctl_table_of(&cairn__event__descriptor);
-    const cairn_status status = ask_events(ctl, table, list, seen);
-    if (table != NULL)
-        ctl_table_close(table, ctl);
-    else if (status == CAIRN_OK && !ctl->watch)
-        ctl_print_json(json_pack("{s:O}", "events", list));
-    for (size_t i = 0; ctl->json && ctl->watch && i < json_array_size(list); i++) {
-        json_dumpf(json_array_get(list, i), stdout, JSON_COMPACT);
+    Cairn__Events *all = ctl_message(&cairn__events__descriptor);
+    const cairn_status status = ask_events(ctl, all, seen);
+    for (size_t i = 0; ctl->json && ctl->watch && i < all->n_events; i++) {
+        json_t *event = ctl_json(all->events[i]);
+        json_dumpf(event, stdout, JSON_COMPACT);
         printf("\n");
+        json_decref(event);
     }
-    json_decref(list);
+    if (!ctl->json || (status == CAIRN_OK && !ctl->watch)) ctl_show(ctl, all, "#events", NULL);
+    message_free(&all->base);
     return status;
 }
 

@@ -216,14 +216,10 @@ int ctl_absolute(const char *what, const char *path, char out[static PATH_MAX]);
 
 /* ==== output ==== */
 
-/* A table: rows of cells, columns as wide as their widest cell. Cells are copied. */
+/* A table of messages: columns are as wide as their widest cell. `columns` has a line "HEADER|FIELD" for
+ * each, where FIELD is a field or a text (output.c has the syntax). */
 struct ctl_table;
-/* `columns` has a line "HEADER" for each column; of a table of messages "HEADER|FIELD", where FIELD is a
- * field or a text (output.c has the syntax). */
 struct ctl_table *ctl_table_open(const char *columns);
-/* Adds cells: the text of `fmt`, in which a tab ends a cell. */
-void ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
-    __attribute__((format(printf, 2, 3)));
 /* Adds a row for each message; `messages` is an array of pointers to the messages. */
 void ctl_table_rows(struct ctl_table *table, const void *messages, size_t count);
 /* Prints the table (with headers unless --no-headers was given) and frees it. */
@@ -247,8 +243,6 @@ struct ctl_computed {
 extern const struct ctl_shape ctl_shapes[];
 extern const struct ctl_computed ctl_computed[];
 
-/* Opens a table with the columns of these messages. */
-struct ctl_table *ctl_table_of(const ProtobufCMessageDescriptor *type);
 /* Returns a message as a new object, as the message's row in shapes.c says; null for NULL. */
 json_t *ctl_json(const void *message);
 /* Adds the named fields of the message. */
@@ -261,6 +255,17 @@ uint64_t ctl_number(const void *message, const char *field);
 char *ctl_text_of(const void *message, const char *text);
 /* Prints a page of lines, texts and tables about the message (output.c has the syntax). */
 void ctl_page(const void *message, const char *page);
+/* ---- messages of a command's own: client/ctl/shown.proto ---- */
+/* Each is freed by message_free, with its texts, which therefore are copies. These functions end the program
+ * if there is no memory. */
+void *ctl_message(const ProtobufCMessageDescriptor *type);
+char *ctl_copy(const char *text);
+/* Appends a message, or a text, to a list of the message, which owns it from then on. */
+void ctl_append(void *message, const char *list, void *element);
+void *ctl_add(void *message, const char *list); /* a new message */
+/* Prints the message: as JSON, as the page, or, with -q, as `quiet`; NULL: nothing. */
+void ctl_show(const struct ctl *ctl, const void *message, const char *page, const char *quiet);
+
 /* Says whose options and arguments pages show. */
 void ctl_output_begin(const struct ctl *ctl);
 
@@ -371,7 +376,6 @@ const char *ctl_bytes(uint64_t bytes);
 #define CTL_SNAPSHOT_TIMEOUT_MS 600000 /* used if no timeout is given */
 /* ---- shapes.c: the memory that a job uses on its shards; one entry per shard ---- */
 #define CTL_MEMORY_SUM "state+published+landing+staging+tables" /* of all kinds in host memory */
-json_t *ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count);
 void ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards, size_t count);
 
 /* ---- output.c ---- */

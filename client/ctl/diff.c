@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "client/ctl/snapshot.h"
+#include "shown.pb-c.h"
 #include "proto/spec/spec.h"
 
 #define SPEC_LINES 100 // the most lines that are shown
@@ -71,16 +72,6 @@ static void join_stats(struct ctl_stats *stats, const struct ctl_stats *more)
     stats->finite += more->finite;
     join_sums(&stats->sum, &more->sum);
     join_sums(&stats->squares, &more->squares);
-}
-
-static double stats_mean(const struct ctl_stats *stats)
-{
-    return stats->finite > 0 ? ctl_sum_of(&stats->sum) / (double)stats->finite : 0;
-}
-
-static double stats_norm(const struct ctl_stats *stats)
-{
-    return sqrt(ctl_sum_of(&stats->squares));
 }
 
 static void note_first(struct ctl_difference *d, uint64_t elem)
@@ -360,8 +351,7 @@ struct diff {
         void *piece;
         struct ctl_difference *found; /* owned; indexed like `pairs` */
     } threads[CTL_SWEEP_THREADS_MAX];
-    /* owned; output lines */
-    json_t *spec, *scalars, *only;
+    Cairn__ShownDiff *shown; /* owned */
 };
 
 static const struct job_spec_data *spec_a(const struct diff *d)
@@ -433,35 +423,37 @@ static cairn_status compare_planes(const struct ctl *ctl, struct diff *d, const 
 
 /* ---- all else ---- */
 
-static void note_diff(json_t *lines, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void note_diff(json_t *lines, const char *format, ...)
+/* Adds a line to a list of d->shown. */
+static void note_diff(struct diff *d, const char *list, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static void note_diff(struct diff *d, const char *list, const char *format, ...)
 {
     struct sentence line;
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(line.text, sizeof line.text, format, arguments);
     va_end(arguments);
-    json_array_append_new(lines, json_string(line.text));
+    ctl_append(d->shown, list, ctl_copy(line.text));
 }
 
 static void on_difference(void *context, const struct spec_difference *d)
 {
     char line[CAIRN_DIFFERENCE_TEXT_MAX];
     difference_text(d, "in A", "in B", line);
-    note_diff(context, "%s", line);
+    note_diff(context, "spec", "%s", line);
 }
 
 static void compare_scalars(struct diff *d)
 {
     const struct manifest *a = &d->a->manifest, *b = &d->b->manifest;
     if (a->step != b->step)
-        note_diff(d->scalars, "step: %" PRIu64 " in A, %" PRIu64 " in B", a->step, b->step);
+        note_diff(d, "scalars", "step: %" PRIu64 " in A, %" PRIu64 " in B", a->step, b->step);
     if (memcmp(&a->loss_scale, &b->loss_scale, sizeof a->loss_scale) != 0)
-        note_diff(d->scalars, "loss scale: %.17g in A, %.17g in B", a->loss_scale, b->loss_scale);
+        note_diff(d, "scalars", "loss scale: %.17g in A, %.17g in B", a->loss_scale, b->loss_scale);
     if (a->payload_bytes != b->payload_bytes ||
         (a->payload_bytes > 0 && memcmp(a->payload, b->payload, a->payload_bytes) != 0))
-        note_diff(d->scalars, "client state: %zu bytes in A, %zu other ones in B", a->payload_bytes,
-                  b->payload_bytes);
+        note_diff(d, "scalars", "client state: %zu bytes in A, %zu other ones in B",
+                  a->payload_bytes, b->payload_bytes);
 }
 
 /* Selects the planes to compare. Lists the planes that only one snapshot has, or that differ in shape. */
@@ -481,80 +473,50 @@ static void pair_planes(struct diff *d)
             if (in_a && in_b && alike && spec_plane_dtype(a, t, p) == spec_plane_dtype(b, other, p))
                 *pair_at(d, t, p) = (struct pair) { .compared = true, .b = (uint32_t)other };
             else if (in_a && in_b)
-                note_diff(d->only, "%s, %s: of another shape or dtype", name, plane);
+                note_diff(d, "unpaired", "%s, %s: of another shape or dtype", name, plane);
             else if (in_a || in_b)
-                note_diff(d->only, "%s, %s: in %s alone", name, plane, in_a ? "A" : "B");
+                note_diff(d, "unpaired", "%s, %s: in %s alone", name, plane, in_a ? "A" : "B");
         }
     }
     for (size_t t = 0; t < b->tensor_count; t++)
         if (spec_planes(b, t) != 0 && spec_find_tensor(a, b->tensors[t].name) == SIZE_MAX)
-            note_diff(d->only, "%s: in B alone", b->tensors[t].name);
+            note_diff(d, "unpaired", "%s: in B alone", b->tensors[t].name);
 }
 
 /* ---- printing ---- */
 
-static json_t *pair_json(const struct diff *d, uint32_t tensor, uint32_t plane)
+static void add_planes(struct diff *d)
 {
-    const struct ctl_difference *x = &pair_at(d, tensor, plane)->difference;
-    const double relative = ctl_difference_relative(x);
-    return json_pack("{s:s, s:s, s:I, s:I, s:f, s:o, s:I}", "tensor",
-                     spec_a(d)->tensors[tensor].name, "plane", plane_name((int)plane), "elements",
-                     (json_int_t)x->elems, "first", (json_int_t)x->first_elem, "max_abs", x->max,
-                     "relative_l2", isfinite(relative) ? json_real(relative) : json_null(),
-                     "nonfinite", (json_int_t)x->unlike);
-}
-
-static json_t *pairs_json(const struct diff *d)
-{
-    json_t *list = json_array();
     for (uint32_t t = 0; t < spec_a(d)->tensor_count; t++)
-        for (uint32_t p = 0; p < CAIRN_PLANE_COUNT; p++)
-            if (pair_at(d, t, p)->difference.elems > 0)
-                json_array_append_new(list, pair_json(d, t, p));
-    return list;
-}
-
-static void print_lines(const char *what, const json_t *lines)
-{
-    for (size_t i = 0; i < json_array_size(lines); i++)
-        ctl_line(i == 0 ? what : "", "%s", json_string_value(json_array_get(lines, i)));
-}
-
-static void print_pairs(const struct ctl *ctl, const struct diff *d)
-{
-    struct ctl_table *table = ctl_table_open(
-        "TENSOR\nPLANE\nELEMENTS\nFIRST\nMAX ABS\nRELATIVE\nNONFINITE");
-    for (uint32_t t = 0; t < spec_a(d)->tensor_count; t++) {
         for (uint32_t p = 0; p < CAIRN_PLANE_COUNT; p++) {
             const struct ctl_difference *x = &pair_at(d, t, p)->difference;
             if (x->elems == 0) continue;
-            ctl_table_cell(table, "%s\t%s\t%" PRIu64 "\t%" PRIu64 "\t%.6g\t%.6g\t%" PRIu64,
-                           spec_a(d)->tensors[t].name, plane_name((int)p), x->elems, x->first_elem,
-                           x->max, ctl_difference_relative(x), x->unlike);
+            Cairn__ShownPlane *plane = ctl_add(d->shown, "planes");
+            plane->tensor = ctl_copy(spec_a(d)->tensors[t].name);
+            plane->plane = ctl_copy(plane_name((int)p));
+            plane->elements = x->elems;
+            plane->first = x->first_elem;
+            plane->max_abs = x->max;
+            plane->relative_l2 = ctl_difference_relative(x);
+            plane->is_infinite = !isfinite(plane->relative_l2);
+            plane->nonfinite = x->unlike;
         }
-    }
-    ctl_table_close(table, ctl);
 }
 
-static int print_diff(const struct ctl *ctl, const struct diff *d)
+static int print_diff(const struct ctl *ctl, struct diff *d)
 {
-    json_t *planes = pairs_json(d);
-    const bool same = json_array_size(planes) == 0 && json_array_size(d->spec) == 0 &&
-                      json_array_size(d->scalars) == 0 && json_array_size(d->only) == 0;
-    if (ctl->json) {
-        ctl_print_json(json_pack("{s:b, s:O, s:O, s:O, s:O}", "same", (int)same, "spec", d->spec,
-                                 "scalars", d->scalars, "unpaired", d->only, "planes", planes));
-    } else if (!ctl->quiet) {
-        print_lines("spec", d->spec);
-        print_lines("scalars", d->scalars);
-        print_lines("not compared", d->only);
-        if (json_array_size(planes) > 0)
-            print_pairs(ctl, d);
-        else
-            ctl_line("tensors", "the same bits");
-    }
-    json_decref(planes);
-    return same ? SAME : DIFFERENT;
+    Cairn__ShownDiff *shown = d->shown;
+    add_planes(d);
+    shown->same = shown->n_planes == 0 && shown->n_spec == 0 && shown->n_scalars == 0 &&
+                  shown->n_unpaired == 0;
+    ctl_show(ctl, shown,
+             "spec|{spec?}\n"
+             "scalars|{scalars?}\n"
+             "not compared|{unpaired?}\n"
+             "#planes?\n"
+             "tensors|{!planes}the same bits",
+             NULL);
+    return shown->same ? SAME : DIFFERENT;
 }
 
 /* ---- the command ---- */
@@ -564,13 +526,10 @@ static int run_diff(const struct ctl *ctl, struct diff *d, const char *folder_a)
     struct sentence why = { "" };
     const struct job_spec_data *a = spec_a(d);
     d->pairs = calloc(a->tensor_count * CAIRN_PLANE_COUNT + 1, sizeof *d->pairs);
-    d->spec = json_array();
-    d->scalars = json_array();
-    d->only = json_array();
-    if (d->pairs == NULL || d->spec == NULL || d->scalars == NULL || d->only == NULL)
-        return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
-    const size_t found = spec_diff(a, &d->b->manifest.spec, SPEC_LINES, on_difference, d->spec);
-    if (found > SPEC_LINES) note_diff(d->spec, "and %zu more differences", found - SPEC_LINES);
+    if (d->pairs == NULL) return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    d->shown = ctl_message(&cairn__shown_diff__descriptor);
+    const size_t found = spec_diff(a, &d->b->manifest.spec, SPEC_LINES, on_difference, d);
+    if (found > SPEC_LINES) note_diff(d, "spec", "and %zu more differences", found - SPEC_LINES);
     compare_scalars(d);
     pair_planes(d);
     const cairn_status status = compare_planes(ctl, d, folder_a, &why);
@@ -585,9 +544,7 @@ static void release_diff(struct diff *d)
         free(d->threads[t].found);
     }
     free(d->pairs);
-    json_decref(d->spec);
-    json_decref(d->scalars);
-    json_decref(d->only);
+    if (d->shown != NULL) message_free(&d->shown->base);
 }
 
 /* Returns -1 to continue, else the exit status. */
@@ -693,106 +650,59 @@ static cairn_status read_stats(const struct ctl *ctl, struct show *show, const c
     return status;
 }
 
-/* ---- JSON ---- */
+/* ---- the tensors ---- */
 
-static json_t *stats_json(const struct ctl_stats *s)
-{
-    return json_pack("{s:o, s:o, s:o, s:f, s:I}", "min",
-                     s->finite > 0 ? json_real((double)s->min) : json_null(), "max",
-                     s->finite > 0 ? json_real((double)s->max) : json_null(), "mean",
-                     s->finite > 0 ? json_real(stats_mean(s)) : json_null(), "l2", stats_norm(s),
-                     "nonfinite", (json_int_t)s->nonfinite);
-}
-
-static json_t *tensor_json(const struct show *show, size_t tensor)
-{
-    const struct tensor_spec *t = &show->spec->tensors[tensor];
-    json_t *shape = json_array(), *planes = json_array();
-    for (uint32_t d = 0; d < t->shape.rank; d++)
-        json_array_append_new(shape, json_integer((json_int_t)t->shape.dim[d]));
-    for (int plane = 0; plane < CAIRN_PLANE_COUNT; plane++)
-        if (is_stored(show->spec, tensor, plane))
-            json_array_append_new(planes, json_string(plane_name(plane)));
-    json_t *object = json_pack("{s:s, s:s, s:s, s:o, s:o, s:s*}", "name", t->name, "kind",
-                               capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind), "dtype",
-                               dtype_label((int)t->master), "shape", shape, "planes", planes,
-                               "alias_of", t->alias_of);
-    if (show->stats[0] == NULL) return object;
-    json_t *stats = json_object();
-    for (int plane = 0; plane < CAIRN_PLANE_COUNT; plane++)
-        if (is_stored(show->spec, tensor, plane) && t->kind != CAIRN_BLOB)
-            json_object_set_new(stats, plane_name(plane),
-                                stats_json(stats_at(show, 0, tensor, plane)));
-    json_object_set_new(object, "stats", stats);
-    return object;
-}
-
-static json_t *tensors_json(const struct show *show)
-{
-    json_t *list = json_array();
-    for (size_t t = 0; t < show->spec->tensor_count; t++)
-        json_array_append_new(list, tensor_json(show, t));
-    return list;
-}
-
-/* ---- tables ---- */
-
-static void print_tensors(const struct ctl *ctl, const struct job_spec_data *spec)
-{
-    struct ctl_table *table = ctl_table_open("TENSOR\nKIND\nDTYPE\nSHAPE\nPLANES");
-    char shape[CTL_SHAPE_BYTES];
-    for (size_t i = 0; i < spec->tensor_count; i++) {
-        const struct tensor_spec *t = &spec->tensors[i];
-        struct sentence planes = { "" };
-        for (int plane = 0; plane < CAIRN_PLANE_COUNT; plane++)
-            if (is_stored(spec, i, plane))
-                sentence_add(&planes, "%s%s", planes.text[0] != '\0' ? " " : "", plane_name(plane));
-        if (t->alias_of != NULL)
-            ctl_table_cell(table, "%s\talias\t\t\t%s %s", t->name,
-                           t->alias_box != NULL ? "a part of" : "as", t->alias_of);
-        else
-            ctl_table_cell(table, "%s\t%s\t%s\t%s\t%s", t->name,
-                           capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind),
-                           dtype_label((int)t->master), ctl_shape(&t->shape, shape), planes.text);
-    }
-    ctl_table_close(table, ctl);
-}
-
-static void print_stats_of(struct ctl_table *table, const struct show *show, size_t tensor,
-                           int plane)
+static void fill_stats(Cairn__ShownStats *shown, const struct show *show, size_t tensor, int plane)
 {
     const struct tensor_spec *t = &show->spec->tensors[tensor];
     const struct ctl_stats *s = stats_at(show, 0, tensor, plane);
     char shape[CTL_SHAPE_BYTES];
-    ctl_table_cell(table, "%s\t%s\t%s", t->name, plane_name(plane), ctl_shape(&t->shape, shape));
-    if (s->finite > 0)
-        ctl_table_cell(table, "%.6g\t%.6g\t%.6g\t%.6g", (double)s->min, (double)s->max,
-                       stats_mean(s), stats_norm(s));
-    else
-        ctl_table_cell(table, "-\t-\t-\t-");
-    ctl_table_cell(table, "%" PRIu64, s->nonfinite);
+    shown->tensor = ctl_copy(t->name);
+    shown->plane = ctl_copy(plane_name(plane));
+    shown->shape = ctl_copy(ctl_shape(&t->shape, shape));
+    shown->has_finite = s->finite > 0;
+    shown->min = (double)s->min;
+    shown->max = (double)s->max;
+    shown->mean = s->finite > 0 ? ctl_sum_of(&s->sum) / (double)s->finite : 0;
+    shown->l2 = sqrt(ctl_sum_of(&s->squares));
+    shown->nonfinite = s->nonfinite;
 }
 
-static void print_stats(const struct ctl *ctl, const struct show *show)
+static void fill_tensor(Cairn__ShownTensor *shown, const struct show *show, size_t tensor)
 {
-    struct ctl_table *table = ctl_table_open(
-        "TENSOR\nPLANE\nSHAPE\nMIN\nMAX\nMEAN\nNORM\nNONFINITE");
-    for (size_t i = 0; i < show->spec->tensor_count; i++)
-        for (int plane = 0; plane < CAIRN_PLANE_COUNT; plane++)
-            if (is_stored(show->spec, i, plane)) print_stats_of(table, show, i, plane);
-    ctl_table_close(table, ctl);
+    const struct tensor_spec *t = &show->spec->tensors[tensor];
+    struct sentence planes = { "" };
+    char shape[CTL_SHAPE_BYTES];
+    shown->name = ctl_copy(t->name);
+    shown->kind = ctl_copy(capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind));
+    shown->dtype = ctl_copy(dtype_label((int)t->master));
+    shown->shape_text = ctl_copy(ctl_shape(&t->shape, shape));
+    shown->shape = calloc(CAIRN_RANK_MAX, sizeof *shown->shape);
+    shown->n_shape = shown->shape != NULL ? t->shape.rank : 0;
+    for (size_t i = 0; i < shown->n_shape; i++) shown->shape[i] = t->shape.dim[i];
+    shown->alias_of = ctl_copy(t->alias_of != NULL ? t->alias_of : "");
+    shown->is_part = t->alias_box != NULL;
+    shown->has_stats = show->stats[0] != NULL;
+    for (int plane = 0; plane < CAIRN_PLANE_COUNT; plane++) {
+        if (!is_stored(show->spec, tensor, plane)) continue;
+        ctl_append(shown, "planes", ctl_copy(plane_name(plane)));
+        sentence_add(&planes, "%s%s", planes.text[0] != '\0' ? " " : "", plane_name(plane));
+        if (shown->has_stats && t->kind != CAIRN_BLOB)
+            fill_stats(ctl_add(shown, "stats"), show, tensor, plane);
+    }
+    shown->plane_list = ctl_copy(planes.text);
 }
 
-static void print_shown(const struct ctl *ctl, const Cairn__SnapshotStatus *status,
-                        const struct show *show)
+/* Returns the tensors, and, for a table, the statistics of all their planes. */
+static Cairn__ShownTensors *list_tensors(const struct show *show)
 {
-    ctl_page(status, CTL_SNAPSHOT_LINES);
-    if (show->spec == NULL) return;
-    printf("\n");
-    if (show->stats[0] != NULL)
-        print_stats(ctl, show);
-    else
-        print_tensors(ctl, show->spec);
+    Cairn__ShownTensors *all = ctl_message(&cairn__shown_tensors__descriptor);
+    for (size_t t = 0; t < show->spec->tensor_count; t++) {
+        fill_tensor(ctl_add(all, "tensors"), show, t);
+        for (int plane = 0; plane < CAIRN_PLANE_COUNT && show->stats[0] != NULL; plane++)
+            if (is_stored(show->spec, t, plane)) fill_stats(ctl_add(all, "stats"), show, t, plane);
+    }
+    return all;
 }
 
 /* ---- without a coordinator ---- */
@@ -832,16 +742,18 @@ static void say_snapshot(const struct ctl *ctl, const char *folder,
         status_of(manifest, folder, nonfinite, &own);
         told = &own;
     }
-    json_t *object = ctl->json ? ctl_json(told) : NULL;
-    if (object != NULL) {
-        json_object_set_new(object, "tensors",
-                            show->spec != NULL ? tensors_json(show) : json_null());
+    Cairn__ShownTensors *all = show->spec != NULL ? list_tensors(show) : NULL;
+    if (ctl->json) {
+        json_t *object = ctl_json(told);
+        json_object_set_new(object, "tensors", json_null());
+        if (all != NULL) ctl_json_add(object, all, "tensors");
         ctl_print_json(object);
-    } else if (ctl->quiet) {
-        printf("%s\n", told->id);
     } else {
-        print_shown(ctl, told, show);
+        ctl_show(ctl, told, CTL_SNAPSHOT_LINES, "{id}");
+        if (all != NULL)
+            ctl_show(ctl, all, show->stats[0] != NULL ? "\n#stats" : "\n#tensors", NULL);
     }
+    if (all != NULL) message_free(&all->base);
 }
 
 static int show_stats(struct ctl *ctl, const char *folder, const Cairn__SnapshotStatus *told)

@@ -19,6 +19,7 @@
 
 #include "client/ctl/ctl.h"
 #include "client/ctl/snapshot.h"
+#include "shown.pb-c.h"
 #include "proto/base/machine.h"
 #include "proto/snapshot_io/snapshot_io.h"
 #include "proto/store/storage.h"
@@ -631,34 +632,29 @@ static cairn_status export_to(struct ctl *ctl, struct exporting *x, const char *
 }
 
 static void print_export(const struct ctl *ctl, const struct exporting *x,
-                         const struct ctl_export_wish *w, const char *folder, double seconds)
+                         const struct ctl_export_wish *w, char *folder, double seconds)
 {
     const struct ctl_export_plan *plan = x->plan;
-    const char *format = w->is_dcp     ? "dcp"
-                         : w->is_torch ? "torch"
-                                       : "hf",
-               *dtype = dtype_label((int)w->dtype);
-    if (ctl->json) {
-        ctl_print_json(json_pack(
-            "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "path", folder, "format", format,
-            "dtype", dtype, "step", (json_int_t)x->snapshot->manifest.step, "tensors",
-            (json_int_t)plan->tensors, "files", (json_int_t)plan->file_count, "bytes",
-            (json_int_t)plan->data_bytes, "blobs_left_out", (json_int_t)plan->blobs, "aliases",
-            (json_int_t)plan->aliases, "seconds", seconds));
-        return;
-    }
-    if (ctl->quiet) {
-        printf("%s\n", folder);
-        return;
-    }
-    ctl_line("exported", "%s", folder);
-    ctl_line("format", "%s, %s", format, dtype);
-    ctl_line("size", "%s in %zu files, %zu tensors", ctl_bytes(plan->data_bytes), plan->file_count,
-             plan->tensors);
-    ctl_line("rate", "%.2f GB/s", (double)plan->data_bytes / 1e9 / seconds);
-    if (plan->aliases > 0)
-        ctl_line("aliases", "%zu, each in the tensor it stands for", plan->aliases);
-    if (plan->blobs > 0) ctl_line("left out", "%zu blobs", plan->blobs);
+    Cairn__ShownExport shown = CAIRN__SHOWN_EXPORT__INIT; // borrows its texts
+    shown.path = folder;
+    shown.format = wire_text(w->is_dcp ? "dcp" : w->is_torch ? "torch" : "hf");
+    shown.dtype = wire_text(dtype_label((int)w->dtype));
+    shown.step = x->snapshot->manifest.step;
+    shown.tensors = plan->tensors;
+    shown.files = plan->file_count;
+    shown.bytes = plan->data_bytes;
+    shown.blobs_left_out = plan->blobs;
+    shown.aliases = plan->aliases;
+    shown.seconds = seconds;
+    shown.rate = (double)plan->data_bytes / 1e9 / seconds;
+    ctl_show(ctl, &shown,
+             "exported|{path}\n"
+             "format|{format}, {dtype}\n"
+             "size|{bytes/bytes} in {files} files, {tensors} tensors\n"
+             "rate|{rate/%.2f} GB/s\n"
+             "aliases|{aliases?}, each in the tensor it stands for\n"
+             "left out|{blobs_left_out?} blobs",
+             "{path}");
 }
 
 /* Returns -1 to continue, else the exit status. */
@@ -765,27 +761,29 @@ static void warn_of_owner(const struct owner *copy, const char *root, const char
             copy->text, root, there.text, there.text, folder);
 }
 
-static int print_copy(const struct ctl *ctl, const struct snapshot *snapshot, uint64_t bytes,
-                      const char *root, const char *folder)
+static void print_copy(const struct ctl *ctl, const struct snapshot *snapshot, uint64_t bytes,
+                       const char *root, char *folder)
 {
     const struct manifest *m = &snapshot->manifest;
-    const struct owner owner = owner_of(folder);
+    struct owner owner = owner_of(folder);
+    char modes[64];
+    Cairn__ShownCopy shown = CAIRN__SHOWN_COPY__INIT; // borrows its texts
     warn_of_owner(&owner, root, folder);
-    if (ctl->json)
-        return ctl_print_json(json_pack("{s:s, s:s, s:I, s:i, s:b, s:s}", "job", m->spec.name,
-                                        "path", folder, "bytes", (json_int_t)bytes, "files",
-                                        (int)m->file_count, "signed", m->signature != NULL, "owner",
-                                        owner.text));
-    if (ctl->quiet) {
-        printf("%s\n", folder);
-        return 0;
-    }
-    ctl_line("copied", "%s", folder);
-    ctl_line("size", "%s in %zu files", ctl_bytes(bytes), m->file_count);
-    ctl_line("owner", "%s, folders %04o, files %04o", owner.text, CAIRN_SNAPSHOT_FOLDER_MODE,
+    snprintf(modes, sizeof modes, "folders %04o, files %04o", CAIRN_SNAPSHOT_FOLDER_MODE,
              CAIRN_SNAPSHOT_FILE_MODE);
-    ctl_line("signature", "%s", m->signature != NULL ? "along" : "none");
-    return 0;
+    shown.job = m->spec.name;
+    shown.path = folder;
+    shown.bytes = bytes;
+    shown.files = m->file_count;
+    shown.signed_ = m->signature != NULL;
+    shown.owner = owner.text;
+    shown.modes = modes;
+    ctl_show(ctl, &shown,
+             "copied|{path}\n"
+             "size|{bytes/bytes} in {files} files\n"
+             "owner|{owner}, {modes}\n"
+             "signature|[{?signed}along][{!signed}none]",
+             "{path}");
 }
 
 /* Copies the snapshot, and takes ownership of `snapshot`. */
@@ -802,8 +800,8 @@ static int copy_to(struct ctl *ctl, struct snapshot *snapshot, const char *root)
     ctl_progress_begin(&progress, ctl, "copied", bytes);
     const cairn_status status = snapshot_copy(snapshot, root, &copy, &folder, &why);
     ctl_progress_end(&progress);
-    const int done = status == CAIRN_OK ? print_copy(ctl, snapshot, bytes, root, folder)
-                                        : ctl_fail(status, "%s", why.text);
+    const int done = status == CAIRN_OK ? 0 : ctl_fail(status, "%s", why.text);
+    if (status == CAIRN_OK) print_copy(ctl, snapshot, bytes, root, folder);
     snapshot_close(snapshot);
     free(folder);
     return done;

@@ -60,27 +60,11 @@ struct ctl_table *ctl_table_open(const char *columns)
     return table;
 }
 
-#define CELL_END "\x1f"
-
 static void add_cell(struct ctl_table *table, const char *text)
 {
     const bool has_room = ctl_grow(&table->cells, &table->capacity, table->cell_count + 1,
                                    sizeof *table->cells);
     table->cells[table->cell_count++] = must(has_room ? strdup(text) : NULL);
-}
-
-void ctl_table_cell(struct ctl_table *table, const char *fmt, ...)
-{
-    va_list arguments;
-    char *format = must(strdup(fmt)), *text = NULL, *rest;
-    for (char *tab; (tab = strchr(format, '\t')) != NULL;) *tab = CELL_END[0];
-    va_start(arguments, fmt);
-    if (vasprintf(&text, format, arguments) < 0) text = NULL;
-    va_end(arguments);
-    rest = must(text);
-    for (char *cell; (cell = strsep(&rest, CELL_END)) != NULL;) add_cell(table, cell);
-    free(format);
-    free(text);
 }
 
 static size_t column_width(const struct ctl_table *table, size_t column, bool headers)
@@ -401,10 +385,9 @@ static const struct {
 static const struct {
     const char *name;
     double divisor, less, factor;
-} scales[] = {
-    { "", 1, 0, 1 },     { "1000", 1e3, 0, 1 }, { "2", 2, 0, 1 },
-    { "us", 1e6, 0, 1 }, { "1+", 1, -1, 1 },    { "longer", 1, 1, 100 }
-}; // percent above a ratio of 1
+} scales[] = { { "", 1, 0, 1 },          { "1000", 1e3, 0, 1 }, { "2", 2, 0, 1 },
+               { "percent", 1, 0, 100 }, { "us", 1e6, 0, 1 },   { "1+", 1, -1, 1 },
+               { "longer", 1, 1, 100 } }; // percent above a ratio of 1
 
 /* The name of a choice: the capability is called as the field. */
 static const char *word_of(struct value v)
@@ -729,14 +712,9 @@ static void add_rows(struct ctl_table *table, const void *message)
         char braced[128];
         snprintf(braced, sizeof braced, "{%s}", field);
         char *cell = ctl_text_of(message, strchr(field, '{') != NULL ? field : braced);
-        ctl_table_cell(table, "%s", cell != NULL ? cell : "-");
+        add_cell(table, cell != NULL ? cell : "-");
         free(cell);
     }
-}
-
-struct ctl_table *ctl_table_of(const ProtobufCMessageDescriptor *type)
-{
-    return ctl_table_open(shape_of(type)->columns);
 }
 
 void ctl_table_rows(struct ctl_table *table, const void *messages, size_t count)
@@ -754,7 +732,7 @@ static void print_lists(const void *message, char *lists)
     if (condition != NULL && !is_any_met(message, lists)) return;
     for (char *name; (name = strsep(&lists, ",")) != NULL;) {
         const struct value v = find_value(message, name);
-        if (table == NULL) table = ctl_table_of(v.field->descriptor);
+        if (table == NULL) table = ctl_table_open(shape_of(v.field->descriptor)->columns);
         ctl_table_rows(table, *(const void *const *)v.at, v.count);
     }
     ctl_table_close(table, shown.ctl);
@@ -807,6 +785,48 @@ void ctl_page(const void *message, const char *page)
         }
     }
     free(all);
+}
+
+/* ---- messages of a command's own ---- */
+
+char *ctl_copy(const char *text)
+{
+    return must(strdup(text));
+}
+
+void *ctl_message(const ProtobufCMessageDescriptor *type)
+{
+    ProtobufCMessage *message = must(malloc(type->sizeof_message));
+    type->message_init(message);
+    return message;
+}
+
+void ctl_append(void *message, const char *list, void *element)
+{
+    const ProtobufCFieldDescriptor *field = find_value(message, list).field;
+    void ***elements = (void *)((char *)message + field->offset);
+    size_t *count = (void *)((char *)message + field->quantifier_offset);
+    // grown when the count is a power of two
+    if ((*count & (*count - 1)) == 0)
+        *elements = must(realloc(*elements, (*count > 0 ? 2 * *count : 1) * sizeof **elements));
+    (*elements)[(*count)++] = element;
+}
+
+void *ctl_add(void *message, const char *list)
+{
+    void *element = ctl_message(find_value(message, list).field->descriptor);
+    ctl_append(message, list, element);
+    return element;
+}
+
+void ctl_show(const struct ctl *ctl, const void *message, const char *page, const char *quiet)
+{
+    const char *shown_page = ctl->quiet ? quiet : page;
+    ctl_output_begin(ctl);
+    if (ctl->json)
+        ctl_print_json(ctl_json(message));
+    else if (shown_page != NULL)
+        ctl_page(message, shown_page);
 }
 
 /* ==== progress ==== */

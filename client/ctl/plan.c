@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "client/ctl/ctl.h"
+#include "shown.pb-c.h"
 #include "client/env.h"
 #include "proto/base/text.h"
 #include "proto/plan/plan.h"
@@ -18,6 +19,13 @@
 #include "server/shard/need.h"
 
 #define WORKERS_MAX 64 /* round.workers_max, if no coordinator reports it and no more are planned */
+
+#define PLAN_PAGE                                                \
+    "job|{job}, {tensors} tensors\n"                             \
+    "shards|{shards}, heaviest/mean {heaviest_over_mean/%.3f}\n" \
+    "workers|{workers}, at most {workers_max}\n"                 \
+    "state|[{?backend=host}in host memory]"                      \
+    "[{!backend=host}on GPUs[, and {offload_fraction/%g} of it in host memory]]\n"
 
 struct plan {
     struct job_spec_data spec; /* owned */
@@ -106,32 +114,22 @@ static cairn_status change_spec(const struct ctl *ctl, struct plan *plan, struct
     return CAIRN_OK;
 }
 
-static const char *place_of(const struct plan *plan, char text[static 64])
-{
-    if (!plan->has_device) return "in host memory";
-    snprintf(text, 64, "on GPUs, and %g of it in host memory", plan->spec.offload_fraction);
-    return plan->spec.offload_fraction > 0 ? text : "on GPUs";
-}
-
 static void print_plan(const struct ctl *ctl, const struct plan *plan)
 {
-    char place[64];
-    if (ctl->json) {
-        ctl_print_json(json_pack(
-            "{s:s, s:I, s:i, s:i, s:i, s:i, s:s, s:f, s:f, s:o}", "job", plan->spec.name, "tensors",
-            (json_int_t)plan->spec.tensor_count, "stage", (int)plan->spec.stage, "shards",
-            (int)plan->shards, "workers", (int)plan->workers, "workers_max", (int)plan->workers_max,
-            "backend", plan->has_device ? "cuda" : "host", "offload_fraction",
-            plan->spec.offload_fraction, "heaviest_over_mean", plan->heaviest_over_mean, "memory",
-            ctl_job_memory_json(plan->list, plan->shards)));
-        return;
-    }
-    ctl_line("job", "%s, %zu tensors", plan->spec.name, plan->spec.tensor_count);
-    ctl_line("shards", "%u, heaviest/mean %.3f", plan->shards, plan->heaviest_over_mean);
-    ctl_line("workers", "%u, at most %u", plan->workers, plan->workers_max);
-    ctl_line("state", "%s", place_of(plan, place));
-    printf("\n");
-    ctl_job_memory_print(ctl, plan->list, plan->shards);
+    Cairn__ShownPlan shown = CAIRN__SHOWN_PLAN__INIT; // borrows from the plan
+    shown.job = plan->spec.name;
+    shown.tensors = plan->spec.tensor_count;
+    shown.stage = plan->spec.stage;
+    shown.shards = plan->shards;
+    shown.workers = plan->workers;
+    shown.workers_max = plan->workers_max;
+    shown.backend = wire_text(plan->has_device ? "cuda" : "host");
+    shown.offload_fraction = plan->spec.offload_fraction;
+    shown.heaviest_over_mean = plan->heaviest_over_mean;
+    shown.memory = plan->list;
+    shown.n_memory = plan->shards;
+    ctl_show(ctl, &shown, PLAN_PAGE, PLAN_PAGE);
+    if (!ctl->json) ctl_job_memory_print(ctl, plan->list, plan->shards);
 }
 
 static int run_job_plan(struct ctl *ctl)
@@ -305,15 +303,6 @@ cairn_status ctl_plan_spec(const char *path, struct job_spec_data *out, struct s
 /* cairn job top: shows how a job's last steps spent their time, and for which worker or shard the
  * others wait. */
 
-enum { PHASES = 4 };
-static const char *const worker_phases[PHASES] = { "compute", "push", "wait", "fetch" };
-static const char *const shard_phases[PHASES] = { "collect", "fold", "update", "publish" };
-
-static double ms(uint32_t us)
-{
-    return us / 1e3;
-}
-
 static uint32_t phase_us(const Cairn__StepTimes *t, size_t phase)
 {
     return phase < t->n_us ? t->us[phase] : 0;
@@ -344,125 +333,76 @@ static bool memory_of(const Cairn__JobStatus *job, const Cairn__StepTimes *t, ui
     return false;
 }
 
-/* ---- JSON ---- */
-
-static json_t *entry_json(const Cairn__JobStatus *job, const Cairn__StepTimes *t)
+static void add_worker(Cairn__ShownTop *top, const Cairn__JobStatus *job, const Cairn__StepTimes *t)
 {
-    const char *const *names = t->of_shard ? shard_phases : worker_phases;
-    json_t *entry = json_pack("{s:s, s:I, s:i, s:b}", "name", t->name,
-                              t->of_shard ? "index" : "rank", (json_int_t)t->number, "steps",
-                              (int)t->steps, "slowest", (int)t->slowest);
-    for (size_t p = 0; p < PHASES; p++) {
-        char key[24];
-        snprintf(key, sizeof key, "%s_ms", names[p]);
-        json_object_set_new(entry, key, t->steps > 0 ? json_real(ms(phase_us(t, p))) : json_null());
-    }
-    ctl_json_add(entry, t, "step_ms=step_us/1000?steps");
-    uint64_t memory = 0;
-    const bool is_known = memory_of(job, t, &memory);
-    json_object_set_new(entry, "memory_bytes",
-                        is_known ? json_integer((json_int_t)memory) : json_null());
-    if (t->of_shard) return entry;
+    Cairn__ShownWorker *worker = ctl_add(top, "workers");
     const Cairn__BytesTold *bytes = bytes_of(job, t->number);
-    json_object_set_new(entry, "pushed_per_step",
-                        bytes != NULL ? json_real(bytes->pushed_a_step) : json_null());
-    json_object_set_new(entry, "fetched_per_step",
-                        bytes != NULL ? json_real(bytes->fetched_a_step) : json_null());
-    return entry;
+    worker->rank = t->number;
+    worker->name = ctl_copy(t->name);
+    worker->steps = t->steps;
+    worker->compute_us = phase_us(t, 0);
+    worker->push_us = phase_us(t, 1);
+    worker->wait_us = phase_us(t, 2);
+    worker->fetch_us = phase_us(t, 3);
+    worker->step_us = t->step_us;
+    worker->slowest = t->slowest;
+    worker->has_bytes = bytes != NULL;
+    if (bytes != NULL) worker->pushed_per_step = bytes->pushed_a_step;
+    if (bytes != NULL) worker->fetched_per_step = bytes->fetched_a_step;
+    worker->has_memory = memory_of(job, t, &worker->memory_bytes);
 }
 
-static json_t *top_json(struct ctl *ctl, const void *reply)
+static void add_shard_times(Cairn__ShownTop *top, const Cairn__JobStatus *job,
+                            const Cairn__StepTimes *t)
+{
+    Cairn__ShownShard *shard = ctl_add(top, "shards");
+    shard->index = t->number;
+    shard->name = ctl_copy(t->name);
+    shard->steps = t->steps;
+    shard->collect_us = phase_us(t, 0);
+    shard->fold_us = phase_us(t, 1);
+    shard->update_us = phase_us(t, 2);
+    shard->publish_us = phase_us(t, 3);
+    shard->step_us = t->step_us;
+    shard->slowest = t->slowest;
+    shard->has_memory = memory_of(job, t, &shard->memory_bytes);
+}
+
+#define TOP_PAGE                                                                         \
+    "job {job}: {state}[, step {step!version_unknown}][, waits for {awaited}]; medians " \
+    "of the last steps, in milliseconds{;}\n"                                            \
+    "#workers\n"                                                                         \
+    "\n"                                                                                 \
+    "#shards"
+
+static int show_top(struct ctl *ctl, const void *reply)
 {
     const Cairn__JobStatus *job = reply;
-    json_t *workers = json_array(), *shards = json_array();
-    (void)ctl;
+    Cairn__ShownTop *top = ctl_message(&cairn__shown_top__descriptor);
+    top->job = ctl_copy(job->name);
+    top->state = ctl_copy(job->state);
+    top->awaited = ctl_copy(job->awaited);
+    top->step = job->step;
+    top->version_unknown = job->version_unknown;
     for (size_t i = 0; i < job->n_times; i++)
-        json_array_append_new(job->times[i]->of_shard ? shards : workers,
-                              entry_json(job, job->times[i]));
-    json_t *object = json_pack("{s:o, s:o}", "workers", workers, "shards", shards);
-    ctl_json_add(object, job, "job=name state awaited step!version_unknown");
-    return object;
-}
-
-/* ---- tables ---- */
-
-static void add_times(struct ctl_table *table, const Cairn__StepTimes *t)
-{
-    if (t->steps > 0)
-        ctl_table_cell(table, "%.1f\t%.1f\t%.1f\t%.1f\t%.1f", ms(phase_us(t, 0)),
-                       ms(phase_us(t, 1)), ms(phase_us(t, 2)), ms(phase_us(t, 3)), ms(t->step_us));
-    else
-        ctl_table_cell(table, "-\t-\t-\t-\t-");
-    ctl_table_cell(table, "%u", t->steps);
-}
-
-static void add_memory(struct ctl_table *table, const Cairn__JobStatus *job,
-                       const Cairn__StepTimes *t)
-{
-    uint64_t bytes;
-    const bool is_known = memory_of(job, t, &bytes);
-    ctl_table_cell(table, "%s", is_known ? ctl_bytes(bytes) : "-");
-}
-
-static void print_workers(const struct ctl *ctl, const Cairn__JobStatus *job)
-{
-    struct ctl_table *table = ctl_table_open(
-        "RANK\nCOMPUTE\nPUSH\nWAIT\nFETCH\nSTEP MS\nOF STEPS\nPUSHED\nFETCHED\nMEMORY\nWORKER\n");
-    for (size_t i = 0; i < job->n_times; i++) {
-        const Cairn__StepTimes *t = job->times[i];
-        if (t->of_shard) continue;
-        const Cairn__BytesTold *bytes = bytes_of(job, t->number);
-        ctl_table_cell(table, "%u", t->number);
-        add_times(table, t);
-        ctl_table_cell(table, "%s\t%s",
-                       bytes != NULL ? ctl_bytes((uint64_t)bytes->pushed_a_step) : "-",
-                       bytes != NULL ? ctl_bytes((uint64_t)bytes->fetched_a_step) : "-");
-        add_memory(table, job, t);
-        ctl_table_cell(table, "%s\t%s", t->name, t->slowest ? "<- slowest" : "");
-    }
-    ctl_table_close(table, ctl);
-}
-
-static void print_shards(const struct ctl *ctl, const Cairn__JobStatus *job)
-{
-    struct ctl_table *table = ctl_table_open(
-        "SHARD\nCOLLECT\nFOLD\nUPDATE\nPUBLISH\nSTEP MS\nOF STEPS\nMEMORY\n");
-    for (size_t i = 0; i < job->n_times; i++) {
-        const Cairn__StepTimes *t = job->times[i];
-        if (!t->of_shard) continue;
-        ctl_table_cell(table, "%s", t->name);
-        add_times(table, t);
-        add_memory(table, job, t);
-        ctl_table_cell(table, "%s", t->slowest ? "<- slowest" : "");
-    }
-    ctl_table_close(table, ctl);
-}
-
-static int print_job(struct ctl *ctl, const void *reply)
-{
-    const Cairn__JobStatus *job = reply;
-    if (ctl->json) return 0;
-    ctl_page(job, "job {name}: {state}[, step {step!version_unknown}][, waits for {awaited}]; "
-                  "medians of the last steps, in milliseconds{;}");
-    print_workers(ctl, job);
-    printf("\n");
-    print_shards(ctl, job);
+        (job->times[i]->of_shard ? add_shard_times : add_worker)(top, job, job->times[i]);
+    ctl_show(ctl, top, TOP_PAGE, TOP_PAGE);
+    message_free(&top->base);
     return 0;
 }
 
-static int show_top(struct ctl *ctl)
+static int ask_top(struct ctl *ctl)
 {
     static const struct ctl_question question = { CTL_ASKS(JOB_SHOW, job_show, JOB_STATUS),
-                                                  .fill = "name=@0 times=1", .json = top_json,
-                                                  .after = print_job };
+                                                  .fill = "name=@0 times=1", .show = show_top };
     return ctl_ask(ctl, &question);
 }
 
 static int run_job_top(struct ctl *ctl)
 {
-    if (ctl->json || ctl_is_given(ctl, "once")) return show_top(ctl);
+    if (ctl->json || ctl_is_given(ctl, "once")) return ask_top(ctl);
     if (ctl->times.every_s == 0) ctl->times.every_s = 1;
-    return ctl_watch(ctl, show_top);
+    return ctl_watch(ctl, ask_top);
 }
 
 const struct ctl_question ctl_job_top = { .run = run_job_top };
@@ -471,40 +411,12 @@ const struct ctl_question ctl_job_top = { .run = run_job_top };
 
 /* cairn env */
 
-static const char *source_of(const struct env_report *report, enum env_key key)
+static void add_value(Cairn__ShownEnv *env, const char *what, const char *text, const char *source)
 {
-    const char *source = report->values[key].source;
-    return source != NULL ? source : "default";
-}
-
-/* {"rank": {"value": 0, "from": "RANK"}, ...} */
-static int print_json_env(const struct env_report *report)
-{
-    json_t *object = json_pack("{s:s}", "launcher", report->launcher);
-    for (enum env_key key = 0; key < CAIRN_ENV_KEYS; key++) {
-        const struct env_value *value = &report->values[key];
-        char name[32];
-        snprintf(name, sizeof name, "%s", env_key_name(key));
-        for (char *space; (space = strchr(name, ' ')) != NULL;) *space = '_';
-        const bool is_number = key >= CAIRN_ENV_PROCESS && key != CAIRN_ENV_RUN_ID;
-        json_t *text = is_number ? json_integer((json_int_t)value->number)
-                                 : json_string(value->text);
-        if (text == NULL) // the name of a device may have bytes that are not UTF-8
-            text = json_string("?");
-        json_object_set_new(object, name,
-                            json_pack("{s:o, s:s}", "value", text, "from", source_of(report, key)));
-    }
-    return ctl_print_json(object);
-}
-
-static void print_table_env(const struct ctl *ctl, const struct env_report *report)
-{
-    struct ctl_table *table = ctl_table_open("WHAT\nVALUE\nFROM");
-    ctl_table_cell(table, "launcher\t%s\t%s", report->launcher, source_of(report, CAIRN_ENV_RANK));
-    for (enum env_key key = 0; key < CAIRN_ENV_KEYS; key++)
-        ctl_table_cell(table, "%s\t%s\t%s", env_key_name(key), report->values[key].text,
-                       source_of(report, key));
-    ctl_table_close(table, ctl);
+    Cairn__ShownEnvValue *value = ctl_add(env, "values");
+    value->what = ctl_copy(what);
+    value->text = ctl_copy(text);
+    value->from = ctl_copy(source != NULL ? source : "default");
 }
 
 static int run_env(struct ctl *ctl)
@@ -516,8 +428,17 @@ static int run_env(struct ctl *ctl)
     cairn_status status = env_find_cluster(&input, &report, &why);
     if (status == CAIRN_OK) status = env_find_process(&input, &report, &why);
     if (status != CAIRN_OK) return ctl_fail(status, "%s", why.text);
-    if (ctl->json) return print_json_env(&report);
-    print_table_env(ctl, &report);
+    Cairn__ShownEnv *env = ctl_message(&cairn__shown_env__descriptor);
+    add_value(env, "launcher", report.launcher, report.values[CAIRN_ENV_RANK].source);
+    for (enum env_key key = 0; key < CAIRN_ENV_KEYS; key++) {
+        const struct env_value *value = &report.values[key];
+        add_value(env, env_key_name(key), value->text, value->source);
+        Cairn__ShownEnvValue *shown = env->values[env->n_values - 1];
+        shown->is_number = key >= CAIRN_ENV_PROCESS && key != CAIRN_ENV_RUN_ID;
+        shown->number = value->number;
+    }
+    ctl_show(ctl, env, "#values", NULL);
+    message_free(&env->base);
     return 0;
 }
 
@@ -528,31 +449,21 @@ const struct ctl_question ctl_env = { .run = run_env };
 /* cairn capabilities: what this version supports, from the table that validates specs. Needs no
  * coordinator. */
 
-static int print_json_capabilities(const struct capability *rows, size_t count)
-{
-    json_t *list = json_array();
-    for (size_t i = 0; i < count; i++)
-        json_array_append_new(list,
-                              json_pack("{s:s, s:i, s:s, s:b, s:s?}", "field",
-                                        capability_field_name(rows[i].field), "value",
-                                        rows[i].value, "name", rows[i].value_name, "supported",
-                                        (int)rows[i].supported, "instead", rows[i].instead));
-    return ctl_print_json(json_pack("{s:o}", "capabilities", list));
-}
-
 static int run_capabilities(struct ctl *ctl)
 {
     size_t count;
     const struct capability *rows = capability_table(&count);
-    if (ctl->json) return print_json_capabilities(rows, count);
-    struct ctl_table *table = ctl_table_open("FIELD\nVALUE\nNAME\nSUPPORTED");
-    for (size_t i = 0; i < count; i++)
-        ctl_table_cell(table, "%s\t%d\t%s\t%s%s", capability_field_name(rows[i].field),
-                       rows[i].value, rows[i].value_name, rows[i].supported ? "yes" : "no: ",
-                       rows[i].supported         ? ""
-                       : rows[i].instead != NULL ? rows[i].instead
-                                                 : "refused");
-    ctl_table_close(table, ctl);
+    Cairn__ShownCapabilities *all = ctl_message(&cairn__shown_capabilities__descriptor);
+    for (size_t i = 0; i < count; i++) {
+        Cairn__ShownCapability *shown = ctl_add(all, "capabilities");
+        shown->field = ctl_copy(capability_field_name(rows[i].field));
+        shown->value = (uint32_t)rows[i].value;
+        shown->name = ctl_copy(rows[i].value_name);
+        shown->supported = rows[i].supported;
+        shown->instead = ctl_copy(rows[i].instead != NULL ? rows[i].instead : "");
+    }
+    ctl_show(ctl, all, "#capabilities", NULL);
+    message_free(&all->base);
     return 0;
 }
 

@@ -6,6 +6,7 @@
 
 #include "client/admin.h"
 #include "client/ctl/ctl.h"
+#include "shown.pb-c.h"
 #include "proto/snapshot/snapshot.h"
 #include "proto/spec/spec.h"
 #include "proto/spec/spec_fields.h"
@@ -64,39 +65,6 @@ static json_t *add_of_spec(json_t *object, const void *message)
     return spec_fields_json(object, &spec_fields, CAIRN_SPEC_ALL, &spec);
 }
 
-/* Returns a new object with the bytes by transport, in total and for each worker. */
-static json_t *bytes_json(const Cairn__JobStatus *job)
-{
-    json_t *workers = json_array();
-    json_t *object = json_object();
-    for (size_t i = 0; i < job->n_bytes; i++) {
-        const Cairn__BytesTold *b = job->bytes[i];
-        json_t *entry = ctl_json(b);
-        if (b->of_worker) {
-            ctl_json_add(entry, b, "rank");
-            json_array_append_new(workers, entry);
-        } else {
-            json_object_update(object, entry);
-            json_decref(entry);
-        }
-    }
-    json_object_set_new(object, "workers", workers);
-    return object;
-}
-
-static json_t *add_of_job(json_t *object, const void *message)
-{
-    const Cairn__JobStatus *j = message;
-    const bool is_told = !job_untold(j);
-    json_object_set_new(object, "memory",
-                        is_told ? ctl_job_memory_json(j->memory, j->n_memory) : json_null());
-    if (j->spec != NULL) ctl_json_add(object, j, "spec");
-    if (j->n_bytes > 0) json_object_set_new(object, "bytes", is_told ? bytes_json(j) : json_null());
-    if (ctl_number(j, "spec.reduce_groups"))
-        ctl_json_add(object, j, "reduce_groups reduce_group_count reduce_groups_off");
-    return object;
-}
-
 /* ---- the memory that a job uses on its shards, by kind; one entry per shard ---- */
 
 static Cairn__MemoryTold all_of(Cairn__MemoryTold *const *shards, size_t count)
@@ -113,7 +81,7 @@ static Cairn__MemoryTold all_of(Cairn__MemoryTold *const *shards, size_t count)
     return all;
 }
 
-json_t *ctl_job_memory_json(Cairn__MemoryTold *const *shards, size_t count)
+static json_t *memory_json(Cairn__MemoryTold *const *shards, size_t count)
 {
     const Cairn__MemoryTold all = all_of(shards, count);
     json_t *object = ctl_json(&all), *list = json_array();
@@ -145,6 +113,39 @@ void ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shard
     ctl_table_rows(table, shards, count);
     if (count > 1) ctl_table_rows(table, &last, 1);
     ctl_table_close(table, ctl);
+}
+
+/* Returns a new object with the bytes by transport, in total and for each worker. */
+static json_t *bytes_json(const Cairn__JobStatus *job)
+{
+    json_t *workers = json_array();
+    json_t *object = json_object();
+    for (size_t i = 0; i < job->n_bytes; i++) {
+        const Cairn__BytesTold *b = job->bytes[i];
+        json_t *entry = ctl_json(b);
+        if (b->of_worker) {
+            ctl_json_add(entry, b, "rank");
+            json_array_append_new(workers, entry);
+        } else {
+            json_object_update(object, entry);
+            json_decref(entry);
+        }
+    }
+    json_object_set_new(object, "workers", workers);
+    return object;
+}
+
+static json_t *add_of_job(json_t *object, const void *message)
+{
+    const Cairn__JobStatus *j = message;
+    const bool is_told = !job_untold(j);
+    json_object_set_new(object, "memory",
+                        is_told ? memory_json(j->memory, j->n_memory) : json_null());
+    if (j->spec != NULL) ctl_json_add(object, j, "spec");
+    if (j->n_bytes > 0) json_object_set_new(object, "bytes", is_told ? bytes_json(j) : json_null());
+    if (ctl_number(j, "spec.reduce_groups"))
+        ctl_json_add(object, j, "reduce_groups reduce_group_count reduce_groups_off");
+    return object;
 }
 
 /* ==== the cluster ==== */
@@ -277,6 +278,48 @@ static void advice_amend(const void *message, FILE *to)
         fprintf(to, "cairn job amend %s --snapshot-every %" PRIu64 "s", a->job, a->interval_s);
 }
 
+/* ==== messages of shown.proto ==== */
+
+static json_t *add_of_plan(json_t *object, const void *message)
+{
+    const Cairn__ShownPlan *plan = message;
+    json_object_set_new(object, "memory", memory_json(plan->memory, plan->n_memory));
+    return object;
+}
+
+/* {"launcher": "torchrun", "rank": {"value": 0, "from": "RANK"}, ...} */
+static json_t *add_of_env(json_t *object, const void *message)
+{
+    const Cairn__ShownEnv *env = message;
+    json_object_set_new(object, "launcher", json_string(env->values[0]->text));
+    for (size_t i = 1; i < env->n_values; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "%s", env->values[i]->what);
+        for (char *space; (space = strchr(name, ' ')) != NULL;) *space = '_';
+        json_t *value = json_object();
+        ctl_json_add(value, env->values[i],
+                     env->values[i]->is_number ? "value=number from" : "value=text from");
+        // the name of a device may have bytes that are not UTF-8
+        if (json_object_get(value, "value") == NULL)
+            json_object_set_new(value, "value", json_string("?"));
+        json_object_set_new(object, name, value);
+    }
+    return object;
+}
+
+/* The statistics of a tensor stand by plane. */
+static json_t *add_of_tensor(json_t *object, const void *message)
+{
+    const Cairn__ShownTensor *t = message;
+    if (t->alias_of[0] != '\0') ctl_json_add(object, t, "alias_of");
+    if (!t->has_stats) return object;
+    json_t *stats = json_object();
+    for (size_t i = 0; i < t->n_stats; i++)
+        json_object_set_new(stats, t->stats[i]->plane, ctl_json(t->stats[i]));
+    json_object_set_new(object, "stats", stats);
+    return object;
+}
+
 /* ==== the tables ==== */
 
 #define NUMBER(message, name, function)                           \
@@ -326,6 +369,7 @@ const struct ctl_shape ctl_shapes[] = {
                   "jobs=job_count storage members strangers"),
     SHAPE(event, .json = "number time=unix_ms/instant event=kind job who text",
           .columns = "TIME|unix_ms/instant\nEVENT|kind\nJOB|job?\nWHO|who?\nWHAT|text"),
+    SHAPE(events, .json = "events"),
     SHAPE(group_spec, .json = "name optimizer frozen lr_now", .add = add_of_group),
     SHAPE(home, .json = "backend device driver why total_bytes taken_bytes warning failed "
                         "device_memory device_memory_why"),
@@ -417,5 +461,56 @@ const struct ctl_shape ctl_shapes[] = {
         .columns = "JOB|part.name\nNUMBER|part.job/hex\nGENERATION|part.generation\n"
                    "STEP|part.version_step\nPART|{part.shard_index/1+%.0f} of {part.shard_count}\n"
                    "SHARD|shard\nMEMORY|part.bytes/bytes\nWHY|why"),
+    SHAPE(shown_capabilities, .json = "capabilities"),
+    SHAPE(shown_capability, .json = "field value name supported instead?",
+          .columns = "FIELD|field\nVALUE|value\nNAME|name\n"
+                     "SUPPORTED|[{?supported}yes][{!supported}no: [{instead}][{!instead}refused]]"),
+    SHAPE(shown_check, .json = "well found"),
+    SHAPE(shown_copy, .json = "job path bytes files signed owner"),
+    SHAPE(shown_diff, .json = "same spec scalars unpaired planes"),
+    SHAPE(shown_env, .add = add_of_env),
+    SHAPE(shown_env_value, .columns = "WHAT|what\nVALUE|text\nFROM|from"),
+    SHAPE(shown_export,
+          .json = "path format dtype step tensors files bytes blobs_left_out aliases seconds"),
+    SHAPE(shown_plan, .add = add_of_plan,
+          .json = "job tensors stage shards workers workers_max backend offload_fraction "
+                  "heaviest_over_mean"),
+    SHAPE(shown_plane,
+          .json = "tensor plane elements first max_abs relative_l2!is_infinite nonfinite",
+          .columns = "TENSOR|tensor\nPLANE|plane\nELEMENTS|elements\nFIRST|first\n"
+                     "MAX ABS|max_abs/%.6g\nRELATIVE|relative_l2/%.6g\nNONFINITE|nonfinite"),
+    SHAPE(shown_shard,
+          .json = "name index steps slowest collect_ms=collect_us/1000?steps "
+                  "fold_ms=fold_us/1000?steps update_ms=update_us/1000?steps "
+                  "publish_ms=publish_us/1000?steps step_ms=step_us/1000?steps "
+                  "memory_bytes?has_memory",
+          .columns = "SHARD|name\nCOLLECT|collect_us/1000%.1f?steps\nFOLD|fold_us/1000%.1f?steps\n"
+                     "UPDATE|update_us/1000%.1f?steps\nPUBLISH|publish_us/1000%.1f?steps\n"
+                     "STEP MS|step_us/1000%.1f?steps\nOF STEPS|steps\n"
+                     "MEMORY|memory_bytes/bytes?has_memory\n|[{?slowest}<- slowest]"),
+    SHAPE(shown_stats, .json = "min?has_finite max?has_finite mean?has_finite l2 nonfinite",
+          .columns = "TENSOR|tensor\nPLANE|plane\nSHAPE|shape\nMIN|min/%.6g?has_finite\n"
+                     "MAX|max/%.6g?has_finite\nMEAN|mean/%.6g?has_finite\nNORM|l2/%.6g?has_finite\n"
+                     "NONFINITE|nonfinite"),
+    SHAPE(shown_tensor, .json = "name kind dtype shape planes", .add = add_of_tensor,
+          .columns = "TENSOR|name\nKIND|[{?alias_of}alias][{!alias_of}{kind}]\n"
+                     "DTYPE|[{!alias_of}{dtype}]\nSHAPE|[{!alias_of}{shape_text}]\n"
+                     "PLANES|[{!alias_of}{plane_list}]"
+                     "[{?alias_of}[{?is_part}a part of][{!is_part}as] {alias_of}]"),
+    SHAPE(shown_top, .json = "job state awaited step!version_unknown workers shards"),
+    SHAPE(shown_trouble, .json = "kind what text"),
+    SHAPE(shown_verify, .json = "path state bytes read signature damages"),
+    SHAPE(shown_worker,
+          .json = "name rank steps slowest compute_ms=compute_us/1000?steps "
+                  "push_ms=push_us/1000?steps wait_ms=wait_us/1000?steps "
+                  "fetch_ms=fetch_us/1000?steps step_ms=step_us/1000?steps "
+                  "memory_bytes?has_memory pushed_per_step?has_bytes fetched_per_step?has_bytes",
+          .columns = "RANK|rank\nCOMPUTE|compute_us/1000%.1f?steps\nPUSH|push_us/1000%.1f?steps\n"
+                     "WAIT|wait_us/1000%.1f?steps\nFETCH|fetch_us/1000%.1f?steps\n"
+                     "STEP MS|step_us/1000%.1f?steps\nOF STEPS|steps\n"
+                     "PUSHED|pushed_per_step/bytes?has_bytes\n"
+                     "FETCHED|fetched_per_step/bytes?has_bytes\n"
+                     "MEMORY|memory_bytes/bytes?has_memory\nWORKER|name\n"
+                     "|[{?slowest}<- slowest]"),
     { .of = NULL },
 };

@@ -11,6 +11,7 @@
 #include "client/admin.h"
 #include "client/ctl/ctl.h"
 #include "client/ctl/snapshot.h"
+#include "shown.pb-c.h"
 #include "proto/snapshot/snapshot.h"
 #include "proto/snapshot_io/snapshot_io.h"
 
@@ -367,8 +368,7 @@ const struct ctl_question ctl_job_create = { RESTORES, .fill_by = fill_create,
 struct verification {
     const struct ctl *ctl;
     struct ctl_progress progress;
-    json_t *damages;
-    size_t damage_count;
+    Cairn__ShownVerify *shown; /* owned */
     struct sentence signature;
     bool is_signature_bad;
 };
@@ -385,9 +385,9 @@ static bool on_progress(void *context, uint64_t done, uint64_t total, const char
 static void on_damage(void *context, const char *what)
 {
     struct verification *v = context;
-    v->damage_count++;
+    v->shown->damage_count++;
     ctl_progress_end(&v->progress);
-    json_array_append_new(v->damages, json_string(what));
+    ctl_append(v->shown, "damages", ctl_copy(what));
     fprintf(stderr, "cairn: %s\n", what);
 }
 
@@ -413,29 +413,25 @@ static void check_signature(struct verification *v, const struct manifest *manif
     if (v->is_signature_bad) on_damage(v, v->signature.text);
 }
 
-static int print_verify(const struct verification *v, const char *folder, uint64_t bytes,
-                        bool is_good)
+static void print_verify(const struct verification *v, const char *folder, uint64_t bytes)
 {
-    const struct ctl *ctl = v->ctl;
-    const char *state = is_good ? "good" : "damaged";
-    const double read = ctl_is_given(ctl, "quick") ? 0.0
-                        : ctl->verify.subset > 0   ? ctl->verify.subset
-                                                   : 1.0;
-    if (ctl->json)
-        return ctl_print_json(json_pack("{s:s, s:s, s:I, s:f, s:s, s:O}", "path", folder, "state",
-                                        state, "bytes", (json_int_t)bytes, "read", read,
-                                        "signature", v->signature.text, "damages", v->damages));
-    if (ctl->quiet) return 0;
-    ctl_line("snapshot", "%s", folder);
-    ctl_line("state", "%s", state);
-    ctl_line("size", "%s", ctl_bytes(bytes));
-    if (ctl_is_given(ctl, "quick"))
-        ctl_line("read", "manifest, sizes and headers");
-    else
-        ctl_line("read", "%g%% of the blocks", 100 * read);
-    ctl_line("signature", "%s", v->signature.text);
-    if (v->damage_count > 0) ctl_line("damaged", "in %zu places", v->damage_count);
-    return 0;
+    Cairn__ShownVerify *shown = v->shown;
+    const double subset = v->ctl->verify.subset;
+    shown->path = ctl_copy(folder);
+    shown->state = ctl_copy(shown->damage_count == 0 ? "good" : "damaged");
+    shown->bytes = bytes;
+    shown->quick = ctl_is_given(v->ctl, "quick");
+    shown->read = shown->quick ? 0.0 : subset > 0 ? subset : 1.0;
+    shown->signature = ctl_copy(v->signature.text);
+    ctl_show(v->ctl, shown,
+             "snapshot|{path}\n"
+             "state|{state}\n"
+             "size|{bytes/bytes}\n"
+             "read|[{?quick}manifest, sizes and headers]"
+             "[{!quick}{read/percent%g}% of the blocks]\n"
+             "signature|{signature}\n"
+             "damaged|in {damage_count?} places",
+             NULL);
 }
 
 /* Splits the path into the root of the snapshots and the id. False: the folder is not in such a root, so
@@ -505,9 +501,9 @@ static int verify(struct verification *v, const char *folder, struct snapshot *s
     ctl_progress_end(&v->progress);
     const bool is_damage = status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT;
     if (status != CAIRN_OK && !is_damage) return ctl_fail(status, "%s", why.text);
-    if (v->damage_count > 0) note_damage(folder, &snapshot->manifest);
-    print_verify(v, folder, bytes, v->damage_count == 0);
-    return v->damage_count == 0 ? 0 : status_exit((int)CAIRN_ERR_CHECKSUM);
+    if (v->shown->damage_count > 0) note_damage(folder, &snapshot->manifest);
+    print_verify(v, folder, bytes);
+    return v->shown->damage_count == 0 ? 0 : status_exit((int)CAIRN_ERR_CHECKSUM);
 }
 
 static int run_snapshot_verify(struct ctl *ctl)
@@ -523,11 +519,11 @@ static int run_snapshot_verify(struct ctl *ctl)
     if (done < 0) done = find_ring(ctl, &has_ring, &ring);
     if (done < 0) done = ctl_place_open(folder, &snapshot);
     if (done >= 0) return done;
-    v.damages = json_array();
+    v.shown = ctl_message(&cairn__shown_verify__descriptor);
     sentence_set(&v.signature, "not checked (give --key FILE)");
     if (has_ring) check_signature(&v, &snapshot.manifest, &ring);
     done = verify(&v, folder, &snapshot);
-    json_decref(v.damages);
+    message_free(&v.shown->base);
     snapshot_close(&snapshot);
     return done;
 }
