@@ -5,17 +5,19 @@ saved and read as they are. Bytes and tensors of uint8 are taken; nothing is eve
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import warnings
-from typing import Any, Collection, Dict, List, Mapping, Optional
+from typing import Any, Collection, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
 
-from ._wrapped import own_name
-from .errors import Invalid, NotFound, VersionGone
+from ._model import own_name, stays_here
+from .errors import Invalid, Mismatch, NotFound, VersionGone, first_of
 from .job import Job
 from .memory import Memory
 from .spec import Tensor, Version
+
 
 _TRIES = 20  # a version that is gone, because training goes on, is asked for again as a newer one
 
@@ -50,9 +52,8 @@ def warn_of_extra_state(model: nn.Module, blobs: Collection[str]) -> None:
              if type(module).get_extra_state is not nn.Module.get_extra_state]
     missing = [key for key in extra if key not in blobs]
     if missing:
-        warnings.warn("extra state of modules stays with this worker: " + ", ".join(missing[:5])
-                      + (", …" if len(missing) > 5 else "") + "; give it as blobs={name: bytes} to have it saved",
-                      stacklevel=4)
+        warnings.warn("extra state of modules stays with this worker: " + first_of(missing) + "; give it as "
+                      "blobs={name: bytes} to have it saved", stacklevel=4)
 
 
 def put(job: Job, blobs: Mapping[str, bytes]) -> None:
@@ -92,3 +93,57 @@ def extra_state(job: Job, names: Collection[str], timeout: float, version: Versi
     found = {name: bytearray(read(job, name, timeout, version)) for name in names if name.endswith("_extra_state")}
     return {name: torch.frombuffer(value, dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
             for name, value in found.items()}
+
+
+# ==== the trainer's own ====
+
+# Frozen parameters of a dtype that the servers do not keep (a quantized base under LoRA: uint8, int8, float8) stay the
+# trainer's own. The job has their digest, as a blob: a worker whose base is another one is refused, not trained beside
+# the others.
+
+BLOB = "cairn.own_frozen"
+_SHOWN = 5
+_CHUNK_BYTES = 64 << 20
+
+
+def own(model: nn.Module) -> List[Tuple[str, nn.Parameter]]:
+    """By name, each once."""
+    found: Dict[int, Tuple[str, nn.Parameter]] = {}
+    for prefix, module in model.named_modules():
+        for last, parameter in module._parameters.items():
+            if parameter is not None and stays_here(parameter):
+                found.setdefault(id(parameter), (own_name(f"{prefix}.{last}" if prefix else last), parameter))
+    return sorted(found.values(), key=lambda one: one[0])
+
+
+def _add(digest: "hashlib._Hash", value: torch.Tensor) -> None:
+    flat = value.detach().contiguous().view(-1).view(torch.uint8)
+    for first in range(0, flat.numel(), _CHUNK_BYTES):
+        part = flat[first:first + _CHUNK_BYTES].cpu()
+        digest.update(ctypes.string_at(part.data_ptr(), part.numel()))
+
+
+def digest_of(model: nn.Module) -> Dict[str, bytes]:
+    """The blob, if there are such parameters."""
+    kept = own(model)
+    bare = [name for name, parameter in kept if parameter.is_meta]
+    if bare:
+        raise Invalid(f"{', '.join(bare[:_SHOWN])} are frozen, of a dtype that the servers do not keep, and on the "
+                      "meta device: give them their values before attach, nobody else has them")
+    if not kept:
+        return {}
+    digest = hashlib.blake2b(digest_size=32)
+    for name, parameter in kept:
+        digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}\n".encode())
+        if parameter.numel() > 0:
+            _add(digest, parameter.data)
+    return {BLOB: digest.digest()}
+
+
+def judge(job: Job, model: nn.Module, mine: Dict[str, bytes], timeout: float) -> None:
+    """The job's is that of this model."""
+    if BLOB in mine and read(job, BLOB, timeout) != mine[BLOB]:
+        names = [name for name, _ in own(model)]
+        raise Mismatch(f"job {job.name}: {first_of(names, _SHOWN)} are frozen "
+                       "and stay here, and their values are others than those that the job was made with: load the "
+                       "same base as the other workers, or give the job another name")

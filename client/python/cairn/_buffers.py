@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from . import _blobs
-from ._model import WIRED, Slot
-from ._wrapped import own_name
+from ._model import WIRED, Slot, own_name
 from .errors import Invalid
 from .job import Job
 from .spec import Tensor, Version, at_least

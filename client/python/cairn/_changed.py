@@ -19,26 +19,20 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 import torch
 from torch import nn
 
-from ._model import Slot
-from ._wrapped import own_name
-from .errors import Invalid
+from ._model import Slot, own_name
+from .errors import Invalid, first_of, some_of
 
 _SHOWN = 4
 
 
-def listed(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
 def _those(names: Sequence[str], one: str, more: str) -> str:
     """They are listed, and what they do."""
-    return f"{listed(names)} {one if len(names) == 1 else more}"
+    return f"{some_of(names, _SHOWN)} {one if len(names) == 1 else more}"
 
 
 def _spelled(names: Sequence[str], value: str = "") -> str:
     """The elements of a list or dictionary of these names, as they are written in a call."""
-    return ", ".join(f"{name!r}{value}" for name in names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+    return first_of([f"{name!r}{value}" for name in names], _SHOWN)
 
 
 # ---- modules and parameters ----
@@ -247,8 +241,8 @@ def why_written(names: Sequence[str], sentence: str) -> str:
 
 
 def why_gathered(names: Sequence[str]) -> str:
-    return (f"{listed(names)}: what is written within m.gathered is in this worker's copy alone, and ends with the "
-            f"block. m.write({{{_spelled(names, ': values')}}}) between two steps writes it to the servers")
+    return (f"{some_of(names, _SHOWN)}: what is written within m.gathered is in this worker's copy alone, and ends "
+            f"with the block. m.write({{{_spelled(names, ': values')}}}) between two steps writes it to the servers")
 
 
 # ---- what they are kept as ----

@@ -3,9 +3,9 @@ shards of this host map and read from where it lies, or, without room for it the
 the library copies it on its way). So a backward pass never waits for a push, nor for the other ranks that a push waits
 for; what that costs is counted.
 
-A gradient on a card is copied on that card, by a stream beside the trainer's (_cuda.py): the shard there reads it where
-it then lies, and autograd's own memory is free again behind the copy. Where no shard has that card the library brings
-it to the host on its way.
+A gradient on a card is copied on that card, by a stream beside the trainer's (_transfer.py): the shard there reads
+it where it then lies, and autograd's own memory is free again behind the copy. Where no shard has that card the library
+brings it to the host on its way.
 
 Why autograd does not write to the shared memory itself. It adds to a .grad that is there, so a view of this memory
 would have to be filled with -0.0 before (0 + -0 is 0): two passes over it more than copying what autograd hands over
@@ -25,15 +25,63 @@ from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, Mapping
 
 import torch
 
-from . import _c, _cuda, _log
+from . import _c, _log, _transfer
 from ._call import check
 from ._model import Slot, Unit
-from ._together import Waiting
 from .errors import Busy, NoMemory
 from .job import Piece
 from .memory import can_lend
 from .operation import Operation
 from .session import Session
+
+
+# ==== small gradients ====
+
+# Small gradients of the host are pushed together: each by itself would cost more than its bytes do. Hooks collect them
+# until there are so many, or until the backward pass is over; then they go as one list, out of one range of the shared
+# memory. Large ones go at once, as they come, so that pushes and the backward pass still overlap.
+
+SMALL_BYTES = 64 << 10  # of a gradient that waits for others
+_BYTES, _COUNT = 1 << 20, 512  # then they go
+_SMALL_DTYPES = (torch.float32, torch.bfloat16)  # as the library takes them
+
+Waiting = List[Tuple[Slot, torch.Tensor]]
+
+
+class Together:
+    """Those that wait."""
+
+    def __init__(self) -> None:
+        self._waiting: Waiting = []
+        self._nbytes = 0
+        self._has_begun = False
+
+    @staticmethod
+    def takes(gradient: torch.Tensor) -> bool:
+        return (gradient.device.type == "cpu" and gradient.dtype in _SMALL_DTYPES and gradient.is_contiguous() and
+                0 < gradient.numel() * gradient.element_size() <= SMALL_BYTES)
+
+    def add(self, slot: Slot, gradient: torch.Tensor) -> bool:
+        """Whether it is time for them to go."""
+        self._waiting.append((slot, gradient.detach()))
+        self._nbytes += gradient.numel() * gradient.element_size()
+        return self._nbytes >= _BYTES or len(self._waiting) >= _COUNT
+
+    def begins(self) -> bool:
+        """Once for those of a backward pass: somebody waits."""
+        begins, self._has_begun = bool(self._waiting) and not self._has_begun, self._has_begun or bool(self._waiting)
+        return begins
+
+    def take(self) -> Waiting:
+        waiting, self._waiting, self._nbytes = self._waiting, [], 0
+        return waiting
+
+    def end(self) -> None:
+        """Of the backward pass."""
+        self._has_begun = False
+
+
+# ==== the gradients ====
 
 _ALIGN = 64
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -132,7 +180,7 @@ class _Region:
         check(_c.lib().cairn_alloc(session._living(), nbytes, number, ctypes.byref(out)))
         self.device, self.nbytes, self.ranges = device, nbytes, _Ranges(nbytes)
         self.address = out.value or 0
-        self._bytes = (_cuda.tensor_at(self.address, nbytes, device) if device.type == "cuda" else
+        self._bytes = (_transfer.tensor_at(self.address, nbytes, device) if device.type == "cuda" else
                        torch.frombuffer((ctypes.c_char * nbytes).from_address(self.address), dtype=torch.uint8))
 
     def tensor(self, at: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
@@ -226,7 +274,7 @@ class Gradients:
             if region is None or at is None:
                 return None
             place = Place(region.tensor(at, _dtype(gradient), slot.parameter.shape), nbytes, region, at)
-            with torch.no_grad(), _cuda.beside(gradient.device, gradient):
+            with torch.no_grad(), _transfer.beside(gradient.device, gradient):
                 place.tensor.copy_(gradient.detach())
             return place
 
@@ -269,7 +317,7 @@ class Gradients:
             self._session._readers.discard(self._settle)
             self._session._sharers.discard(self)
             for region in regions:
-                _cuda.settle(region.device)
+                _transfer.settle(region.device)
                 if is_safe and not self._session.closed:
                     with suppress(Busy):
                         self._free(region)
@@ -280,7 +328,7 @@ class Gradients:
             self.reclaim()
             busy = {place.region for place in self._pushed}
             for region in [one for one in self._regions.values() if one.device.type == "cuda" and one not in busy]:
-                _cuda.settle(region.device)
+                _transfer.settle(region.device)
                 self._free(region)
                 del self._regions[region.device]
 
@@ -290,7 +338,7 @@ class Gradients:
     def _settle(self) -> bool:
         """Before the session ends, and its memory with it."""
         for device in self._regions:
-            _cuda.settle(device)
+            _transfer.settle(device)
         return True
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from typing import Dict, Sequence
 
+from .errors import some_of
 from .records import Result, Round
 
 _LOG = logging.getLogger("cairn")
@@ -46,11 +47,10 @@ def goes_on(job: str, step: int, made_by: str, asked: bool) -> None:
 
 
 def without_gradient(job: str, step: int, names: Sequence[str], most: int) -> None:
-    listed = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
     _LOG.warning("job %s: the backward passes of step %d had no gradient for %s; for the servers that is a gradient of "
                  "zeros: moments fade, and a weight decay goes on, where torch.optim leaves a parameter alone. "
                  "attach(…, missing_gradients=\"leave\") does as torch does, missing_gradients=\"zero\" says that it "
-                 "is meant", job, step, listed)
+                 "is meant", job, step, some_of(names, most))
 
 
 def without_card(number: int, why: str) -> None:

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from ._gradients import room, window_bytes
-from ._lent import is_lendable
-from ._model import WIRE_TORCH, Slot, Unit
-from ._wrapped import inside_compiled, own_name
-from .errors import Invalid, Unsupported
+from ._model import WIRE_TORCH, Slot, Unit, inside_compiled, own_name
+from ._window import is_lendable
+from .errors import Invalid, Unsupported, first_of
 from .spec import JobSpec, Part, Tensor, at_least
 
 
@@ -58,9 +57,8 @@ def warn_of_statistics(model: nn.Module) -> None:
                if getattr(module, "running_mean", None) is not None]
     if running and model.training:
         warnings.warn("running statistics are changed by the forward pass of each worker and stay with it: "
-                      + ", ".join(running[:5]) + (", …" if len(running) > 5 else "")
-                      + "; give attach(…, buffers_every=1) to have those of rank 0 written with each step, or bring "
-                      "them by m.write() before a snapshot or an evaluation",
+                      + first_of(running) + "; give attach(…, buffers_every=1) to have those of rank 0 written with "
+                      "each step, or bring them by m.write() before a snapshot or an evaluation",
                       stacklevel=4)
 
 

@@ -2,10 +2,10 @@
 
     m = cairn.import_checkpoint(session, "ckpt/step-1000", model, cairn.AdamW(lr=3e-4), name="gpt")
 
-_tree.py reads what lies there, as data; _found.py finds weights and an optimizer's state in it, and _rules.py says
-whether that optimizer is the job's. Here they are held against the model: what is taken is justified, told in one line,
-and poured window by window (_pouring.py), so a worker has ROOMS windows of it in memory, not all. Before torch 2.1 it
-has all of a file.
+_found.py reads what lies there, as data, and finds weights and an optimizer's state in it; _rules.py says whether that
+optimizer is the job's. Here they are held against the model: what is taken is justified, told in one line, and poured
+window by window (_found.py), so a worker has ROOMS windows of it in memory, not all. Before torch 2.1 it has all of a
+file.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from . import _found, _log, _rules, _tree
+from . import _found, _log, _rules
 from ._call import TIMEOUT_S
-from ._dcp import product
-from ._pouring import Item, Pouring, Values
-from ._stored import Room
-from ._wrapped import own_name
-from .errors import Invalid, Mismatch
+from ._found import Item, Pouring, Values
+from ._model import own_name
+from ._stored import Room, product
+from .errors import Invalid, Mismatch, some_of
 from .optim import why_no_moment
 from .spec import Group
 
@@ -91,7 +90,7 @@ class _Taken:
 def _wanted(model: Any, optim: Any, wire: Any) -> _Wanted:
     from ._model import _WIRES as wires
     from ._model import slots_of
-    from ._own import own
+    from ._blobs import own
     from .torch import _groups
     found, slots = _Wanted(), slots_of(model, wire)
     for slot in slots:
@@ -123,7 +122,7 @@ def _dtype(leaf: Any) -> str:
     return str(leaf.dtype).replace("torch.", "")
 
 
-def _take_weights(what: str, tree: _tree.Tree, found: _found.Contents, wanted: _Wanted, only: Optional[str],
+def _take_weights(what: str, tree: _found.Tree, found: _found.Contents, wanted: _Wanted, only: Optional[str],
                   taken: _Taken) -> _found.Weights:
     ours = wanted.all_names()
     weights = _found.find_weights(what, tree, found, list(ours), only)
@@ -149,7 +148,7 @@ def _take_weights(what: str, tree: _tree.Tree, found: _found.Contents, wanted: _
     return weights
 
 
-def _same(tree: _tree.Tree, a: Any, b: Any) -> bool:
+def _same(tree: _found.Tree, a: Any, b: Any) -> bool:
     import torch
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.data_ptr() == b.data_ptr():
         return True
@@ -203,9 +202,9 @@ def _take_moments(what: str, source: _rules.Source, wanted: _Wanted, allow_missi
     for name, group in wanted.group_of.items():
         arrays = source.state.get(name, {})
         planes = _rules.KEPT[group.optimizer] if group.optimizer != "sgd" or group.momentum else {}
-        there = {array: arrays[array] for array in planes if _tree.is_tensor(arrays.get(array))}
+        there = {array: arrays[array] for array in planes if _found.is_tensor(arrays.get(array))}
         for array in arrays:
-            if array != "step" and array not in planes and _tree.is_tensor(arrays[array]):
+            if array != "step" and array not in planes and _found.is_tensor(arrays[array]):
                 beside[array] = beside.get(array, 0) + 1
         if len(there) < len(planes):
             if not _is_allowed(name, allow_missing):
@@ -227,7 +226,7 @@ def _take_moments(what: str, source: _rules.Source, wanted: _Wanted, allow_missi
     taken.left += [f"{array} of {count}, for which the job's optimizer has no use" for array, count in beside.items()]
 
 
-def _take_step(what: str, tree: _tree.Tree, found: _found.Contents, first_step: Optional[int], with_moments: bool,
+def _take_step(what: str, tree: _found.Tree, found: _found.Contents, first_step: Optional[int], with_moments: bool,
                taken: _Taken) -> None:
     told, where = _found.run_step(found, tree)
     own = max(taken.steps.values(), default=None)
@@ -267,8 +266,7 @@ def _take_missed(wanted: _Wanted, taken: _Taken) -> None:
 
 
 def _listed(what: str, names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return f"{what}: {', '.join(sorted(names)[:NAMES_SHOWN])}{more}"
+    return f"{what}: {some_of(sorted(names), NAMES_SHOWN)}"
 
 
 def _refuse(what: str, wrong: Mapping[str, Sequence[str]]) -> None:
@@ -301,19 +299,19 @@ def _judge_names(wanted: _Wanted, weights: _found.Weights, allow_missing: Sequen
         taken.left.append(_listed("left out", [name for name in extra if name not in surplus]))
 
 
-def _left_over(tree: _tree.Tree, used: Sequence[str]) -> List[str]:
+def _left_over(tree: _found.Tree, used: Sequence[str]) -> List[str]:
     """The outermost keys of which nothing is taken."""
     if not isinstance(tree.root, dict):
         return []
     heads = {place.split(".")[0] for place in used}
-    return [str(key) for key in tree.root if str(key) not in heads | _KNOWN and not _tree.is_tensor(tree.root[key])
+    return [str(key) for key in tree.root if str(key) not in heads | _KNOWN and not _found.is_tensor(tree.root[key])
             and not tree.is_flat and not any(place == str(key) or place.startswith(f"{key}.") for place in used)]
 
 
 # ---- all of it ----
 
 
-def _examine(what: str, tree: _tree.Tree, wanted: _Wanted, optim: Any, how: Mapping[str, Any]) -> _Taken:
+def _examine(what: str, tree: _found.Tree, wanted: _Wanted, optim: Any, how: Mapping[str, Any]) -> _Taken:
     """What is taken; Mismatch lists all that does not fit."""
     taken, moments = _Taken(), how["moments"]
     found = _found.contents(tree)
@@ -348,7 +346,7 @@ def _examine(what: str, tree: _tree.Tree, wanted: _Wanted, optim: Any, how: Mapp
     return taken
 
 
-def _add_manifest(tree: _tree.Tree, state: _found.OptimizerState) -> None:
+def _add_manifest(tree: _found.Tree, state: _found.OptimizerState) -> None:
     """A snapshot of Cairn has its hyper-parameters in the manifest, and calls SGD's momentum exp_avg."""
     manifest = tree.root.get("manifest") if isinstance(tree.root, dict) else None
     if not isinstance(manifest, dict):
@@ -373,7 +371,7 @@ def _all_allowed(wanted: _Wanted, allow_missing: Sequence[str]) -> bool:
     return all(_is_allowed(name, allow_missing) for name in wanted.group_of)
 
 
-def _told(job: str, path: Source, tree: _tree.Tree, wanted: _Wanted, taken: _Taken) -> Imported:
+def _told(job: str, path: Source, tree: _found.Tree, wanted: _Wanted, taken: _Taken) -> Imported:
     buffers = sum(name in wanted.buffers for name in taken.params)
     moments = ", ".join(f"{array} of {count}" for array, count in taken.arrays.items()) or "no moments"
     text = (f"{len(taken.params) - buffers} parameters, {buffers} buffers, {moments}, step {taken.step} "
@@ -382,7 +380,7 @@ def _told(job: str, path: Source, tree: _tree.Tree, wanted: _Wanted, taken: _Tak
                     taken.step_from, tuple(taken.left), text)
 
 
-def _read(tree: _tree.Tree, taken: _Taken, items: Sequence[Item], room: Room) -> Values:
+def _read(tree: _found.Tree, taken: _Taken, items: Sequence[Item], room: Room) -> Values:
     import torch
     at = [taken.params[name] if plane == "param" else taken.moments[name, plane] for name, plane, _ in items]
     values: Values = {}
@@ -402,7 +400,7 @@ def _items(wanted: _Wanted, taken: _Taken) -> List[Item]:
     return [(name, plane, 4 * product(wanted.shapes[name])) for name, plane in of]
 
 
-def _fill_kept(tree: _tree.Tree, wanted: _Wanted, taken: _Taken) -> None:
+def _fill_kept(tree: _found.Tree, wanted: _Wanted, taken: _Taken) -> None:
     """Buffers of integers and the like, which attach keeps as their bytes, and frozen parameters that stay here."""
     import torch
     with torch.no_grad():
@@ -451,7 +449,7 @@ def import_checkpoint(session: Any, path: Union[Source, Sequence[Source]], model
     what = " and ".join(map(str, paths))
     optim = taken_over(optim)
     with contextlib.ExitStack() as ends:
-        tree = _tree.read_all(paths)
+        tree = _found.read_all(paths)
         ends.callback(tree.close)
         wanted = _wanted(model, optim, options.get("wire_dtype"))
         taken = _examine(what, tree, wanted, optim, dict(

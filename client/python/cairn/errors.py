@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Optional, Tuple, Type
+from typing import Dict, NamedTuple, Optional, Sequence, Tuple, Type
 
 __all__ = ["CairnError", "Invalid", "BadHandle", "Unsupported", "Timeout", "Busy", "NotFound", "Exists",
            "NoMemory", "NoSpace", "InputOutput", "BadConfig", "Protocol", "WrongVersion", "Malformed",
@@ -229,3 +229,13 @@ def error(status: int, text: str) -> CairnError:
     made = BY_STATUS.get(status, CairnError)(text or f"status {status}")
     made.status = status
     return made
+
+
+def some_of(names: Sequence[str], most: int = 5) -> str:
+    """For a sentence: the first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def first_of(names: Sequence[str], most: int = 5) -> str:
+    """The same, where it does not matter how many."""
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")

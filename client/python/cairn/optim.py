@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol, Sequence, Tuple
 
-from .errors import Invalid, Unsupported
+from .errors import Invalid, Unsupported, some_of
 from . import _c
 from .spec import Group, Schedule
 
@@ -137,11 +137,7 @@ def _why_empty(pattern: str, tensors: Iterable[str]) -> str:
     if covered:
         return (f"the pattern {pattern!r} is left without a tensor: earlier patterns take all {len(covered)} that it "
                 "matches; put it before them")
-    return f"the pattern {pattern!r} matches no trained tensor; there are {_some(list(tensors))}"
-
-
-def _some(names: List[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"the pattern {pattern!r} matches no trained tensor; there are {some_of(list(tensors))}"
 
 
 # ---- schedules: the learning rate of the round of step k, from 0 on; at lr_min from total_steps on ----
@@ -275,7 +271,7 @@ class FromTorch:
                           f"the two was copied, unpickled or moved since. Make it anew, torch.optim.{self.kind}("
                           "model.parameters(), …), and its scheduler of that")
         if missing:
-            raise Invalid(f"the optimizer does not have {_some(missing)}; add them to it, or freeze them "
+            raise Invalid(f"the optimizer does not have {some_of(missing)}; add them to it, or freeze them "
                           "(requires_grad_(False))")
         group_of = {name: group_at[id(p)] for name, p in parameters.items()}
         used = set(group_of.values())
@@ -356,11 +352,11 @@ def _driver_of(optimizer: Any, schedule: Any) -> Any:
     if isinstance(schedule, Schedule):
         if schedule.kind != _c.SCHEDULE_DRIVEN:
             return None
-        from ._driven import Followed
+        from ._optimizers import Followed
         return Followed
     if schedule is None:
         return None
-    from ._driven import Driver, is_scheduler, judge  # torch is there: the optimizer is of it
+    from ._optimizers import Driver, is_scheduler, judge  # torch is there: the optimizer is of it
     if not is_scheduler(schedule):
         raise Invalid(f"schedule is a {type(schedule).__name__}: give cairn.cosine(…), linear, wsd, constant, table, a "
                       "scheduler of torch.optim.lr_scheduler, or, for one of another package, cairn.driven(): each "

@@ -10,14 +10,13 @@ from typing import Any, List, Mapping, Optional, Tuple, Union
 
 from torch import nn
 
-from . import _again, _blobs, _buffers, _meta, _options, _own, _transfer
-from ._beside import refuse_loading
+from . import _again, _blobs, _buffers, _model, _options, _transfer
 from ._call import TIMEOUT_S
 from ._held import TRIES, Held
-from ._launch import launch
-from ._model import UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
+from ._model import UnitChoice, before_forward, buffers_of, judge_hooked, set_parts, slots_of, tensors_of, units_of
+from ._warned import refuse_loading
 from ._window import Window
-from ._wrapped import before_forward, judge_hooked
+from .env import launch
 from .errors import Busy, Fenced, Invalid, NoMemory, NotFound, PlaceTaken, VersionGone
 from .evaluation import match
 from .operation import Lease
@@ -59,7 +58,7 @@ class ReadModel(Held):
         self._judge_claims()
         self._raw = _buffers.raw_of(model)
         set_parts(self._slots, parts)
-        _meta.set_initializers(self._slots + self._buffers, init)
+        _model.set_initializers(self._slots + self._buffers, init)
         modules = units_of(model, self._slots, units)
         window = _options.window_size(window, self.stage, modules)
         if self.stage == 3:
@@ -78,7 +77,7 @@ class ReadModel(Held):
         self._claim()
         try:
             self._match(model)
-            _meta.materialize(model, self._slots + self._buffers, lambda slot: self.stage == 3 and bool(slot.units))
+            _model.materialize(model, self._slots + self._buffers, lambda slot: self.stage == 3 and bool(slot.units))
             self._places = _buffers.Places(model, "m.refresh() does not bring values to")
             self._hooks = refuse_loading(model, "m.refresh() takes newer values")
             if self.stage == 3:
@@ -119,10 +118,10 @@ class ReadModel(Held):
         so does who has no values for a job that is there."""
         trained = any(slot.trained for slot in self._slots)
         makes = not trained and (spec.rank == 0 or any(slot.box is not None for slot in self._slots))
-        if makes and is_there and spec.init_from is None and _meta.missing(self._slots + self._buffers):
+        if makes and is_there and spec.init_from is None and _model.missing(self._slots + self._buffers):
             makes = False
             if any(slot.box is not None for slot in self._slots):
-                _meta.judge_values(self.name, self._slots + self._buffers)  # nobody else has its part
+                _model.judge_values(self.name, self._slots + self._buffers)  # nobody else has its part
         deadline = time.monotonic() + self.timeout
         while not makes and self._has_state() is None:
             if trained or time.monotonic() > deadline:
@@ -144,7 +143,7 @@ class ReadModel(Held):
         tiles = [Tile(slot.name, slot.box) for slot in self._slots if slot.box is not None]
         brings = (spec.rank == 0 or bool(tiles)) and spec.init_from is None
         if brings:
-            _meta.judge_values(self.name, slots)
+            _model.judge_values(self.name, slots)
         tensors, listed = [tensor for slot in slots for tensor in tensors_of(slot, None)], _buffers.listed(self._raw)
         spec = dataclasses.replace(spec, tensors=tensors + _buffers.tensors(self._raw) + _blobs.tensors(listed))
         with self._session.open_worker(self.name, spec, self.timeout) as job:
@@ -163,9 +162,9 @@ class ReadModel(Held):
         self._buffers = [slot for slot in self._buffers
                          if slot.name in there and there[slot.name].shape == tuple(slot.parameter.shape)]
         self._raw = _buffers.there(self._job, self._raw)
-        _meta.judge_buffers(model, self._buffers)
-        if any(tensor.name == _own.BLOB for tensor in self._job.tensors()):
-            _own.judge(self._job, model, _own.digest_of(model), self.timeout)
+        _model.judge_buffers(model, self._buffers)
+        if any(tensor.name == _blobs.BLOB for tensor in self._job.tensors()):
+            _blobs.judge(self._job, model, _blobs.digest_of(model), self.timeout)
 
     # ---- versions ----
 

@@ -39,22 +39,18 @@ from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Opti
 import torch
 from torch import nn
 
-from . import _again, _blobs, _buffers, _changed, _cuda, _lent, _log, _meta, _options, _own, _transfer
-from ._beside import Clipping, refuse_loading
-from ._between import Between, goes_on
+from . import _again, _blobs, _buffers, _changed, _log, _model, _options, _transfer, _window
 from ._call import TIMEOUT_S
-from ._gradients import Gradients, Hook
-from ._together import Together
-from ._launch import launch
-from ._model import Slot, Unit, UnitChoice, buffers_of, set_parts, slots_of, tensors_of, units_of
+from ._found import Pouring
+from ._gradients import Gradients, Hook, Together
+from ._held import Between, goes_on
+from ._model import (Slot, Unit, UnitChoice, before_forward, buffers_of, judge_hooked, set_parts, slots_of, tensors_of,
+                     units_of)
 from ._optimizers import KEEP_IN_GRAD, TorchOptimizers, clear_grad, grad_of, judge_scaled
-from ._pouring import Pouring
-from ._still import Stillness
-from ._untouched import Untouched
+from ._warned import Clipping, Stillness, Untouched, refuse_loading
 from ._window import Memory, Window
-from ._wrapped import before_forward, judge_hooked
-from .errors import (CairnError, EpochChanged, Invalid, Refused, RolledBack, Stale, Timeout, Unsupported,
-                     VersionGone)
+from .env import launch
+from .errors import CairnError, EpochChanged, Invalid, Refused, RolledBack, Stale, Timeout, Unsupported, VersionGone
 from .evaluation import Reader
 from .job import RoundHandle, weight_to_c
 from .optim import FromTorch, Optimizer, from_torch
@@ -137,20 +133,20 @@ class AttachedModel(Between):
         self._judge_claims()
         self._raw = _buffers.raw_of(model)
         set_parts(self._slots, parts)
-        _meta.set_initializers(self._slots + self._buffers, init)
-        _meta.judge_buffers(model, self._buffers)
+        _model.set_initializers(self._slots + self._buffers, init)
+        _model.judge_buffers(model, self._buffers)
         self._counts = counts
         opaque = _blobs.taken(blobs, [*(slot.name for slot in self._slots + self._buffers), *self._raw])
         _blobs.warn_of_extra_state(model, opaque)
-        opaque.update(_own.digest_of(model))
+        opaque.update(_blobs.digest_of(model))
         if self._raw:  # a job of before such lists goes on without
-            there = _meta.tensors_of_job(session, self.name, timeout)
+            there = _model.tensors_of_job(session, self.name, timeout)
             opaque.update(_buffers.listed(self._raw) if there is None or _buffers.LIST in there else {})
         self.blobs = {name: len(value) for name, value in opaque.items()}  # bytes of each
         modules = units_of(model, self._slots, units)
         judge_hooked(model, modules if self.stage == 3 else ())
         window = _options.window_size(window, self.stage, modules)
-        self._new_lender = lambda: _lent.Lender(
+        self._new_lender = lambda: _window.Lender(
             _options.lendable_units(mapped_parameters, model, modules, self.stage), bool(mapped_parameters))
         self._lender = self._new_lender()
         optim = _taken(optim)
@@ -158,9 +154,9 @@ class AttachedModel(Between):
         first = here["rank"] == 0 or bool(parts)
         own = self._slots + self._buffers  # what of the initial state is this model's
         if _initial is not None:
-            own = _meta.without(own, _initial.names, _meta.tensors_of_job(session, self.name, timeout))
+            own = _model.without(own, _initial.names, _model.tensors_of_job(session, self.name, timeout))
         if state.get("init_from") is None:
-            _meta.find_source(session, self.name, own, first, timeout, resume)
+            _model.find_source(session, self.name, own, first, timeout, resume)
         tensors = [tensor for slot in _listed(optim, self._slots) + self._buffers
                    for tensor in tensors_of(slot, group_of.get(slot.name))] + _blobs.tensors(opaque)
         tensors += _buffers.tensors(self._raw)
@@ -200,7 +196,7 @@ class AttachedModel(Between):
         except BaseException:
             self._unclaim(), self._job.close(), self._gradients.close()
             raise
-        _meta.materialize(model, self._slots + self._buffers, lambda slot: self.stage == 3 and bool(slot.units))
+        _model.materialize(model, self._slots + self._buffers, lambda slot: self.stage == 3 and bool(slot.units))
         # Before any parameter is let go: autograd notes its shape now.
         self._gradient_hooks = [Hook(slot.parameter, functools.partial(self._took_gradient, slot))
                                 for slot in self._slots if slot.trained]
@@ -215,7 +211,7 @@ class AttachedModel(Between):
             self._hooks += refuse_loading(
                 model, "Load before attach; to change the values of a job: m.write({name: tensor})")
             self._take_initial_state()
-            _own.judge(self._job, model, opaque, timeout)
+            _blobs.judge(self._job, model, opaque, timeout)
             if self.stage == 3:
                 self._window = Window(modules, window, self._start, self._lend, self._gone,
                                       lambda: self.timeout, lambda: self._timeline)
@@ -301,7 +297,7 @@ class AttachedModel(Between):
         if self._job.describe().initialized:
             return
         if (self._spec.rank == 0 or has_parts) and self._spec.init_from is None:
-            _meta.judge_values(self.name, own)
+            _model.judge_values(self.name, own)
             if initial is not None and self._spec.rank == 0:
                 initial.put(self._job)
             _transfer.put(self._job, own)
@@ -324,7 +320,7 @@ class AttachedModel(Between):
 
     # ---- the parameters ----
 
-    def _lend(self, unit: Unit, had: Optional[_lent.Loan]) -> Optional[_lent.Loan]:
+    def _lend(self, unit: Unit, had: Optional[_window.Loan]) -> Optional[_window.Loan]:
         """Of the round that is open, whose version stays."""
         if self._round is not None and self._round.info.version == self._version:
             return had or self._lender.lend(self._job, self._version, unit)
@@ -337,10 +333,10 @@ class AttachedModel(Between):
     def _end_loans(self, by_failure: bool = False) -> bool:
         """False: a pass of the model is under way, which reads them; `by_failure`: this thread's own is over."""
         if self._window is not None and self._window.lends:
-            if _lent.is_pass_under_way(but_here=by_failure):
+            if _window.is_pass_under_way(but_here=by_failure):
                 return False
             for device in {slot.device for slot in self._slots}:
-                _cuda.settle_passes(device)
+                _transfer.settle_passes(device)
             self._window.end_loans()
         return True
 
@@ -697,7 +693,7 @@ class AttachedModel(Between):
         place = self._gradients.place(slot, gradient)
         self._touched = self._round.info.round
         try:
-            with _cuda.beside(place.tensor.device):  # behind the copy, or what autograd made
+            with _transfer.beside(place.tensor.device):  # behind the copy, or what autograd made
                 push = self._round.push_watched(slot.name, place.tensor, micro=self._own()[self._passes], box=slot.box,
                                                 dtype=_PUSHED[place.tensor.dtype])
         except BaseException:

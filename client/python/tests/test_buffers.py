@@ -15,7 +15,7 @@ from torched import ClusterCase, torch
 from torch import nn
 
 import cairn
-from cairn import _buffers, _found, _tree
+from cairn import _buffers, _found
 
 
 class Odd(nn.Module):
@@ -338,7 +338,7 @@ class Exports(Case):
         if form == "torch":
             return torch.load(path)["model"]
         if form == "dcp":
-            tree = _tree.read(path.parent)
+            tree = _found.read_tree(path.parent)
             self.addCleanup(tree.close)
             return {name: _found.value_of(leaf) for name, leaf in tree.root["model"].items()}
         data = path.read_bytes()

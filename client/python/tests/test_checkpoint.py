@@ -24,7 +24,7 @@ import torched
 
 torch = torched.torch
 import cairn  # noqa: E402
-from cairn import _dcp, _found, _metadata, _pouring, _stored, _tree  # noqa: E402
+from cairn import _found, _metadata, _stored  # noqa: E402
 from cluster import Cluster  # noqa: E402
 
 STEPS_BEFORE, STEPS_AFTER = 5, 4
@@ -138,7 +138,7 @@ def write_dcp(folder: Path, tensors, objects, change=lambda metadata: metadata) 
 
 def read_all(path) -> None:
     """Every tensor and object of it, which an import reads as far as it needs them."""
-    tree = _tree.read(path)
+    tree = _found.read_tree(path)
     try:
         found = _found.contents(tree)
         for leaf in [*found.tensors.values(), *found.objects.values()]:
@@ -218,8 +218,8 @@ class Checkpoints(unittest.TestCase):
             cairn.import_checkpoint(None, self.folder / "dcp", ours, cairn.AdamW(lr=1e-2))
         with self.assertRaisesRegex(cairn.Mismatch, "nothing in it says how many steps"):
             cairn.import_checkpoint(None, self.folder / "dcp", ours, cairn.AdamW(lr=1e-2), allow_missing=["*.num_*"])
-        self.addCleanup(setattr, _pouring, "WINDOW_BYTES", _pouring.WINDOW_BYTES)
-        _pouring.WINDOW_BYTES = 1
+        self.addCleanup(setattr, _found, "WINDOW_BYTES", _found.WINDOW_BYTES)
+        _found.WINDOW_BYTES = 1
         with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
             m = cairn.import_checkpoint(session, self.folder / "dcp", ours, cairn.AdamW(lr=1e-2), name="run",
                                         first_step=3, allow_missing=["*.num_*"])
@@ -343,8 +343,8 @@ class Checkpoints(unittest.TestCase):
     def test_an_import_that_ended_halfway_has_left_nothing(self):
         self.save()
         names = [name for name, _ in model().named_parameters()]
-        self.addCleanup(setattr, _pouring, "WINDOW_BYTES", _pouring.WINDOW_BYTES)
-        _pouring.WINDOW_BYTES = 1
+        self.addCleanup(setattr, _found, "WINDOW_BYTES", _found.WINDOW_BYTES)
+        _found.WINDOW_BYTES = 1
         whole = cairn.job.Job.putting
 
         def cut(job, tensor, buffer, plane="param"):
@@ -566,7 +566,7 @@ class Checkpoints(unittest.TestCase):
         (self.folder / "dcp").mkdir()
         os.mkfifo(self.folder / "dcp" / ".metadata")
         with self.assertRaisesRegex(cairn.Invalid, "no regular file"):
-            _dcp.read(self.folder / "dcp")
+            _stored.read_dcp(self.folder / "dcp")
 
     def test_an_item_that_is_not_the_tensor_of_its_metadata_is_refused(self):
         for i, (item, word) in enumerate((({"a": 1}, "is a dict and no tensor"), ([1], "is a list and no tensor"),

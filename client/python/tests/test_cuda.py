@@ -11,7 +11,7 @@ import torched  # before torch: the file is skipped where there is none
 
 import torch
 import cairn
-from cairn import _c, _cuda, _gradients, _options
+from cairn import _c, _gradients, _options, _transfer
 from cairn._model import Slot
 from cairn.memory import Memory
 
@@ -77,39 +77,39 @@ class Tensor(SimpleNamespace):
 class Order(unittest.TestCase):
     def setUp(self):
         self.streams = Streams()
-        for patch in (mock.patch.object(torch, "cuda", self.streams), mock.patch.dict(_cuda._beside, clear=True)):
+        for patch in (mock.patch.object(torch, "cuda", self.streams), mock.patch.dict(_transfer._beside, clear=True)):
             patch.start()
             self.addCleanup(patch.stop)
 
     def test_a_stream_beside_begins_behind_the_trainers_and_keeps_what_it_reads(self):
         tensor = Tensor(self.streams)
-        with _cuda.beside(CARD, tensor):
+        with _transfer.beside(CARD, tensor):
             self.assertEqual(self.streams.current.name, "beside cuda:0")
         self.assertEqual(self.streams.current.name, "trainer")
-        with _cuda.beside(CARD):
+        with _transfer.beside(CARD):
             pass
         self.assertEqual(self.streams.said, ["beside cuda:0 waits for trainer", "kept for beside cuda:0",
                                              "beside cuda:0 waits for trainer"])
 
     def test_on_the_host_there_is_no_stream(self):
-        with _cuda.beside(torch.device("cpu"), torch.ones(2)):
+        with _transfer.beside(torch.device("cpu"), torch.ones(2)):
             pass
-        _cuda.settle(torch.device("cpu"))
+        _transfer.settle(torch.device("cpu"))
         self.assertEqual(self.streams.said, [])
 
     def test_memory_of_a_card_has_its_number_and_the_stream_that_computes(self):
         memory = Memory(Tensor(self.streams), writable=True)
         self.assertEqual((memory.address, memory.nbytes), (1 << 40, 64))
         self.assertEqual((memory.device, memory.stream), (_c.gpu(0), self.streams.current.cuda_stream))
-        with _cuda.beside(CARD):
+        with _transfer.beside(CARD):
             self.assertEqual(Memory(Tensor(self.streams), True).stream, len("beside cuda:0"))
         host = Memory(bytearray(8), writable=True)
         self.assertEqual((host.device, host.stream), (0, None))
 
     def test_what_is_queued_beside_is_waited_for_before_memory_goes(self):
-        with _cuda.beside(CARD):
+        with _transfer.beside(CARD):
             pass
-        _cuda.settle(CARD)
+        _transfer.settle(CARD)
         self.assertEqual(self.streams.said[-1], "beside cuda:0 is waited for")
 
     def test_another_kind_of_device_is_refused(self):
@@ -172,7 +172,7 @@ class Shared(torched.ClusterCase):
         device = gradients._regions[torch.device("cpu")]
         device.device, address = CARD, device.address  # as if it were
         gradients._regions = {CARD: device}
-        with mock.patch.object(_gradients._cuda, "settle"):
+        with mock.patch.object(_gradients._transfer, "settle"):
             device.address += 64
             with self.assertRaises(cairn.Invalid):
                 gradients.leave_cards()

@@ -18,7 +18,7 @@ import torched
 
 torch = torched.torch
 import cairn  # noqa: E402
-from cairn import _dcp  # noqa: E402
+from cairn import _stored  # noqa: E402
 from cluster import BIN  # noqa: E402
 from test_checkpoint import model, needs_numbers, run_torch, steps, write_dcp  # noqa: E402
 
@@ -597,9 +597,9 @@ class Imports(torched.ClusterCase):
                             ((([0, 0], [2, 4]),), "8 elements, it has 16"), \
                             ((([0, 0], [4, 2]), ([0, 1], [4, 2])), "overlap"):
             with self.assertRaisesRegex(cairn.Invalid, words):
-                _dcp.cover("t", [4, 4], boxes)
-        _dcp.cover("t", [4, 4], [([0, 0], [2, 2]), ([0, 2], [4, 2]), ([2, 0], [2, 2]), ([4, 0], [0, 4])])
-        _dcp.cover("t", [], [([], [])])
+                _stored.cover("t", [4, 4], boxes)
+        _stored.cover("t", [4, 4], [([0, 0], [2, 2]), ([0, 2], [4, 2]), ([2, 0], [2, 2]), ([4, 0], [0, 4])])
+        _stored.cover("t", [], [([], [])])
 
 
 if __name__ == "__main__":

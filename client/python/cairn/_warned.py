@@ -1,6 +1,4 @@
-"""What a trainer was used to do by itself, and what is the servers' now: it is refused or warned of, where torch lets
-us see it.
-"""
+"""What a trainer is warned of, or refused, since the servers do it now, or do it in another way than torch."""
 
 from __future__ import annotations
 
@@ -10,13 +8,23 @@ import threading
 import types
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Set
 
 import torch
 from torch import nn
 
+from . import _c, _log
 from ._model import Slot
 from .errors import Invalid
+from .optim import lr_is_zero
+from .records import Result
+from .spec import Group
+
+
+# ==== what is the servers' now ====
+
+# What a trainer was used to do by itself, and what is the servers' now: it is refused or warned of, where torch lets
+# us see it.
 
 
 class _RefuseLoading:
@@ -110,3 +118,83 @@ def _put_into_modules(by: Dict[Callable[..., Any], Callable[..., Any]]) -> None:
             for name, value in list(there.items()):
                 if type(value) is types.FunctionType and value in by:
                     there[name] = by[value]
+
+
+# ==== groups that do not learn ====
+
+# Groups that do not learn: their learning rate is 0, by mistake or because a schedule is over. Said once.
+
+STEPS = 100  # applied, one after the other
+
+
+class Stillness:
+    """Told of every step; warns of a group when it has been at 0 for STEPS of them."""
+
+    def __init__(self) -> None:
+        self._steps: Dict[str, int] = {}  # at 0, by group
+        self._told: Set[str] = set()
+
+    def saw(self, result: Result, groups: Sequence[Group], rates: Mapping[str, float]) -> None:
+        """`groups`: as this worker was given them, or has amended them, `rates`: what it gave for driven ones; of one
+        alone the result knows better."""
+        if not result.applied:
+            return
+        still = {group.name for group in groups if self._is_still(group, result, rates, len(groups) == 1)}
+        self._steps = {name: self._steps.get(name, 0) + 1 for name in still}
+        self._tell(group for group in groups if self._steps.get(group.name, 0) >= STEPS)
+
+    @staticmethod
+    def _is_still(group: Group, result: Result, rates: Mapping[str, float], is_alone: bool) -> bool:
+        if is_alone:
+            return result.lr == 0
+        is_driven = group.schedule.kind == _c.SCHEDULE_DRIVEN
+        return rates.get(group.name) == 0 if is_driven else lr_is_zero(group, result.step - 1)
+
+    def _tell(self, groups: Iterable[Group]) -> None:
+        for group in groups:
+            if group.name not in self._told:
+                self._told.add(group.name)
+                if group.schedule.kind == _c.SCHEDULE_DRIVEN:
+                    warnings.warn(f"group {group.name!r} has not changed for {STEPS} steps, since the lr that was "
+                                  "given for it is 0: look at its scheduler", stacklevel=4)
+                    continue
+                total = group.schedule.total_steps
+                why = ("its lr is 0" if group.lr == 0 else
+                       "its schedule is at 0" + (f" (total_steps {total})" if total > 0 else ""))
+                warnings.warn(f"group {group.name!r} has not changed for {STEPS} steps, since {why}: give another lr "
+                              f"or schedule by m.amend({{{group.name!r}: dict(lr=…, schedule=…)}})", stacklevel=4)
+
+
+# ==== parameters without a gradient ====
+
+# Parameters without a gradient, which torch leaves alone and the servers take for a gradient of zeros, unless the job
+# has missing_gradients="leave". Said once.
+
+NAMED = 5
+
+
+def _is_moved_by_zeros(group: Group) -> bool:
+    """SGD alone, without momentum and decay, does the same either way."""
+    return group.optimizer != "sgd" or group.momentum != 0 or group.weight_decay != 0
+
+
+class Untouched:
+    """Told of every step of a model."""
+
+    def __init__(self, job: str, slots: Iterable[Slot], group_of: Dict[str, str], groups: Sequence[Group],
+                 is_said: bool):
+        """`is_said`: the trainer has chosen what happens to them."""
+        moved = {group.name for group in groups if _is_moved_by_zeros(group)}
+        self._job = job
+        self._watched = [] if is_said else [slot for slot in slots
+                                            if slot.trained and group_of.get(slot.name, "default") in moved]
+
+    def saw(self, result: Result, passes: int, given: Set[Slot]) -> None:
+        """A step is over, of so many backward passes of this worker, which had gradients of these. Without any the
+        other workers may have had all of them; where the norm is 0 they had none."""
+        if not result.applied or (passes == 0 and result.grad_norm != 0):
+            return
+        names = [slot.name for slot in self._watched if slot not in given and slot.parameter.requires_grad]
+        if names:
+            self._watched = []
+            _log.without_gradient(self._job, result.step, names, NAMED)
