@@ -314,7 +314,7 @@ static void give_flight(struct flight *flight)
     flight->end->free = flight;
 }
 
-static bool send_header(struct flight *flight, const void *payload, fabric_done_fn *on_sent)
+static void send_header(struct flight *flight, const void *payload, fabric_done_fn *on_sent)
 {
     uint8_t bytes[CAIRN_CHUNK_HEADER_BYTES];
     chunk_encode(&flight->header, bytes);
@@ -323,7 +323,6 @@ static bool send_header(struct flight *flight, const void *payload, fabric_done_
     const cairn_status status = fabric_send(flight->end->peer, bytes, sizeof bytes, payload,
                                             payload_bytes, on_sent, flight);
     if (status != CAIRN_OK) flight->end->is_lost = true;
-    return status == CAIRN_OK;
 }
 
 static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
@@ -335,28 +334,19 @@ static void on_down(void *arg, struct fabric_peer *peer, cairn_status why)
 
 /* ---- the shard ---- */
 
-static void answer_chunk(struct flight *flight, uint8_t kind)
+/* Answers a push whose bytes are there, and reads them by their checksum: it reads as fast as the fold. A
+ * chunk without a checksum is read only in place (`is_view`). */
+static void answer_push(struct flight *flight, const void *bytes, bool is_view)
 {
-    flight->header.kind = kind;
-    flight->header.payload_bytes = flight->header.checksum = 0;
-    flight->header.dtype = 0;
+    struct chunk_header *header = &flight->header;
+    const uint64_t wanted = header->checksum;
+    const uint64_t sum = is_view || wanted != 0
+                             ? chunk_checksum(bytes, (size_t)header->payload_bytes)
+                             : 0;
+    header->kind = wanted == 0 || sum == wanted ? CAIRN_CHUNK_ACK : CAIRN_CHUNK_NAK;
+    header->payload_bytes = header->checksum = 0;
+    header->dtype = 0;
     send_header(flight, NULL, NULL);
-}
-
-static void check_push(struct flight *flight, const void *bytes)
-{
-    const size_t byte_count = (size_t)flight->header.payload_bytes;
-    const bool whole = flight->header.checksum == 0 ||
-                       chunk_checksum(bytes, byte_count) == flight->header.checksum;
-    answer_chunk(flight, whole ? CAIRN_CHUNK_ACK : CAIRN_CHUNK_NAK);
-    give_flight(flight);
-}
-
-/* Reads the chunk in place, by a checksum, which reads as fast as the fold. */
-static void read_push(struct flight *flight, const void *bytes)
-{
-    flight->header.checksum = chunk_checksum(bytes, (size_t)flight->header.payload_bytes);
-    answer_chunk(flight, CAIRN_CHUNK_ACK);
     give_flight(flight);
 }
 
@@ -364,7 +354,7 @@ static void on_landed(void *arg, cairn_status status)
 {
     struct flight *flight = arg;
     if (status == CAIRN_OK)
-        check_push(flight, flight->bytes);
+        answer_push(flight, flight->bytes, false);
     else
         give_flight(flight);
 }
@@ -373,7 +363,7 @@ static void shard_on_push(struct flight *flight, struct fabric_message *message)
 {
     const void *view = fabric_message_view(message);
     if (view != NULL) {
-        read_push(flight, view);
+        answer_push(flight, view, true);
         fabric_drop(message);
     } else if (fabric_receive(message, flight->bytes, flight->end->chunk_bytes, on_landed,
                               flight) != CAIRN_OK) {
