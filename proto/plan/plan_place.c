@@ -262,12 +262,6 @@ static int compare_by_step(const void *a, const void *b)
     return x->number < y->number ? -1 : 1;
 }
 
-/* Sorts the units of a line, which all have 2 <= may_use < receiver_count. */
-static void order_line(struct free_unit **units, size_t count)
-{
-    qsort(units, count, sizeof(struct free_unit *), compare_by_step);
-}
-
 /* A walk along the bytes that the receivers want. */
 struct walk {
     const struct plan_cut *cut;
@@ -387,7 +381,7 @@ static void fill_piece(struct line *line, uint32_t i)
     }
 }
 
-/* Places the units, which order_line has sorted, as a line. */
+/* Places the units, sorted by step, as a line. */
 static void wind(struct placing *p, struct free_unit **units, size_t count)
 {
     if (count == 0) return;
@@ -748,7 +742,7 @@ static void place_some(struct placing *p)
     for (size_t u = 0; u < p->unit_count; u++)
         if (p->units[u].may_use > 1 && p->units[u].may_use < p->cut->receiver_count)
             p->sorted[count++] = &p->units[u];
-    order_line(p->sorted, count);
+    qsort(p->sorted, count, sizeof(struct free_unit *), compare_by_step);
     for (int tries = 0; tries < SINGLE_LAP_TRIES; tries++) {
         const size_t stiff = find_stiff(p, p->sorted, count);
         if (stiff == 0) break;

@@ -438,20 +438,15 @@ static int request_is_sound(const struct slice_request *request)
     return 1;
 }
 
-static uint32_t shards_of_larger(const struct slice_request *request)
-{
-    const uint32_t a = request->current->shard_count, b = request->target->shard_count;
-    return a > b ? a : b;
-}
-
 /* Makes room in the table for two extents per run, because a run is cut at most once. There are at most as
  * many runs as extents in both layouts. */
 static cairn_status open_slicing(struct slicing *s, const struct slice_request *request)
 {
+    const uint32_t now = request->current->shard_count, then = request->target->shard_count;
     *s = (struct slicing) {
         .request = request,
         .walk = { request->tensors, request->current, request->target, 0, 0 },
-        .shard_count = shards_of_larger(request),
+        .shard_count = now > then ? now : then,
     };
     const size_t runs = request->current->extent_count + request->target->extent_count;
     s->table.items = calloc(2 * runs + 1, sizeof *s->table.items);

@@ -308,28 +308,23 @@ static void on_picture(struct task *task)
 
 /* ---- the request ---- */
 
-static cairn_status judge_backup(const struct coord *cluster, const char *path,
-                                 struct sentence *why)
+static cairn_status on_cluster_backup(struct coord_session *session, uint32_t request,
+                                      const void *any, struct sentence *why)
 {
-    if (path[0] != '/')
+    const Cairn__ClusterBackup *message = any;
+    struct coord *cluster = session->cluster;
+    if (message->path[0] != '/')
         return fail_with(why, CAIRN_ERR_INVALID,
                          "\"%.100s\" is no absolute path: name a file of the coordinator's host",
-                         path);
+                         message->path);
     if (cluster->backup != NULL)
         return fail_with(why, CAIRN_ERR_BUSY, "the store is being copied to %.300s: ask again",
                          cluster->backup->path);
-    return CAIRN_OK;
-}
-
-static cairn_status begin_backup(struct coord_session *session, uint32_t request, const char *path,
-                                 struct sentence *why)
-{
-    struct coord *cluster = session->cluster;
     struct coord_backup *backup = calloc(1, sizeof *backup);
     if (backup == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     backup->cluster = cluster;
     cluster->backup = backup;
-    backup->path = strdup(path);
+    backup->path = strdup(message->path);
     if (backup->path == NULL || !coord_waiters_add(&backup->waiter, session, request)) {
         free_backup(backup);
         return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
@@ -341,109 +336,9 @@ static cairn_status begin_backup(struct coord_session *session, uint32_t request
     return CAIRN_OK;
 }
 
-static cairn_status on_cluster_backup(struct coord_session *session, uint32_t request,
-                                      const void *any, struct sentence *why)
-{
-    const Cairn__ClusterBackup *message = any;
-    CAIRN_TRY(judge_backup(session->cluster, message->path, why));
-    return begin_backup(session, request, message->path, why);
-}
-
 void coord_backup_close(struct coord *cluster)
 {
     if (cluster->backup != NULL) free_backup(cluster->backup);
-}
-
-/* ==== picture ==== */
-
-/* Takes a picture of the store as it is at one moment, while the store is in use. SQLite's backup
- * copies the store into memory, and the copy is returned as the bytes of a file. Another thread
- * writes that file, which may be on another disk than the store. A picture also contains the secret
- * key. A store in use has this key in a separate file, but a backup is a single file, so that
- * nothing else has to be saved. */
-
-static cairn_status fail_copy(const struct coord_store *store, sqlite3 *copy, struct sentence *why)
-{
-    const cairn_status status = fail_with(why, CAIRN_ERR_IO, "%s: copying: %s", store->path,
-                                          copy == NULL ? "out of memory" : sqlite3_errmsg(copy));
-    sqlite3_close(copy);
-    return status;
-}
-
-static bool put_signer(sqlite3 *copy, const char *signer)
-{
-    sqlite3_stmt *s;
-    if (sqlite3_exec(copy,
-                     "CREATE TABLE IF NOT EXISTS signer (one INTEGER PRIMARY KEY CHECK (one = 1), "
-                     "text TEXT NOT NULL)",
-                     NULL, NULL, NULL) != SQLITE_OK ||
-        sqlite3_prepare_v2(copy, "INSERT OR REPLACE INTO signer VALUES (1, ?1)", -1, &s, NULL) !=
-            SQLITE_OK)
-        return false;
-    sqlite3_bind_text(s, 1, signer, -1, SQLITE_STATIC);
-    const bool is_put = sqlite3_step(s) == SQLITE_DONE;
-    return sqlite3_finalize(s) == SQLITE_OK && is_put;
-}
-
-/* Sets *there_out to true if the table `signer` exists, else to false. */
-static cairn_status find_signer(const struct coord_store *store, bool *there_out,
-                                struct sentence *why)
-{
-    sqlite3_stmt *s;
-    CAIRN_TRY(store_prepare(store, "SELECT 1 FROM sqlite_master WHERE name = 'signer'", &s, why));
-    *there_out = sqlite3_step(s) == SQLITE_ROW;
-    sqlite3_finalize(s);
-    return CAIRN_OK;
-}
-
-cairn_status store_signer(const struct coord_store *store, char text_out[CAIRN_KEY_TEXT_BYTES],
-                          struct sentence *why)
-{
-    sqlite3_stmt *s;
-    bool there;
-    cairn_status status = find_signer(store, &there, why);
-    if (status == CAIRN_OK && !there) return CAIRN_ERR_NOT_FOUND;
-    if (status == CAIRN_OK) status = store_prepare(store, "SELECT text FROM signer", &s, why);
-    if (status != CAIRN_OK) return status;
-    if (sqlite3_step(s) == SQLITE_ROW)
-        snprintf(text_out, CAIRN_KEY_TEXT_BYTES, "%s", (const char *)sqlite3_column_text(s, 0));
-    else
-        status = CAIRN_ERR_NOT_FOUND;
-    sqlite3_finalize(s);
-    return status;
-}
-
-cairn_status store_set_signer(struct coord_store *store, const char *text, struct sentence *why)
-{
-    bool there;
-    snprintf(store->signer, sizeof store->signer, "%s", text);
-    const cairn_status status = find_signer(store, &there, why);
-    return status == CAIRN_OK && there ? store_run(store, "DROP TABLE signer", why) : status;
-}
-
-cairn_status store_picture(const struct coord_store *store, uint8_t **bytes_out,
-                           size_t *byte_count_out, struct sentence *why)
-{
-    sqlite3 *copy = NULL;
-    if (sqlite3_open(":memory:", &copy) != SQLITE_OK) return fail_copy(store, copy, why);
-    sqlite3_backup *backup = sqlite3_backup_init(copy, "main", store->db, "main");
-    if (backup == NULL) return fail_copy(store, copy, why);
-    (void)sqlite3_backup_step(backup, -1); // -1: all pages, in one read
-    if (sqlite3_backup_finish(backup) != SQLITE_OK)
-        return fail_copy(store, copy, why); // finish reports a failed step, too
-    if (store->signer[0] != '\0' && !put_signer(copy, store->signer))
-        return fail_copy(store, copy, why);
-    sqlite3_int64 size = 0;
-    unsigned char *image = sqlite3_serialize(copy, "main", &size, 0);
-    uint8_t *bytes = image == NULL ? NULL : malloc((size_t)size);
-    if (bytes != NULL) memcpy(bytes, image, (size_t)size);
-    sqlite3_free(image);
-    sqlite3_close(copy);
-    if (bytes == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a copy of %s", store->path);
-    *bytes_out = bytes;
-    *byte_count_out = (size_t)size;
-    return CAIRN_OK;
 }
 
 /* ==== storage ==== */

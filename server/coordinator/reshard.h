@@ -179,12 +179,8 @@ void coord_reshard_pace_slice(struct coord_reshard_pace *pace);
 void coord_reshard_pace_cut(struct coord_reshard_pace *pace, uint64_t bytes);
 /* True: a slice may begin. */
 bool coord_reshard_is_paced(const struct coord_job *job);
-/* coord_reshard_expected_s estimates how many seconds a run to the target takes. While the job trains, a
- * slice takes two steps, and if slices grow, the run is shorter. coord_reshard_expected_pause_s estimates
- * by how many seconds, at most, a step becomes longer. 0: not known, or (pause) nobody trains. */
-double coord_reshard_expected_s(const struct coord_job *job,
-                                const struct coord_reshard_target *target);
-double coord_reshard_expected_pause_s(const struct coord_job *job, double pause);
+/* Returns the pause that was asked for, or the usual one if none (0) was. */
+double coord_reshard_pause(double asked);
 
 /* ---- shards that join ---- */
 

@@ -143,6 +143,24 @@ static cairn_status reshard_wish_asked(const struct coord_job *job, const Cairn_
 
 /* ---- what is told ---- */
 
+#define STEPS_A_SLICE 2 /* a slice is prepared in one step, and moves in another */
+
+/* Estimates how many seconds a run to the target takes. While the job trains, a slice takes two steps, and if
+ * slices grow, the run is shorter. 0: not known. */
+static double expected_s(const struct coord_job *job, const struct coord_reshard_target *target)
+{
+    const double rate = job->reshard.rate, median_us = coord_pace_median(&job->pace);
+    if (!coord_pace_rests(job)) return target->slices * STEPS_A_SLICE * median_us * 1e-6;
+    return rate > 0 ? (double)target->report->plan.moved_bytes / rate * 1e-6 : 0;
+}
+
+/* Estimates by how many seconds, at most, a step becomes longer. */
+static double expected_pause_s(const struct coord_job *job, double pause)
+{
+    if (coord_pace_rests(job)) return 0; // nobody makes steps
+    return coord_reshard_pause(pause) * coord_pace_median(&job->pace) * 1e-6;
+}
+
 /* The answer to a request, which is about one or several jobs. */
 struct reply {
     struct coord_answer answer;
@@ -257,8 +275,8 @@ static void view_plan(const struct coord_job *job, const struct coord_reshard_wi
     out->shards_before = job->entry_count;
     out->shards_after = coord_reshard_wish_owners(wish);
     out->worst_step = 0;
-    out->expected_s = coord_reshard_expected_s(job, target);
-    out->expected_pause_s = coord_reshard_expected_pause_s(job, wish->pause);
+    out->expected_s = expected_s(job, target);
+    out->expected_pause_s = expected_pause_s(job, wish->pause);
 }
 
 /* Shows why a wish is refused. If the job has a run under way, this run is not shown. */

@@ -28,16 +28,15 @@
 #define SLICE_BYTES_FIRST ((uint64_t)8 << 20)
 #define SLICE_BYTES_MOST  ((uint64_t)1 << 40) /* limits_of sets a lower limit for every shard */
 #define PAUSE_DEFAULT     0.1
-#define STEPS_A_SLICE     2 /* a slice is prepared in one step, and moves in another */
 
-static double pause_of(double asked)
+double coord_reshard_pause(double asked)
 {
     return asked > 0 ? asked : PAUSE_DEFAULT;
 }
 
 void coord_reshard_pace_begin(struct coord_reshard_pace *pace, double pause, uint32_t median_us)
 {
-    *pace = (struct coord_reshard_pace) { .pause = pause_of(pause),
+    *pace = (struct coord_reshard_pace) { .pause = coord_reshard_pause(pause),
                                           .usual_us = median_us,
                                           .most_bytes = SLICE_BYTES_FIRST };
 }
@@ -79,20 +78,6 @@ static uint64_t reshard_slice_most(const struct coord_job *job)
     if (coord_pace_rests(job)) return UINT64_MAX;
     // without a run: the size with which a run begins
     return r->running ? r->pace.most_bytes : SLICE_BYTES_FIRST;
-}
-
-double coord_reshard_expected_s(const struct coord_job *job,
-                                const struct coord_reshard_target *target)
-{
-    const double rate = job->reshard.rate, median_us = coord_pace_median(&job->pace);
-    if (!coord_pace_rests(job)) return target->slices * STEPS_A_SLICE * median_us * 1e-6;
-    return rate > 0 ? (double)target->report->plan.moved_bytes / rate * 1e-6 : 0;
-}
-
-double coord_reshard_expected_pause_s(const struct coord_job *job, double pause)
-{
-    if (coord_pace_rests(job)) return 0; // nobody makes steps
-    return pause_of(pause) * coord_pace_median(&job->pace) * 1e-6;
 }
 
 /* True if a slice may begin: either nobody trains, or a step was made in the layout in force. */

@@ -5,6 +5,8 @@
 #include <inttypes.h>
 #include <math.h>
 #include <sodium.h>
+#include <sqlite3.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -159,6 +161,16 @@ static const char schema_end[] =
 
 /* ---- statements ---- */
 
+struct coord_store {
+    /* owned */
+    sqlite3 *db;
+    char *path;
+    char signer[CAIRN_KEY_TEXT_BYTES]; /* the signer that pictures get; empty: none */
+    struct stored_meta meta;
+    uint64_t opening_changes; /* number of rows that store_open itself wrote */
+    uint64_t event_changes;   /* number of event rows that were written or deleted */
+};
+
 /* Turns the library's last error into a status, and a sentence with advice. */
 static cairn_status store_fail(const struct coord_store *store, const char *doing,
                                struct sentence *why)
@@ -179,14 +191,14 @@ static cairn_status store_fail(const struct coord_store *store, const char *doin
     return fail_with(why, CAIRN_ERR_IO, "%s: %s: %s", store->path, doing, text);
 }
 
-cairn_status store_run(const struct coord_store *store, const char *sql, struct sentence *why)
+static cairn_status run_sql(const struct coord_store *store, const char *sql, struct sentence *why)
 {
     if (sqlite3_exec(store->db, sql, NULL, NULL, NULL) == SQLITE_OK) return CAIRN_OK;
     return store_fail(store, "writing", why);
 }
 
-cairn_status store_prepare(const struct coord_store *store, const char *sql, sqlite3_stmt **out,
-                           struct sentence *why)
+static cairn_status prepare(const struct coord_store *store, const char *sql, sqlite3_stmt **out,
+                            struct sentence *why)
 {
     if (sqlite3_prepare_v2(store->db, sql, -1, out, NULL) == SQLITE_OK) return CAIRN_OK;
     return store_fail(store, "reading", why);
@@ -197,7 +209,7 @@ static cairn_status ask_number(const struct coord_store *store, const char *sql,
                                struct sentence *why)
 {
     sqlite3_stmt *s;
-    cairn_status status = store_prepare(store, sql, &s, why);
+    cairn_status status = prepare(store, sql, &s, why);
     if (status != CAIRN_OK) return status;
     if (sqlite3_step(s) == SQLITE_ROW) {
         *out = sqlite3_column_int64(s, 0);
@@ -212,7 +224,7 @@ static cairn_status ask_number(const struct coord_store *store, const char *sql,
 static cairn_status end_transaction(struct coord_store *store, cairn_status status,
                                     struct sentence *why)
 {
-    if (status == CAIRN_OK) status = store_run(store, "COMMIT", why);
+    if (status == CAIRN_OK) status = run_sql(store, "COMMIT", why);
     if (status != CAIRN_OK && sqlite3_get_autocommit(store->db) == 0)
         sqlite3_exec(store->db, "ROLLBACK", NULL, NULL, NULL);
     return status;
@@ -229,7 +241,8 @@ static void bind_column(sqlite3_stmt *s, int at, const struct column *column, co
 {
     const void *value = field_at(row, column->at);
     switch (column->type) {
-    case NUMBER: store_bind_u64(s, at, *(const uint64_t *)value); break;
+    // SQLite's numbers are signed. Our unsigned numbers are stored with the same 64 bits.
+    case NUMBER: sqlite3_bind_int64(s, at, (sqlite3_int64) * (const uint64_t *)value); break;
     case FLAG: sqlite3_bind_int(s, at, *(const bool *)value); break;
     case REAL: sqlite3_bind_double(s, at, *(const double *)value); break;
     case TEXT: sqlite3_bind_text(s, at, *(const char *const *)value, -1, SQLITE_STATIC); break;
@@ -293,7 +306,7 @@ static cairn_status prepare_made(const struct coord_store *store, sqlite3_str *s
     char *text = sqlite3_str_finish(sql);
     const cairn_status status = text == NULL ? fail_with(why, CAIRN_ERR_NO_MEMORY,
                                                          "out of memory for the store")
-                                             : store_prepare(store, text, out, why);
+                                             : prepare(store, text, out, why);
     sqlite3_free(text);
     return status;
 }
@@ -395,13 +408,13 @@ cairn_status store_write(struct coord_store *store, enum store_change change, co
     // job's durable state.
     const bool is_lazy = change == CAIRN_STORE_EVENTS;
     const int before = sqlite3_total_changes(store->db);
-    cairn_status status = store_run(
+    cairn_status status = run_sql(
         store, is_lazy ? "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE" : "BEGIN IMMEDIATE", why);
     if (status == CAIRN_OK)
         status = end_transaction(store, apply_change(store, change, rows, count, why), why);
     if (!is_lazy) return status;
     struct sentence ignored;
-    const cairn_status again = store_run(store, "PRAGMA synchronous = FULL", &ignored);
+    const cairn_status again = run_sql(store, "PRAGMA synchronous = FULL", &ignored);
     store->event_changes += (uint64_t)(sqlite3_total_changes(store->db) - before);
     return status == CAIRN_OK ? again : status;
 }
@@ -418,7 +431,7 @@ static cairn_status prepare_load(const struct coord_store *store, enum store_kin
     if (of != NULL) sqlite3_str_appendf(sql, " WHERE %s = ?1", table->columns[0].name);
     sqlite3_str_appendf(sql, " ORDER BY %s", table->order);
     const cairn_status status = prepare_made(store, sql, out, why);
-    if (status == CAIRN_OK && of != NULL) store_bind_u64(*out, 1, *of);
+    if (status == CAIRN_OK && of != NULL) sqlite3_bind_int64(*out, 1, (sqlite3_int64)(*of));
     return status;
 }
 
@@ -487,7 +500,7 @@ static cairn_status judge_file(struct coord_store *store, bool *is_new_out, stru
                          store->path, id);
     if (version != SCHEMA_VERSION) return refuse_version(store, version, "", why);
     sqlite3_stmt *s;
-    CAIRN_TRY(store_prepare(store, "PRAGMA quick_check(1)", &s, why));
+    CAIRN_TRY(prepare(store, "PRAGMA quick_check(1)", &s, why));
     if (sqlite3_step(s) != SQLITE_ROW) {
         status = store_fail(store, "checking", why);
     } else if (strcmp((const char *)sqlite3_column_text(s, 0), "ok") != 0) {
@@ -517,12 +530,12 @@ static cairn_status create_tables(struct coord_store *store, struct sentence *wh
             sentence_add(&sql, "%s %s %s, ", c->name, type_names[c->type],
                          c->constraint != NULL ? c->constraint : "NOT NULL");
         sentence_add(&sql, "PRIMARY KEY (%s))", t->key);
-        if (status == CAIRN_OK) status = store_run(store, sql.text, why);
+        if (status == CAIRN_OK) status = run_sql(store, sql.text, why);
     }
     sentence_set(&sql, schema_end, CAIRN_STORE_DROPPED_MAX, CAIRN_STORE_EVENTS_MAX, APPLICATION_ID,
                  SCHEMA_VERSION);
     store->meta.identity = random_identity();
-    return status == CAIRN_OK ? store_run(store, sql.text, why) : status;
+    return status == CAIRN_OK ? run_sql(store, sql.text, why) : status;
 }
 
 static cairn_status take_meta(void *context, const void *row, struct sentence *why)
@@ -548,10 +561,10 @@ static cairn_status set_up(struct coord_store *store, struct sentence *why)
     bool is_new;
     CAIRN_TRY(judge_file(store, &is_new, why));
     CAIRN_TRY(
-        store_run(store,
-                  "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;PRAGMA synchronous = "
-                  "FULL; PRAGMA foreign_keys = ON; BEGIN IMMEDIATE",
-                  why));
+        run_sql(store,
+                "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;PRAGMA synchronous = "
+                "FULL; PRAGMA foreign_keys = ON; BEGIN IMMEDIATE",
+                why));
     CAIRN_TRY(end_transaction(store, begin_incarnation(store, is_new, why), why));
     store->opening_changes = (uint64_t)sqlite3_total_changes(store->db);
     return CAIRN_OK;
@@ -676,7 +689,7 @@ cairn_status store_adopt(struct coord_store *store, const struct store_adoptees 
     if (meta.incarnation < adoptees->incarnation) meta.incarnation = adoptees->incarnation;
     meta.incarnation++;
     meta.identity = random_identity();
-    CAIRN_TRY(store_run(store, "BEGIN IMMEDIATE", why));
+    CAIRN_TRY(run_sql(store, "BEGIN IMMEDIATE", why));
     cairn_status status = apply_change(store, CAIRN_STORE_JOB, adoptees->jobs, adoptees->job_count,
                                        why);
     if (status == CAIRN_OK)
@@ -685,6 +698,98 @@ cairn_status store_adopt(struct coord_store *store, const struct store_adoptees 
     status = end_transaction(store, status, why);
     if (status == CAIRN_OK) store->meta = meta;
     return status;
+}
+
+/* ==== picture ==== */
+
+/* Takes a picture of the store as it is at one moment, while the store is in use. SQLite's backup
+ * copies the store into memory, and the copy is returned as the bytes of a file. Another thread
+ * writes that file, which may be on another disk than the store. A picture also contains the secret
+ * key. A store in use has this key in a separate file, but a backup is a single file, so that
+ * nothing else has to be saved. */
+
+static cairn_status fail_copy(const struct coord_store *store, sqlite3 *copy, struct sentence *why)
+{
+    const cairn_status status = fail_with(why, CAIRN_ERR_IO, "%s: copying: %s", store->path,
+                                          copy == NULL ? "out of memory" : sqlite3_errmsg(copy));
+    sqlite3_close(copy);
+    return status;
+}
+
+static bool put_signer(sqlite3 *copy, const char *signer)
+{
+    sqlite3_stmt *s;
+    if (sqlite3_exec(copy,
+                     "CREATE TABLE IF NOT EXISTS signer (one INTEGER PRIMARY KEY CHECK (one = 1), "
+                     "text TEXT NOT NULL)",
+                     NULL, NULL, NULL) != SQLITE_OK ||
+        sqlite3_prepare_v2(copy, "INSERT OR REPLACE INTO signer VALUES (1, ?1)", -1, &s, NULL) !=
+            SQLITE_OK)
+        return false;
+    sqlite3_bind_text(s, 1, signer, -1, SQLITE_STATIC);
+    const bool is_put = sqlite3_step(s) == SQLITE_DONE;
+    return sqlite3_finalize(s) == SQLITE_OK && is_put;
+}
+
+/* Sets *there_out to true if the table `signer` exists, else to false. */
+static cairn_status find_signer(const struct coord_store *store, bool *there_out,
+                                struct sentence *why)
+{
+    sqlite3_stmt *s;
+    CAIRN_TRY(prepare(store, "SELECT 1 FROM sqlite_master WHERE name = 'signer'", &s, why));
+    *there_out = sqlite3_step(s) == SQLITE_ROW;
+    sqlite3_finalize(s);
+    return CAIRN_OK;
+}
+
+cairn_status store_signer(const struct coord_store *store, char text_out[CAIRN_KEY_TEXT_BYTES],
+                          struct sentence *why)
+{
+    sqlite3_stmt *s;
+    bool there;
+    cairn_status status = find_signer(store, &there, why);
+    if (status == CAIRN_OK && !there) return CAIRN_ERR_NOT_FOUND;
+    if (status == CAIRN_OK) status = prepare(store, "SELECT text FROM signer", &s, why);
+    if (status != CAIRN_OK) return status;
+    if (sqlite3_step(s) == SQLITE_ROW)
+        snprintf(text_out, CAIRN_KEY_TEXT_BYTES, "%s", (const char *)sqlite3_column_text(s, 0));
+    else
+        status = CAIRN_ERR_NOT_FOUND;
+    sqlite3_finalize(s);
+    return status;
+}
+
+cairn_status store_set_signer(struct coord_store *store, const char *text, struct sentence *why)
+{
+    bool there;
+    snprintf(store->signer, sizeof store->signer, "%s", text);
+    const cairn_status status = find_signer(store, &there, why);
+    return status == CAIRN_OK && there ? run_sql(store, "DROP TABLE signer", why) : status;
+}
+
+cairn_status store_picture(const struct coord_store *store, uint8_t **bytes_out,
+                           size_t *byte_count_out, struct sentence *why)
+{
+    sqlite3 *copy = NULL;
+    if (sqlite3_open(":memory:", &copy) != SQLITE_OK) return fail_copy(store, copy, why);
+    sqlite3_backup *backup = sqlite3_backup_init(copy, "main", store->db, "main");
+    if (backup == NULL) return fail_copy(store, copy, why);
+    (void)sqlite3_backup_step(backup, -1); // -1: all pages, in one read
+    if (sqlite3_backup_finish(backup) != SQLITE_OK)
+        return fail_copy(store, copy, why); // finish reports a failed step, too
+    if (store->signer[0] != '\0' && !put_signer(copy, store->signer))
+        return fail_copy(store, copy, why);
+    sqlite3_int64 size = 0;
+    unsigned char *image = sqlite3_serialize(copy, "main", &size, 0);
+    uint8_t *bytes = image == NULL ? NULL : malloc((size_t)size);
+    if (bytes != NULL) memcpy(bytes, image, (size_t)size);
+    sqlite3_free(image);
+    sqlite3_close(copy);
+    if (bytes == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a copy of %s", store->path);
+    *bytes_out = bytes;
+    *byte_count_out = (size_t)size;
+    return CAIRN_OK;
 }
 
 /* ==== saves ==== */

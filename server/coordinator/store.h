@@ -16,7 +16,6 @@
 #ifndef CAIRN_COORDINATOR_STORE_H
 #define CAIRN_COORDINATOR_STORE_H
 
-#include <sqlite3.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -248,29 +247,6 @@ cairn_status store_signer(const struct coord_store *store, char text_out[CAIRN_K
  * its own file now. */
 cairn_status store_set_signer(struct coord_store *store, const char *text,
                               struct sentence *why) CAIRN_MUST_CHECK;
-
-/* ==== private ==== */
-
-/* The open database. Only the source files of the store may use this section. */
-
-struct coord_store {
-    /* owned */
-    sqlite3 *db;
-    char *path;
-    char signer[CAIRN_KEY_TEXT_BYTES]; /* the signer that pictures get; empty: none */
-    struct stored_meta meta;
-    uint64_t opening_changes; /* number of rows that store_open itself wrote */
-    uint64_t event_changes;   /* number of event rows that were written or deleted */
-};
-
-cairn_status store_run(const struct coord_store *store, const char *sql, struct sentence *why);
-cairn_status store_prepare(const struct coord_store *store, const char *sql, sqlite3_stmt **out,
-                           struct sentence *why);
-/* SQLite's numbers are signed. Our unsigned numbers are stored with the same 64 bits. */
-static inline void store_bind_u64(sqlite3_stmt *s, int at, uint64_t value)
-{
-    sqlite3_bind_int64(s, at, (sqlite3_int64)value);
-}
 
 /* ==== saves ==== */
 

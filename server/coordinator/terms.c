@@ -277,22 +277,26 @@ static cairn_status too_many(const struct job_spec_data *spec, struct sentence *
 }
 
 /* Returns how many steps a tensor of the next generation has missed. If the present generation does
- * not train the tensor, the tensor has missed all steps. */
+ * not train the tensor, the tensor has missed all steps. Without a job, the spec says it. */
 static uint64_t steps_missed(const struct coord_job *job, const struct tensor_spec *tensor)
 {
+    if (job == NULL) return tensor->steps_missed;
     const size_t from = spec_find_tensor(&job->spec, tensor->name);
     const bool trained = from != SIZE_MAX && job->spec.tensors[from].kind == CAIRN_TRAINED;
     return trained ? round_missed(job->core, (uint32_t)from) : coord_job_version(job).step;
 }
 
 /* Lists how many steps each tensor has missed. If `with_next` is set, the next step counts as
- * missed, too, by the tensors that are frozen. */
+ * missed, too, by the tensors that are frozen. The list is in *room_out, which the caller frees. */
 static cairn_status list_missed(const struct coord_job *job, const struct job_spec_data *spec,
-                                bool with_next, uint8_t *room, struct missed *missed_out,
+                                bool with_next, uint8_t **room_out, struct missed *missed_out,
                                 struct sentence *why)
 {
     struct missed_writer writer;
-    missed_begin(&writer, room, spec->tensor_count);
+    *room_out = malloc(CAIRN_MISSED_BYTES(spec->tensor_count));
+    if (*room_out == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for what tensors have missed");
+    missed_begin(&writer, *room_out, spec->tensor_count);
     for (size_t t = 0; t < spec->tensor_count; t++) {
         const struct tensor_spec *tensor = &spec->tensors[t];
         if (tensor->kind != CAIRN_TRAINED) continue;
@@ -310,9 +314,8 @@ cairn_status coord_missed_judge(const struct coord_job *job, const struct job_sp
 {
     if (job->core == NULL || next->tensor_count <= CAIRN_MISSED_RUNS_MAX) return CAIRN_OK;
     struct missed missed;
-    uint8_t *room = malloc(CAIRN_MISSED_BYTES(next->tensor_count));
-    if (room == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to amend it");
-    const cairn_status status = list_missed(job, next, true, room, &missed, why);
+    uint8_t *room;
+    const cairn_status status = list_missed(job, next, true, &room, &missed, why);
     free(room);
     return status;
 }
@@ -339,11 +342,11 @@ cairn_status coord_missed_extend(const struct coord_job *job, const struct job_s
                                  struct decision *last, uint8_t **payload_out, struct sentence *why)
 {
     struct missed missed;
-    uint8_t *room = malloc(CAIRN_MISSED_BYTES(next->tensor_count));
+    uint8_t *room;
     uint8_t *payload = malloc(last->payload_bytes + CAIRN_PAYLOAD_MAX(0, next->tensor_count, 0));
-    cairn_status status = CAIRN_ERR_NO_MEMORY;
-    sentence_set(why, "the coordinator is out of memory");
-    if (room != NULL && payload != NULL) status = list_missed(job, next, false, room, &missed, why);
+    cairn_status status = list_missed(job, next, false, &room, &missed, why);
+    if (status == CAIRN_OK && payload == NULL)
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     if (status == CAIRN_OK) {
         status = put_in(job, &missed, last, payload);
         if (status != CAIRN_OK) sentence_set(why, "the payload of the last decision is malformed");
@@ -380,34 +383,23 @@ cairn_status coord_missed_begin(struct job_spec_data *spec, uint8_t **payload_ou
     *payload_out = NULL;
     *bytes_out = 0;
     if (!any_missed(spec)) return CAIRN_OK;
-    struct missed_writer writer;
     struct payload head = { .clip_scale = 1, .loss_scale = spec->loss_scale };
-    uint8_t *room = malloc(CAIRN_MISSED_BYTES(spec->tensor_count));
+    uint8_t *room;
     uint8_t *payload = malloc(CAIRN_PAYLOAD_MAX(0, spec->tensor_count, 0));
-    cairn_status status = room != NULL && payload != NULL ? note_former(spec) : CAIRN_ERR_NO_MEMORY;
+    cairn_status status = list_missed(NULL, spec, false, &room, &head.missed, why);
     if (status == CAIRN_OK) {
-        missed_begin(&writer, room, spec->tensor_count);
-        for (size_t t = 0; t < spec->tensor_count; t++) {
-            struct tensor_spec *tensor = &spec->tensors[t];
-            if (tensor->kind != CAIRN_TRAINED) continue;
-            const size_t group = spec_find_group(spec, tensor->group);
-            missed_put(&writer, (uint32_t)t, tensor->steps_missed, (uint32_t)group, false);
-            tensor->steps_missed = 0;
-        }
-        if (writer.is_full) {
-            status = too_many(spec, why);
-        } else {
-            head.missed = missed_end(&writer);
-            *bytes_out = payload_encode(&head, NULL, payload);
-        }
+        status = payload != NULL ? note_former(spec) : CAIRN_ERR_NO_MEMORY;
+        if (status != CAIRN_OK) sentence_set(why, "out of memory for what tensors have missed");
+    }
+    if (status == CAIRN_OK) {
+        *bytes_out = payload_encode(&head, NULL, payload);
+        *payload_out = payload;
+        for (size_t t = 0; t < spec->tensor_count; t++)
+            if (spec->tensors[t].kind == CAIRN_TRAINED) spec->tensors[t].steps_missed = 0;
     } else {
-        (void)fail_with(why, status, "out of memory for what tensors have missed");
+        free(payload);
     }
     free(room);
-    if (status == CAIRN_OK)
-        *payload_out = payload;
-    else
-        free(payload);
     return status;
 }
 
