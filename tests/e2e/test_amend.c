@@ -2,17 +2,12 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/e2e/amend_model.h"
-#include "tests/support/suite.h"
-#include "tests/support/trainer.h"
+#include "tests/e2e/scene.h"
 
-enum { WAIT_MS = 20000, END_STEP = 10, MORE_STEP = 13 };
+enum { END_STEP = 10, MORE_STEP = 13 };
 
 /* A worker: a thread of its own, or the test's. */
 struct worker {
@@ -27,19 +22,12 @@ struct worker {
     pthread_t thread;
 };
 
-static void must(cairn_status status, const char *what)
-{
-    ck_assert_msg(status == CAIRN_OK, "%s: %s", what, cairn_error());
-}
-
 static void open_job(struct worker *w)
 {
     struct cairn_tensor tensors[AMEND_TENSORS];
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = w->address };
     const struct cairn_job_spec spec = amend_spec(tensors, w->rank, w->after);
-    if (w->session == NULL) must(cairn_open(&opts, &w->session), "open");
-    must(cairn_job_open(w->session, AMEND_JOB, &spec, CAIRN_WORKER, WAIT_MS, &w->job), "job_open");
-    must(cairn_init_done(w->job, NULL, WAIT_MS), "init_done");
+    if (w->session == NULL) w->session = trainer_session(w->address, NULL);
+    w->job = trainer_ready(w->session, AMEND_JOB, &spec);
 }
 
 static void reopen(struct worker *w)
@@ -48,17 +36,8 @@ static void reopen(struct worker *w)
     open_job(w);
 }
 
-static void fetch(cairn_job *job, struct cairn_version version, const char *name, const char *plane,
-                  cairn_dtype dtype, void *out)
-{
-    const struct cairn_mem mem = trainer_mem(out, dtype);
-    cairn_op *op;
-    must(cairn_fetch(job, version, name, plane, NULL, &mem, &op), name);
-    must(cairn_wait(op, WAIT_MS), plane);
-}
-
 /* The amendment of the model. */
-static cairn_status amend(cairn_job *job)
+static cairn_status amend(cairn_job *of)
 {
     struct cairn_tensor added[AMEND_TENSORS];
     const char *thawed = "fixed";
@@ -73,7 +52,7 @@ static cairn_status amend(cairn_job *job)
                                      .add_count = count,
                                      .ties = &tie,
                                      .tie_count = 1 };
-    return cairn_job_amend(job, &all, WAIT_MS);
+    return cairn_job_amend(of, &all, CLUSTER_WAIT_MS);
 }
 
 /* Pushes what trains at the round's step. */
@@ -82,13 +61,10 @@ static cairn_status push_all(struct worker *w, const struct cairn_round *round)
     static _Thread_local float wire[AMEND_ELEMS_MAX], gradient[AMEND_TENSORS][AMEND_ELEMS_MAX];
     for (int t = 0; t < AMEND_TENSORS; t++) {
         const struct amend_tensor *tensor = &amend_tensors[t];
-        const struct cairn_mem in = trainer_mem(wire, tensor->wire);
         const struct cairn_mem out = trainer_mem(gradient[t], CAIRN_F32);
-        cairn_op *op;
         if ((round->revision > 0 ? tensor->after : tensor->before) != CAIRN_TRAINED) continue;
-        cairn_status status = cairn_fetch(w->job, round->version, tensor->name, "wire", NULL, &in,
-                                          &op);
-        if (status == CAIRN_OK) status = cairn_wait(op, WAIT_MS);
+        cairn_status status = trainer_try_fetch(w->job, round->version, tensor->name, "wire",
+                                                tensor->wire, wire);
         if (status != CAIRN_OK) return status;
         amend_gradient(round->step, w->rank, t, wire, gradient[t]);
         status = cairn_push(w->job, round, 0, tensor->name, NULL, &out, NULL);
@@ -101,13 +77,14 @@ static cairn_status train_step(struct worker *w, uint64_t *step_out)
 {
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
-    cairn_status status = cairn_round_begin(w->job, WAIT_MS, &round);
+    cairn_status status = cairn_round_begin(w->job, CLUSTER_WAIT_MS, &round);
     if (status == CAIRN_OK && round.step >= w->until_step) {
         *step_out = round.step;
         return CAIRN_OK;
     }
     if (status == CAIRN_OK) status = push_all(w, &round);
-    if (status == CAIRN_OK) status = cairn_commit(w->job, &round, 1, NULL, 0, WAIT_MS, &result);
+    if (status == CAIRN_OK)
+        status = cairn_commit(w->job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result);
     if (status == CAIRN_OK) *step_out = result.step;
     return status;
 }
@@ -121,10 +98,10 @@ static void *work(void *arg)
             w->reopened++;
             reopen(w);
         } else if (status != CAIRN_ERR_EPOCH_CHANGED) {
-            must(status, "a step");
+            good(status);
         }
         if (status != CAIRN_OK || !w->amends || step != AMEND_STEP) continue;
-        must(amend(w->job), "amend");
+        good(amend(w->job));
         w->amends = false;
         w->after = true;
         reopen(w);
@@ -132,20 +109,19 @@ static void *work(void *arg)
     return NULL;
 }
 
-static void start(struct worker workers[AMEND_WORKERS], const struct cluster *cluster, bool amends,
+static void begin(struct worker workers[AMEND_WORKERS], const char *address, bool amends,
                   uint64_t until_step)
 {
     for (uint32_t r = 0; r < AMEND_WORKERS; r++) {
-        workers[r] = (struct worker) { .address = cluster->address,
-                                       .rank = r,
-                                       .until_step = until_step,
-                                       .amends = amends && r == 0 };
+        workers[r] = (struct worker) {
+            .address = address, .rank = r, .until_step = until_step, .amends = amends && r == 0
+        };
         open_job(&workers[r]);
         ck_assert_int_eq(pthread_create(&workers[r].thread, NULL, work, &workers[r]), 0);
     }
 }
 
-static void join(struct worker workers[AMEND_WORKERS])
+static void end(struct worker workers[AMEND_WORKERS])
 {
     for (uint32_t r = 0; r < AMEND_WORKERS; r++) pthread_join(workers[r].thread, NULL);
 }
@@ -156,112 +132,101 @@ static void close_all(struct worker workers[AMEND_WORKERS])
 }
 
 /* Every plane, bit for bit, and the content root. */
-static void check_state(const struct cluster *cluster, const struct worker *w,
+static void check_state(const struct cluster *in, const struct worker *w,
                         const struct amend_reference *ref)
 {
     static float values[AMEND_ELEMS_MAX];
-    struct cluster_said said;
     char root[65];
-    const struct cairn_version newest = { 0, 0 };
-    struct cairn_version version = { 0, 0 };
-    must(cairn_version_wait(w->job, newest, WAIT_MS, &version), "version_wait");
+    const struct cairn_version version = newest(w->job);
     ck_assert_uint_eq(version.step, ref->step);
     for (int t = 0; t < AMEND_TENSORS; t++) {
         for (int p = CAIRN_PLANE_PARAM; p < CAIRN_PLANE_COUNT; p++) {
             if (ref->tensor[t].plane[p] == NULL) continue;
-            fetch(w->job, version, amend_tensors[t].name, plane_name(p), CAIRN_F32, values);
+            trainer_fetch(w->job, version, amend_tensors[t].name, plane_name(p), CAIRN_F32, values);
             ck_assert_msg(
                 memcmp(values, ref->tensor[t].plane[p], amend_elems(t) * sizeof *values) == 0,
                 "%s %s differs at step %" PRIu64, amend_tensors[t].name, plane_name(p), ref->step);
         }
     }
     amend_reference_root(ref, root);
-    cluster_cli(cluster, &said, "job digest %s", AMEND_JOB);
-    ck_assert_msg(said.status == 0, "%s", said.err);
-    ck_assert_msg(strstr(said.out, root) != NULL, "%s is not %s", said.out, root);
+    trainer_expect_digest(in, AMEND_JOB, root);
 }
 
 /* An alias has the values of its target. */
 static void check_tied(const struct worker *w, struct cairn_version version)
 {
     static uint16_t head[AMEND_ELEMS_MAX], weight[AMEND_ELEMS_MAX];
-    fetch(w->job, version, "head", "wire", CAIRN_BF16, head);
-    fetch(w->job, version, "weight", "wire", CAIRN_BF16, weight);
+    trainer_fetch(w->job, version, "head", "wire", CAIRN_BF16, head);
+    trainer_fetch(w->job, version, "weight", "wire", CAIRN_BF16, weight);
     ck_assert_mem_eq(head, weight, amend_elems(6) * sizeof *head);
 }
 
 TEST_EACH(tensors_are_added_tied_and_thawed_while_training_goes_on_with_the_bits_of_one_process, 1,
           4)
 {
-    struct cluster cluster, other;
+    struct cluster other;
     struct worker workers[AMEND_WORKERS];
     struct amend_reference ref;
-    struct cairn_version version = { 0, 0 };
-    char id[64], path[CAIRN_SCRATCH_BYTES + 128];
-    const int shards = _i;
+    char id[64];
     amend_reference_open(&ref);
-    cluster_start(&cluster, shards, NULL);
-    start(workers, &cluster, true, END_STEP);
-    join(workers);
+    start(_i);
+    begin(workers, cluster.address, true, END_STEP);
+    end(workers);
     ck_assert_uint_eq(workers[1].reopened, 1); // with the spec as it was
     ck_assert(!workers[1].after);
     amend_reference_run(&ref, END_STEP);
     check_state(&cluster, &workers[1], &ref);
-    must(cairn_version_wait(workers[0].job, version, WAIT_MS, &version), "version_wait");
+    const struct cairn_version version = newest(workers[0].job);
     ck_assert_uint_eq(version.generation, 2);
     check_tied(&workers[0], version);
-    must(cairn_snapshot(workers[0].job, CAIRN_SNAPSHOT_WAIT, WAIT_MS, id), "snapshot");
+    good(cairn_snapshot(workers[0].job, CAIRN_SNAPSHOT_WAIT, CLUSTER_WAIT_MS, id));
     close_all(workers);
 
-    cluster_start(&other, shards % 3 + 1, NULL);
-    snprintf(path, sizeof path, "%s/%s/%s", cluster.snapshots_path, AMEND_JOB, id);
-    cluster_says(&other, 0, "", "snapshot restore --path %s --yes --allow-untrusted", path);
-    start(workers, &other, false, MORE_STEP); // both with the spec as it was
-    join(workers);
+    cluster_start(&other, _i % 3 + 1, NULL);
+    cluster_says(&other, 0, "", "snapshot restore --path %s --yes --allow-untrusted",
+                 snapshot_folder(AMEND_JOB, id));
+    begin(workers, other.address, false, MORE_STEP); // both with the spec as it was
+    end(workers);
     amend_reference_run(&ref, MORE_STEP);
     check_state(&other, &workers[0], &ref);
     close_all(workers);
     cluster_stop(&other);
-    cluster_stop(&cluster);
+    stop();
     amend_reference_close(&ref);
 }
 
 TEST(coordinators_and_shards_that_come_back_have_the_amended_job)
 {
-    struct cluster cluster;
     struct worker workers[AMEND_WORKERS];
     struct amend_reference ref;
     amend_reference_open(&ref);
-    cluster_start(&cluster, 2, NULL);
-    start(workers, &cluster, true, END_STEP);
-    join(workers);
-    cluster_kill_coordinator(&cluster);
-    cluster_restart_coordinator(&cluster);
+    start(2);
+    begin(workers, cluster.address, true, END_STEP);
+    end(workers);
+    restart_coordinator();
     for (uint32_t r = 0; r < AMEND_WORKERS; r++) {
         workers[r].until_step = MORE_STEP;
         ck_assert_int_eq(pthread_create(&workers[r].thread, NULL, work, &workers[r]), 0);
     }
-    join(workers);
+    end(workers);
     amend_reference_run(&ref, MORE_STEP);
     check_state(&cluster, &workers[0], &ref);
     ck_assert_int_eq(amend(workers[0].job), CAIRN_ERR_EXISTS); // it has them
     close_all(workers);
-    cluster_stop(&cluster);
+    stop();
     amend_reference_close(&ref);
 }
 
 /* A worker in a process of its own, which begins a round and then only stands there. */
-static pid_t stand_there(const struct cluster *cluster, int *begun)
+static pid_t stand_there(int *begun)
 {
     int ends[2];
     ck_assert_int_eq(pipe(ends), 0);
-    const pid_t pid = fork();
-    ck_assert_int_ge(pid, 0);
+    const pid_t pid = fork_child();
     if (pid == 0) {
-        struct worker w = { .address = cluster->address, .rank = 1 };
-        struct cairn_round round = { .struct_size = sizeof round };
+        struct worker w = { .address = cluster.address, .rank = 1 };
         open_job(&w);
-        must(cairn_round_begin(w.job, WAIT_MS, &round), "round_begin");
+        (void)trainer_begin(w.job);
         if (write(ends[1], "x", 1) == 1) pause();
         _exit(0);
     }
@@ -272,34 +237,29 @@ static pid_t stand_there(const struct cluster *cluster, int *begun)
 
 TEST(a_worker_that_is_killed_meanwhile_and_an_open_round_do_not_stop_an_amendment)
 {
-    struct cluster cluster;
-    struct cairn_round round = { .struct_size = sizeof round };
-    int begun, status;
+    int begun;
     char byte;
-    cluster_start(&cluster, 2, NULL);
-    const pid_t pid = stand_there(&cluster, &begun);
+    start(2);
+    const pid_t pid = stand_there(&begun);
     struct worker w = { .address = cluster.address, .rank = 0 };
     open_job(&w);
-    must(cairn_round_begin(w.job, WAIT_MS, &round), "round_begin");
+    struct cairn_round round = trainer_begin(w.job);
     ck_assert_int_eq(read(begun, &byte, 1), 1);
     close(begun);
-    kill(pid, SIGKILL);
-    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-    must(amend(w.job), "amend");
-    struct cairn_result result = { .struct_size = sizeof result };
-    const cairn_status committed = cairn_commit(w.job, &round, 1, NULL, 0, WAIT_MS, &result);
+    cluster_kill(pid);
+    good(amend(w.job));
+    const cairn_status committed = trainer_try_commit(w.job, &round, NULL, 0, CLUSTER_WAIT_MS);
     ck_assert(committed == CAIRN_ERR_REOPEN || committed == CAIRN_ERR_EPOCH_CHANGED);
-    fails(cairn_round_begin(w.job, WAIT_MS, &round), CAIRN_ERR_REOPEN,
+    fails(cairn_round_begin(w.job, CLUSTER_WAIT_MS, &round), CAIRN_ERR_REOPEN,
           "close it and open it again");
     w.after = true;
     reopen(&w);
     struct cairn_job_info info = { .struct_size = sizeof info };
-    must(cairn_job_describe(w.job, &info), "describe");
+    good(cairn_job_describe(w.job, &info));
     ck_assert_uint_eq(info.tensor_count, AMEND_TENSORS);
     ck_assert_uint_eq(info.newest.generation, 2);
     ck_assert_uint_eq(info.newest.step, 0);
     cairn_close(w.session);
-    cluster_stop(&cluster);
 }
 
 static const struct wrong {
@@ -316,7 +276,7 @@ static const struct wrong {
     { .thaw = "none", .status = CAIRN_ERR_NOT_FOUND, .word = "no tensor" },
 };
 
-static cairn_status try_wrong(cairn_job *job, const struct wrong *wrong)
+static cairn_status try_wrong(cairn_job *of, const struct wrong *wrong)
 {
     const struct cairn_tie tie = { wrong->name, wrong->alias_of };
     const struct cairn_tensor tensor = { .struct_size = sizeof tensor,
@@ -332,12 +292,11 @@ static cairn_status try_wrong(cairn_job *job, const struct wrong *wrong)
                                      .add_count = !ties && wrong->thaw == NULL,
                                      .ties = &tie,
                                      .tie_count = ties };
-    return cairn_job_amend(job, &all, WAIT_MS);
+    return cairn_job_amend(of, &all, CLUSTER_WAIT_MS);
 }
 
 TEST(what_cannot_be_or_does_not_fit_changes_nothing)
 {
-    struct cluster cluster;
     struct cairn_tensor big = { .struct_size = sizeof big,
                                 .name = "big",
                                 .rank = 2,
@@ -347,21 +306,18 @@ TEST(what_cannot_be_or_does_not_fit_changes_nothing)
                                           .add = &big,
                                           .add_count = 1 };
     struct cairn_job_info info = { .struct_size = sizeof info };
-    cluster_start(&cluster, 2, NULL);
+    start(2);
     struct worker w = { .address = cluster.address, .rank = 0 };
     open_job(&w);
-    for (size_t i = 0; i < sizeof wrongs / sizeof wrongs[0]; i++) {
-        const cairn_status status = try_wrong(w.job, &wrongs[i]);
-        ck_assert_msg(status == wrongs[i].status, "%zu: %s", i, cairn_error());
-        ck_assert_msg(strstr(cairn_error(), wrongs[i].word) != NULL, "%s", cairn_error());
-    }
-    fails(cairn_job_amend(w.job, &adds_big, WAIT_MS), CAIRN_ERR_NO_MEMORY, "goes on as it was");
-    must(cairn_job_describe(w.job, &info), "describe"); // the handle is good
+    for (size_t i = 0; i < sizeof wrongs / sizeof wrongs[0]; i++)
+        fails(try_wrong(w.job, &wrongs[i]), wrongs[i].status, wrongs[i].word);
+    fails(cairn_job_amend(w.job, &adds_big, CLUSTER_WAIT_MS), CAIRN_ERR_NO_MEMORY,
+          "goes on as it was");
+    good(cairn_job_describe(w.job, &info)); // the handle is good
     ck_assert_uint_eq(info.tensor_count, 4);
     ck_assert_uint_eq(info.newest.generation, 1);
-    must(amend(w.job), "amend"); // what was made of it is gone
+    good(amend(w.job)); // what was made of it is gone
     cairn_close(w.session);
-    cluster_stop(&cluster);
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);
