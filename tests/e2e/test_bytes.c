@@ -2,7 +2,6 @@
  * 2 Ψ a step (one push, one fetch), 3 Ψ where backward fetches again, (M + 1) Ψ where M micro-batches are
  * pushed. It is the same on every way, also where units are read in published memory; client and job show
  * count the same. */
-#include <jansson.h>
 #include <stdlib.h>
 
 #include "tests/e2e/scene.h"
@@ -78,9 +77,12 @@ static cairn_job *open_job(const char *name, uint32_t stage, uint32_t micros)
     return trainer_ready(session, name, &spec);
 }
 
-static uint64_t number(const json_t *object, const char *key, const char *way)
+/* As job show had it last. */
+static uint64_t number(const char *of, const char *key, const char *way)
 {
-    return (uint64_t)json_integer_value(json_object_get(json_object_get(object, key), way));
+    char path[64];
+    snprintf(path, sizeof path, "bytes.%s%s.%s", of, key, way);
+    return (uint64_t)said_number(path);
 }
 
 /* All bytes that job show says the job pushed and fetched, of all and of its worker; false: the last
@@ -90,24 +92,17 @@ static bool cluster_counts(const char *name, uint64_t pushed, uint64_t fetched, 
     const char *way = shared ? "shared" : "carried", *other = shared ? "carried" : "shared";
     ask("job show -o json %s", name);
     expect_said(0);
-    json_t *show = json_loads(said.out, 0, NULL);
-    const json_t *all = json_object_get(show, "bytes");
-    const json_t *worker = json_array_get(json_object_get(all, "workers"), 0);
-    const json_t *step = json_object_get(all, "per_step");
-    const bool told = number(all, "pushed", way) == pushed &&
-                      number(all, "fetched", way) == fetched &&
-                      number(worker, "pushed", way) == pushed &&
-                      number(worker, "fetched", way) == fetched;
+    const bool told = number("", "pushed", way) == pushed &&
+                      number("", "fetched", way) == fetched &&
+                      number("workers.0.", "pushed", way) == pushed &&
+                      number("workers.0.", "fetched", way) == fetched;
     // A shard may have told last when all of the last step's bytes had come, but not the step's end.
-    const bool same = told &&
-                      json_real_value(json_object_get(step, "pushed")) == (double)pushed / STEPS &&
-                      json_real_value(json_object_get(step, "fetched")) == (double)fetched / STEPS;
-    if (same) {
-        ck_assert_uint_eq(number(all, "pushed", other) + number(all, "fetched", other), 0);
-        ck_assert_int_eq(json_integer_value(json_object_get(all, "steps")), STEPS);
-    }
-    json_decref(show);
-    return same;
+    if (!told || said_real("bytes.per_step.pushed") != (double)pushed / STEPS ||
+        said_real("bytes.per_step.fetched") != (double)fetched / STEPS)
+        return false;
+    ck_assert_uint_eq(number("", "pushed", other) + number("", "fetched", other), 0);
+    ck_assert_int_eq(said_number("bytes.steps"), STEPS);
+    return true;
 }
 
 /* What a step is to move, and on which way. */

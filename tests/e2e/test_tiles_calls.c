@@ -18,18 +18,31 @@ static const struct cairn_tensor two[] = {
     { .struct_size = sizeof two[0], .name = "weight", .rank = 2, .shape = { 8, 6 } },
 };
 
-struct member {
-    cairn *session;
-    cairn_job *job;
-};
+static struct rooms rooms;
+static cairn *sessions[4];
+static int session_count;
 
-static struct member open_member(const struct rooms *rooms, uint32_t rank, uint32_t workers_min)
+static void open_rooms(uint32_t shards)
+{
+    rooms_open(&rooms, shards, &(struct cairn_fabric_mem_options) { .seed = 1 });
+}
+
+static void close_all(void)
+{
+    while (session_count > 0) cairn_close(sessions[--session_count]);
+    rooms_close(&rooms);
+}
+
+static cairn *open_one(void)
+{
+    return sessions[session_count++] = crew_session(rooms.address, rooms.hub);
+}
+
+static cairn_job *open_member(uint32_t rank, uint32_t workers_min)
 {
     const struct cairn_job_spec spec = TRAINER_SPEC(two, 2, .rank = rank,
                                                     .workers_min = workers_min);
-    struct member m = { .session = crew_session(rooms->address, rooms->hub) };
-    m.job = trainer_open(m.session, "two", &spec);
-    return m;
+    return trainer_open(open_one(), "two", &spec);
 }
 
 static struct cairn_tile tile(const char *tensor, uint32_t rank, uint64_t s0, uint64_t e0,
@@ -45,11 +58,9 @@ static struct cairn_tile tile(const char *tensor, uint32_t rank, uint64_t s0, ui
 
 /* One rank's call, in a thread of its own. */
 struct call {
-    struct member member;
+    cairn_job *job;
     struct cairn_tile tiles[2];
     size_t count;
-    uint32_t world;
-    int timeout_ms;
     cairn_status status;
     char said[1024];
     pthread_t thread;
@@ -58,8 +69,7 @@ struct call {
 static void *call_thread(void *arg)
 {
     struct call *call = arg;
-    call->status = cairn_tiles(call->member.job, call->tiles, call->count, call->world,
-                               call->timeout_ms);
+    call->status = cairn_tiles(call->job, call->tiles, call->count, 2, WAIT_MS);
     snprintf(call->said, sizeof call->said, "%s", cairn_error());
     return NULL;
 }
@@ -69,6 +79,19 @@ static void call_both(struct call calls[2])
     for (int i = 0; i < 2; i++)
         ck_assert_int_eq(pthread_create(&calls[i].thread, NULL, call_thread, &calls[i]), 0);
     for (int i = 0; i < 2; i++) pthread_join(calls[i].thread, NULL);
+}
+
+static void call_both_well(struct call calls[2])
+{
+    call_both(calls);
+    for (int r = 0; r < 2; r++) ck_assert_msg(calls[r].status == CAIRN_OK, "%s", calls[r].said);
+}
+
+/* Those of a rank each, of so many tiles. */
+static void open_calls(struct call calls[2], size_t count)
+{
+    for (uint32_t r = 0; r < 2; r++)
+        calls[r] = (struct call) { .job = open_member(r, 2), .count = count };
 }
 
 static const struct misfit {
@@ -84,13 +107,9 @@ static const struct misfit {
 
 TEST(tiles_that_do_not_make_up_the_tensor_are_a_mismatch_and_can_be_mended)
 {
-    struct rooms rooms;
-    rooms_open(&rooms, 2, &(struct cairn_fabric_mem_options) { .seed = 1 });
     struct call calls[2];
-    for (uint32_t r = 0; r < 2; r++)
-        calls[r] = (struct call) {
-            .member = open_member(&rooms, r, 2), .count = 1, .world = 2, .timeout_ms = WAIT_MS
-        };
+    open_rooms(2);
+    open_calls(calls, 1);
     for (size_t i = 0; i < sizeof misfits / sizeof misfits[0]; i++) {
         const struct misfit *m = &misfits[i];
         for (uint32_t r = 0; r < 2; r++)
@@ -110,52 +129,39 @@ TEST(tiles_that_do_not_make_up_the_tensor_are_a_mismatch_and_can_be_mended)
         for (uint32_t r = 0; r < 2; r++)
             calls[r].tiles[0] = again == 0 ? tile("weight", 2, 3 * r, 3 + 2 * r, 0, 6)
                                            : tile("weight", 2, 0, 8, 3 * r, 3);
-        call_both(calls);
-        for (uint32_t r = 0; r < 2; r++)
-            ck_assert_msg(calls[r].status == CAIRN_OK, "%s", calls[r].said);
+        call_both_well(calls);
     }
-    for (uint32_t r = 0; r < 2; r++) cairn_close(calls[r].member.session);
-    rooms_close(&rooms);
 }
 
 TEST(a_rank_that_declares_alone_hears_for_whom_it_waits)
 {
-    struct rooms rooms;
-    rooms_open(&rooms, 1, &(struct cairn_fabric_mem_options) { .seed = 1 });
-    const struct member m = open_member(&rooms, 0, 1);
+    open_rooms(1);
     const struct cairn_tile half = tile("weight", 2, 0, 4, 0, 6);
-    ck_assert_int_eq(cairn_tiles(m.job, &half, 1, 3, 200), CAIRN_ERR_TIMEOUT);
-    ck_assert_msg(strstr(cairn_error(), "rank 1") != NULL &&
-                      strstr(cairn_error(), "rank 2") != NULL,
-                  "%s", cairn_error());
-    cairn_close(m.session);
-    rooms_close(&rooms);
+    fails(cairn_tiles(open_member(0, 1), &half, 1, 3, 200), CAIRN_ERR_TIMEOUT, "rank 1");
+    ck_assert_msg(strstr(cairn_error(), "rank 2") != NULL, "%s", cairn_error());
 }
 
 TEST(a_wrong_list_is_refused_before_anyone_hears_of_it)
 {
-    struct rooms rooms;
-    rooms_open(&rooms, 1, &(struct cairn_fabric_mem_options) { .seed = 1 });
-    const struct member m = open_member(&rooms, 1, 2);
+    open_rooms(1);
+    cairn_job *job = open_member(1, 2);
     struct cairn_tile list[] = { tile("weight", 2, 0, 4, 0, 6), tile("weight", 2, 4, 4, 0, 6) };
-    ck_assert_int_eq(cairn_tiles(m.job, list, 2, 2, 200), CAIRN_ERR_EXISTS);
+    ck_assert_int_eq(cairn_tiles(job, list, 2, 2, 200), CAIRN_ERR_EXISTS);
     list[0] = tile("weight", 2, 0, 9, 0, 6);
-    fails(cairn_tiles(m.job, list, 1, 2, 200), CAIRN_ERR_INVALID, "weight");
+    fails(cairn_tiles(job, list, 1, 2, 200), CAIRN_ERR_INVALID, "weight");
     list[0] = tile("weight", 1, 0, 8, 0, 0);
-    ck_assert_int_eq(cairn_tiles(m.job, list, 1, 2, 200), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_tiles(job, list, 1, 2, 200), CAIRN_ERR_INVALID);
     list[0] = tile("wight", 2, 0, 8, 0, 6);
-    ck_assert_int_eq(cairn_tiles(m.job, list, 1, 2, 200), CAIRN_ERR_NOT_FOUND);
+    ck_assert_int_eq(cairn_tiles(job, list, 1, 2, 200), CAIRN_ERR_NOT_FOUND);
     list[0] = tile("weight", 2, 0, 8, 0, 6);
     list[0].struct_size = 8;
-    ck_assert_int_eq(cairn_tiles(m.job, list, 1, 2, 200), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_tiles(m.job, NULL, 1, 2, 200), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_tiles(m.job, NULL, 0, 1, 200), CAIRN_ERR_INVALID); // this is rank 1
+    ck_assert_int_eq(cairn_tiles(job, list, 1, 2, 200), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_tiles(job, NULL, 1, 2, 200), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_tiles(job, NULL, 0, 1, 200), CAIRN_ERR_INVALID); // this is rank 1
     list[0] = tile("weight", 2, 0, 8, 0, 3);
-    ck_assert_int_eq(cairn_tiles(m.job, list, 1, 0, 200), CAIRN_ERR_INVALID);
-    ck_assert_int_eq(cairn_tiles(m.job, NULL, 0, 2, -1), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_tiles(job, list, 1, 0, 200), CAIRN_ERR_INVALID);
+    ck_assert_int_eq(cairn_tiles(job, NULL, 0, 2, -1), CAIRN_ERR_INVALID);
     ck_assert_int_eq(cairn_tiles(NULL, NULL, 0, 2, 0), CAIRN_ERR_HANDLE);
-    cairn_close(m.session);
-    rooms_close(&rooms);
 }
 
 enum { DECLARERS = 4, DECLARATIONS = 60 };
@@ -175,13 +181,12 @@ static void *declare_thread(void *arg)
 
 TEST(threads_that_declare_at_once_do_no_harm)
 {
-    struct rooms rooms;
     pthread_t threads[DECLARERS];
     size_t taken = 0;
-    rooms_open(&rooms, 1, &(struct cairn_fabric_mem_options) { .seed = 1 });
-    const struct member m = open_member(&rooms, 0, 1);
+    open_rooms(1);
+    cairn_job *job = open_member(0, 1);
     for (int i = 0; i < DECLARERS; i++)
-        ck_assert_int_eq(pthread_create(&threads[i], NULL, declare_thread, m.job), 0);
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, declare_thread, job), 0);
     for (int i = 0; i < DECLARERS; i++) {
         void *result;
         pthread_join(threads[i], &result);
@@ -189,36 +194,29 @@ TEST(threads_that_declare_at_once_do_no_harm)
         taken += (size_t)(uintptr_t)result - 1;
     }
     ck_assert_uint_gt(taken, 0);
-    cairn_close(m.session);
-    rooms_close(&rooms);
 }
 
 /* ---- what is not this worker's ---- */
 
 static void check_invalid(cairn_status status, const char *first, const char *second)
 {
-    ck_assert_int_eq(status, CAIRN_ERR_INVALID);
-    ck_assert_msg(strstr(cairn_error(), first) != NULL && strstr(cairn_error(), second) != NULL,
-                  "%s", cairn_error());
+    fails(status, CAIRN_ERR_INVALID, first);
+    fails(status, CAIRN_ERR_INVALID, second);
 }
 
 TEST(what_a_worker_does_not_hold_it_can_neither_put_nor_push)
 {
-    struct rooms rooms;
     float values[48] = { 0 };
     const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
-    rooms_open(&rooms, 1, &(struct cairn_fabric_mem_options) { .seed = 1 });
     struct call calls[2];
-    for (uint32_t r = 0; r < 2; r++)
-        calls[r] = (struct call) { .member = open_member(&rooms, r, 2),
-                                   .tiles = { tile("weight", 2, 0, 8, 3 * r, 3),
-                                              tile("bias", 1, 0, 10 * r, 0, 0) },
-                                   .count = 2,
-                                   .world = 2,
-                                   .timeout_ms = WAIT_MS };
-    call_both(calls);
-    for (int r = 0; r < 2; r++) ck_assert_msg(calls[r].status == CAIRN_OK, "%s", calls[r].said);
-    cairn_job *job = calls[0].member.job;
+    open_rooms(1);
+    open_calls(calls, 2);
+    for (uint32_t r = 0; r < 2; r++) {
+        calls[r].tiles[0] = tile("weight", 2, 0, 8, 3 * r, 3);
+        calls[r].tiles[1] = tile("bias", 1, 0, 10 * r, 0, 0);
+    }
+    call_both_well(calls);
+    cairn_job *job = calls[0].job;
     const struct cairn_box other = calls[1].tiles[0].box;
     check_invalid(cairn_put(job, "bias", "param", NULL, &mem, NULL), "bias", "nothing");
     check_invalid(cairn_put(job, "weight", "param", &other, &mem, NULL), "[0:8, 3:6]",
@@ -229,8 +227,6 @@ TEST(what_a_worker_does_not_hold_it_can_neither_put_nor_push)
     const struct cairn_round round = { .struct_size = sizeof round, .round = 1 };
     check_invalid(cairn_push(job, &round, 0, "bias", NULL, &mem, NULL), "bias", "nothing");
     check_invalid(cairn_push(job, &round, 0, "weight", &other, &mem, NULL), "weight", "[0:8, 0:3]");
-    for (uint32_t r = 0; r < 2; r++) cairn_close(calls[r].member.session);
-    rooms_close(&rooms);
 }
 
 /* Puts what it holds: columns of the weight, and a bias that both ranks have. */
@@ -284,22 +280,17 @@ static void put_both(struct putter putters[2]);
 
 TEST(without_a_box_every_call_means_what_the_worker_holds)
 {
-    struct rooms rooms;
     struct call calls[2];
     struct putter putters[2];
     struct cairn_version version;
-    rooms_open(&rooms, 1, &(struct cairn_fabric_mem_options) { .seed = 1 });
-    for (uint32_t r = 0; r < 2; r++)
-        calls[r] = (struct call) { .member = open_member(&rooms, r, 2),
-                                   .tiles = { tile("weight", 2, 4 * r, 4, 0, 6) },
-                                   .count = 1,
-                                   .world = 2,
-                                   .timeout_ms = WAIT_MS };
-    call_both(calls);
-    for (int r = 0; r < 2; r++) putters[r] = (struct putter) { .job = calls[r].member.job };
+    open_rooms(1);
+    open_calls(calls, 1);
+    for (uint32_t r = 0; r < 2; r++) calls[r].tiles[0] = tile("weight", 2, 4 * r, 4, 0, 6);
+    call_both_well(calls);
+    for (int r = 0; r < 2; r++) putters[r] = (struct putter) { .job = calls[r].job };
     put_both(putters);
     for (int r = 0; r < 2; r++) ck_assert_msg(putters[r].status == CAIRN_OK, "%s", putters[r].said);
-    cairn_job *job = calls[0].member.job;
+    cairn_job *job = calls[0].job;
     good(cairn_version_wait(job, (struct cairn_version) { 0, 0 }, WAIT_MS, &version));
     for (size_t i = 0; i < sizeof held / sizeof held[0]; i++)
         if (!held[i].is_put) check_held(job, version, &held[i]);
@@ -307,8 +298,6 @@ TEST(without_a_box_every_call_means_what_the_worker_holds)
     for (size_t i = 0; i < sizeof held / sizeof held[0]; i++)
         if (held[i].is_put) check_held(job, version, &held[i]);
     good(cairn_write_end(job, WAIT_MS, &version));
-    for (uint32_t r = 0; r < 2; r++) cairn_close(calls[r].member.session);
-    rooms_close(&rooms);
 }
 
 static void *put_and_end(void *arg)
@@ -336,20 +325,14 @@ static void put_both(struct putter putters[2])
 
 TEST(replicas_that_put_different_values_are_named_and_may_put_again)
 {
-    struct rooms rooms;
-    rooms_open(&rooms, 1, &(struct cairn_fabric_mem_options) { .seed = 1 });
     struct call calls[2];
     struct putter putters[2];
-    for (uint32_t r = 0; r < 2; r++)
-        calls[r] = (struct call) { .member = open_member(&rooms, r, 2),
-                                   .tiles = { tile("weight", 2, 0, 8, 3 * r, 3) },
-                                   .count = 1,
-                                   .world = 2,
-                                   .timeout_ms = WAIT_MS };
-    call_both(calls);
-    for (int r = 0; r < 2; r++) ck_assert_msg(calls[r].status == CAIRN_OK, "%s", calls[r].said);
+    open_rooms(1);
+    open_calls(calls, 1);
+    for (uint32_t r = 0; r < 2; r++) calls[r].tiles[0] = tile("weight", 2, 0, 8, 3 * r, 3);
+    call_both_well(calls);
     for (int r = 0; r < 2; r++)
-        putters[r] = (struct putter) { .job = calls[r].member.job, .bias = (float)r };
+        putters[r] = (struct putter) { .job = calls[r].job, .bias = (float)r };
     put_both(putters);
     for (int r = 0; r < 2; r++) {
         ck_assert_msg(putters[r].status == CAIRN_ERR_MISMATCH, "%s", putters[r].said);
@@ -360,8 +343,6 @@ TEST(replicas_that_put_different_values_are_named_and_may_put_again)
     putters[1].bias = 0;
     put_both(putters);
     for (int r = 0; r < 2; r++) ck_assert_msg(putters[r].status == CAIRN_OK, "%s", putters[r].said);
-    for (uint32_t r = 0; r < 2; r++) cairn_close(calls[r].member.session);
-    rooms_close(&rooms);
 }
 
 /* ---- slices of a job without tiles ---- */
@@ -397,34 +378,29 @@ static void init_alone(cairn_job *job, float weight[48], float bias[10])
 
 TEST(a_reader_gets_any_slice_of_an_exact_version_while_training_goes_on)
 {
-    struct rooms rooms;
     float weight[48], bias[10] = { 0 }, got[48], all[48];
     const struct cairn_box box = { .rank = 2, .start = { 2, 1 }, .extent = { 5, 3 } };
-    rooms_open(&rooms, 3, &(struct cairn_fabric_mem_options) { .seed = 1 });
+    open_rooms(3);
     for (int i = 0; i < 48; i++) weight[i] = (float)i;
-    const struct member m = open_member(&rooms, 0, 1);
-    init_alone(m.job, weight, bias);
-    cairn *session = crew_session(rooms.address, rooms.hub);
+    cairn_job *job = open_member(0, 1);
+    init_alone(job, weight, bias);
     cairn_job *reader;
     struct cairn_version first;
-    good(cairn_job_open(session, "two", NULL, CAIRN_READER, WAIT_MS, &reader));
+    good(cairn_job_open(open_one(), "two", NULL, CAIRN_READER, WAIT_MS, &reader));
     ck_assert_int_eq(cairn_tiles(reader, NULL, 0, 1, WAIT_MS), CAIRN_ERR_REFUSED);
     good(cairn_version_wait(reader, (struct cairn_version) { 0, 0 }, WAIT_MS, &first));
-    const struct cairn_version second = train_once(m.job, weight);
+    const struct cairn_version second = train_once(job, weight);
     read_box(reader, first, &box, got); // beside the newer one
     for (uint64_t k = 0; k < 15; k++) ck_assert(got[k] == weight[(2 + k / 3) * 6 + 1 + k % 3]);
     read_box(reader, second, NULL, all);
     read_box(reader, second, &box, got);
     for (uint64_t k = 0; k < 15; k++) ck_assert(got[k] == all[(2 + k / 3) * 6 + 1 + k % 3]);
     ck_assert(all[47] != weight[47]);
-    train_once(m.job, weight);
+    train_once(job, weight);
     const struct cairn_mem mem = trainer_mem(got, CAIRN_F32);
     cairn_op *op;
     good(cairn_fetch(reader, first, "weight", NULL, &box, &mem, &op));
     ck_assert_int_eq(cairn_wait(op, WAIT_MS), CAIRN_ERR_VERSION_GONE);
-    cairn_close(session);
-    cairn_close(m.session);
-    rooms_close(&rooms);
 }
 
-SUITE(60);
+SUITE(60, .tear_down = close_all);

@@ -43,6 +43,12 @@ static void enter(void)
     job = open_job(0, &session);
 }
 
+static void set_up(void)
+{
+    start(3);
+    enter();
+}
+
 static cairn_status put(cairn_job *of, int t, const char *plane, float value)
 {
     static float values[ELEMS_MAX];
@@ -58,10 +64,7 @@ static void check_values(cairn_job *of, struct cairn_version version, int t, con
                          float value, float step)
 {
     static float values[ELEMS_MAX];
-    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
-    cairn_op *op;
-    good(cairn_fetch(of, version, model[t].name, plane, NULL, &mem, &op));
-    ck_assert_msg(cairn_wait(op, WAIT_MS) == CAIRN_OK, "%s: %s", plane, cairn_error());
+    trainer_fetch(of, version, model[t].name, plane, CAIRN_F32, values);
     for (size_t i = 0; i < elems_of(t); i++)
         ck_assert_msg(values[i] == value + (float)(i % 7) * step, "%s %s [%zu] is %g",
                       model[t].name, plane, i, (double)values[i]);
@@ -78,8 +81,6 @@ static struct cairn_version train_a_step(cairn_job *of)
 TEST(a_write_is_one_new_version_and_the_old_one_stays_readable)
 {
     struct cairn_version version = { 0, 0 };
-    start(3);
-    enter();
     ck_assert_uint_eq(train_a_step(job).step, 1);
     good(cairn_write_begin(job, WAIT_MS));
     good(put(job, 0, "param", 50));
@@ -102,15 +103,12 @@ TEST(a_write_is_one_new_version_and_the_old_one_stays_readable)
     }
     ck_assert_uint_eq(version.generation, 2);
     ck_assert_uint_eq(version.step, 4);
-    stop();
 }
 
 TEST(a_wrong_write_changes_nothing)
 {
     struct cairn_version version = { 0, 0 };
     struct cairn_round round = { .struct_size = sizeof round };
-    start(2);
-    enter();
     ck_assert_int_eq(cairn_write_end(job, 0, &version), CAIRN_ERR_INVALID);
     good(cairn_round_begin(job, WAIT_MS, &round));
     ck_assert_int_eq(cairn_write_begin(job, WAIT_MS), CAIRN_ERR_REFUSED);
@@ -125,7 +123,6 @@ TEST(a_wrong_write_changes_nothing)
     good(cairn_write_end(job, WAIT_MS, &version)); // the rest is written
     ck_assert_uint_eq(version.generation, 2);
     check_values(job, version, 0, "param", 50, 1);
-    stop();
 }
 
 /* A box of the weight, every element `value`. */
@@ -145,10 +142,7 @@ static cairn_status put_box(const char *plane, float value, uint64_t row, uint64
 static void check_boxes(struct cairn_version version)
 {
     static float values[ELEMS_MAX];
-    const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
-    cairn_op *op;
-    good(cairn_fetch(job, version, "weight", "param", NULL, &mem, &op));
-    good(cairn_wait(op, WAIT_MS));
+    trainer_fetch(job, version, "weight", "param", CAIRN_F32, values);
     for (uint64_t r = 0; r < 129; r++)
         for (uint64_t c = 0; c < 257; c++)
             ck_assert_float_eq(values[r * 257 + c], c >= 200 && c < 204   ? 7
@@ -159,8 +153,6 @@ static void check_boxes(struct cairn_version version)
 TEST(boxes_are_written_and_the_rest_of_the_tensor_stays)
 {
     struct cairn_version version = { 0, 0 };
-    start(3);
-    enter();
     good(cairn_write_begin(job, WAIT_MS));
     good(put_box("param", 7, 0, 200, 129, 4));
     good(put_box("param", 8, 100, 0, 29, 150));
@@ -174,7 +166,6 @@ TEST(boxes_are_written_and_the_rest_of_the_tensor_stays)
     good(put_box("param", 7, 0, 200, 129, 4));
     good(cairn_write_end(job, WAIT_MS, &version));
     check_boxes(version);
-    stop();
 }
 
 static void *train_once(void *of)
@@ -189,8 +180,6 @@ TEST(a_round_of_another_thread_waits_for_the_write_to_end)
     struct cairn_version version = { 0, 0 };
     struct cairn_round round = { .struct_size = sizeof round };
     pthread_t thread;
-    start(2);
-    enter();
     for (int i = 0; i < 3; i++) {
         good(cairn_write_begin(job, WAIT_MS));
         fails(cairn_round_begin(job, i * 20, &round), CAIRN_ERR_TIMEOUT, "a write of this worker");
@@ -207,16 +196,13 @@ TEST(a_round_of_another_thread_waits_for_the_write_to_end)
     version = train_a_step(job);
     ck_assert_uint_eq(version.generation, 4);
     ck_assert_uint_eq(version.step, 5);
-    stop();
 }
 
 TEST(a_writer_that_dies_has_written_nothing_and_training_goes_on)
 {
     cairn *writer;
     pthread_t thread;
-    start(2);
     cairn_job *writes = open_job(1, &writer);
-    enter();
     good(cairn_write_begin(writes, WAIT_MS));
     good(put(writes, 0, "param", 50));
     ck_assert_int_eq(cairn_write_begin(job, 100), CAIRN_ERR_TIMEOUT);
@@ -227,14 +213,11 @@ TEST(a_writer_that_dies_has_written_nothing_and_training_goes_on)
     ck_assert_uint_eq(version.generation, 1);
     ck_assert_uint_eq(version.step, 2);
     check_values(job, version, 0, "param", 1, 0);
-    stop();
 }
 
 TEST(a_coordinator_that_dies_in_a_write_voids_it_and_one_after_it_finds_it)
 {
     struct cairn_version version = { 0, 0 };
-    start(2);
-    enter();
     good(cairn_write_begin(job, WAIT_MS));
     good(put(job, 0, "param", 50));
     restart_coordinator();
@@ -249,15 +232,12 @@ TEST(a_coordinator_that_dies_in_a_write_voids_it_and_one_after_it_finds_it)
     ck_assert_uint_eq(version.step, 1);
     check_values(job, version, 0, "param", 1, 0);
     check_values(job, version, 2, "param", 60, 1);
-    stop();
 }
 
 TEST(a_snapshot_of_a_write_is_restored_into_a_newer_generation)
 {
     struct cairn_version version = { 0, 0 };
     char id[64];
-    start(2);
-    enter();
     good(cairn_write_begin(job, WAIT_MS));
     good(put(job, 1, "param", 50));
     good(cairn_write_end(job, WAIT_MS, &version));
@@ -272,7 +252,6 @@ TEST(a_snapshot_of_a_write_is_restored_into_a_newer_generation)
     version = train_a_step(job);
     ck_assert_uint_gt(version.generation, 3); // no version is ever given twice
     check_values(job, version, 1, "param", 50, 1);
-    stop();
 }
 
-SUITE(60);
+SUITE(60, set_up, stop);
