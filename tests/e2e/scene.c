@@ -15,7 +15,8 @@ static const char *job_name;
 void stop(void)
 {
     leave();
-    cluster_stop(&cluster);
+    if (cluster.folder[0] != '\0') cluster_stop(&cluster);
+    cluster.folder[0] = '\0';
 }
 
 void join_spec(const char *name, const struct cairn_job_spec *spec)

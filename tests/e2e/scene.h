@@ -31,7 +31,7 @@ extern cairn_job *job;
 /* So many shards; options as in struct cluster_options: .both_ways = true. */
 #define start(shards, ...) \
     cluster_start(&cluster, (shards), &(struct cluster_options) { __VA_ARGS__ })
-/* The trainer leaves, if there is one; all daemons end. */
+/* The trainer leaves, if there is one; all daemons end, if there are any: SUITE(60, .tear_down = stop). */
 void stop(void);
 
 /* ---- the trainer ---- */

@@ -81,7 +81,6 @@ TEST(rounds_that_are_given_up_leave_no_bit_behind)
         for (uint32_t rank = 0; rank < WORKERS; rank++) cairn_close(workers[rank].t.session);
     }
     ck_assert_str_eq(disturbed, quiet);
-    stop();
 }
 
-SUITE(90);
+SUITE(90, .tear_down = stop);

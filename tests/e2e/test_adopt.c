@@ -198,7 +198,6 @@ TEST(a_backup_that_is_put_back_before_anything_changed_goes_on_by_itself)
     advance(1, false); // nothing of it is in the store
     slip_store(OLDER);
     advance(1, false);
-    stop();
 }
 
 /* How often the status says it. */
@@ -229,7 +228,6 @@ TEST(with_a_shard_away_nothing_is_adopted_and_with_it_back_the_run_goes_on)
     await(times_said("of another store") == 2);
     says(0, "run", "cluster adopt --yes");
     advance(1, false);
-    stop();
 }
 
 /* It has come, and is stopped then: as far as anybody knows it is up. */
@@ -247,7 +245,6 @@ TEST(a_shard_that_is_stopped_when_it_is_asked_is_named_and_waited_for_no_longer_
     await(times_said("of another store") == 2);
     says(0, "run", "cluster adopt --yes");
     advance(1, false);
-    stop();
 }
 
 TEST(what_is_forgotten_is_gone_and_its_name_is_free)
@@ -266,7 +263,6 @@ TEST(what_is_forgotten_is_gone_and_its_name_is_free)
     await(times_said("of another store") == 0);
     enter();
     advance(1, false);
-    stop();
 }
 
-SUITE(90);
+SUITE(90, .tear_down = stop);

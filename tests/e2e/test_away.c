@@ -25,7 +25,6 @@ TEST(after_a_restart_a_job_is_waiting_and_its_step_unknown_until_its_shards_have
     ck_assert_str_eq(step, "-");
     says(0, "unknown: not all shards have told it", "job show tiny");
     says(0, "\"step\": null", "job show tiny -ojson");
-    stop();
 }
 
 TEST(a_shard_that_died_is_forgotten_when_its_job_has_gone)
@@ -43,7 +42,6 @@ TEST(a_shard_that_died_is_forgotten_when_its_job_has_gone)
     expect_said(0);
     expect_unsaid("shard-1");
     says(4, "no shard shard-1", "shard forget shard-1");
-    stop();
 }
 
-SUITE(110);
+SUITE(110, .tear_down = stop);

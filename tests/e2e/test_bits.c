@@ -114,7 +114,7 @@ static int print_root(void)
     return 0;
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);
 
 int main(int argc, char **argv)
 {

@@ -22,7 +22,6 @@ TEST_EACH(a_worker_killed_in_mid_round_and_started_again_changes_no_bit, 0, 3)
     start(3);
     crew_kill_in_mid_round(&cluster, &crew, deaths[_i].rank, deaths[_i].step);
     crew_check_root(cluster.address, &bits_job, BITS_GOLDEN_ROOT);
-    stop();
 }
 
 TEST(a_coordinator_killed_and_started_again_changes_no_bit)
@@ -39,7 +38,6 @@ TEST(a_coordinator_killed_and_started_again_changes_no_bit)
     }
     crew_join(&run);
     crew_check_root(cluster.address, &bits_job, BITS_GOLDEN_ROOT);
-    stop();
 }
 
 TEST_EACH(connections_that_break_change_no_bit, 0, 3)
@@ -59,7 +57,7 @@ TEST_EACH(connections_that_break_change_no_bit, 0, 3)
     rooms_close(&rooms);
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);
 
 int main(int argc, char **argv)
 {

@@ -51,7 +51,6 @@ TEST_EACH(at_any_fraction_the_bits_are_the_same_and_a_restored_job_lies_where_it
     check_place(fraction);
     train_with(fraction, BITS_STEPS, 0);
     crew_check_root(cluster.address, &bits_job, BITS_GOLDEN_ROOT);
-    stop();
 }
 
 TEST(a_shard_without_a_device_says_that_a_fraction_means_nothing)
@@ -62,7 +61,6 @@ TEST(a_shard_without_a_device_says_that_a_fraction_means_nothing)
     check_place(0.5);
     ck_assert_int_eq(logged("shard-0.log", "offload_fraction 0.5 means nothing here"), 1);
     says(0, "0.5 of the state in host memory", "job show " BITS_JOB);
-    stop();
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);

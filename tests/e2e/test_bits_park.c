@@ -57,7 +57,6 @@ TEST(a_job_that_is_parked_while_it_trains_goes_on_with_the_same_bits)
     if (is_on_card()) await_on_card(true);
     crew_join(&run);
     crew_check_root(cluster.address, &bits_job, BITS_GOLDEN_ROOT);
-    stop();
 }
 
 TEST(a_parked_job_is_dropped_or_restored_as_any_other)
@@ -74,7 +73,6 @@ TEST(a_parked_job_is_dropped_or_restored_as_any_other)
     says(0, "", "job park %s", BITS_JOB);
     says(0, "", "job drop %s --yes", BITS_JOB);
     says(4, "there is no job bits", "job unpark %s", BITS_JOB);
-    stop();
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);

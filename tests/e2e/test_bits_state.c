@@ -23,7 +23,6 @@ TEST(a_reader_gets_every_plane_bit_for_bit_and_frozen_ones_as_they_were_put)
     for (uint64_t i = 0; i < crew_elems(&bits_job, 5); i++)
         ck_assert(fixed[i] == crew_initial(5, i));
     crew_reference_close(&ref);
-    stop();
 }
 
 TEST(the_initial_state_is_what_rank_0_put_and_others_are_compared_with_it)
@@ -41,7 +40,6 @@ TEST(the_initial_state_is_what_rank_0_put_and_others_are_compared_with_it)
     train_to(cluster.address, 0, 0);
     bits_root_at(0, root);
     crew_check_root(cluster.address, &bits_job, root);
-    stop();
 }
 
 /* ---- snapshots ---- */
@@ -78,7 +76,6 @@ TEST(a_snapshot_of_3_shards_trains_on_alike_on_5_and_on_2)
     ck_assert_uint_eq(step, 30);
     restore_and_finish(5, id, step);
     restore_and_finish(2, id, step);
-    stop();
 }
 
 TEST(a_snapshot_taken_while_training_goes_on_is_of_one_step)
@@ -97,7 +94,6 @@ TEST(a_snapshot_taken_while_training_goes_on_is_of_one_step)
     ck_assert_uint_ge(step, 5);
     crew_check_root(cluster.address, &bits_job, BITS_GOLDEN_ROOT);
     restore_and_finish(1, id, step);
-    stop();
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);

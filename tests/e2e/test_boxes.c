@@ -24,7 +24,6 @@ TEST(parts_of_several_boxes_are_saved_whole_and_restored_onto_other_shards)
                  snapshot_folder("boxes", id));
     trainer_expect_digest(&two, "boxes", before);
     cluster_stop(&two);
-    stop();
 }
 
-SUITE(100);
+SUITE(100, .tear_down = stop);

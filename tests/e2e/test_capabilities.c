@@ -533,7 +533,6 @@ TEST(every_row_is_refused_or_has_its_effect)
         }
         cairn_close(s.session);
     }
-    stop();
 }
 
 /* ---- what a build or a host lacks ---- */
@@ -556,7 +555,6 @@ TEST(what_a_build_or_host_lacks_is_said_once_and_is_no_warning)
     ck_assert_int_eq(logged("shard-0.log", "msg=\"without "), 1);
     ck_assert_int_eq(logged("shard-0.log", "level=warn"), 0);
     ck_assert_int_eq(logged("coordinator.log", "level=warn"), 0);
-    stop();
 }
 
-SUITE(100);
+SUITE(100, .tear_down = stop);

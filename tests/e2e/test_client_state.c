@@ -66,7 +66,6 @@ TEST(it_belongs_to_the_version_whoever_dies_and_whoever_reads)
     trainer_begin(t.job);
     expect_state(t.job, large, 2);
     cairn_close(t.session);
-    stop();
 }
 
 TEST(it_is_in_the_content_root_and_in_snapshots_on_any_number_of_shards)
@@ -127,7 +126,6 @@ TEST(rank_0_gives_it_and_what_cannot_be_is_refused)
     fails(commit(&none, &round, "1", 0), CAIRN_ERR_REFUSED, "declare client_state_max");
     for (int i = 0; i < 2; i++) cairn_close(t[i].session);
     cairn_close(none.session);
-    stop();
 }
 
-SUITE(90);
+SUITE(90, .tear_down = stop);

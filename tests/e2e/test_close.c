@@ -48,7 +48,6 @@ TEST(closing_a_session_does_not_wait_for_a_stopped_shard)
     ck_assert_msg(took_ms < 2000, "it took %" PRIu64 " ms", took_ms);
     const cairn_status fetched = cairn_wait(fetch, 0); // all had arrived, or not
     ck_assert_msg(fetched == CAIRN_OK || fetched == CAIRN_ERR_CANCELED, "%d", (int)fetched);
-    stop();
 }
 
 struct waiter {
@@ -126,7 +125,6 @@ TEST(sessions_open_and_close_again_and_again)
         if (i % 2 == 0) cairn_job_close(job);
         leave();
     }
-    stop();
 }
 
 TEST(what_is_done_twice_is_refused)
@@ -161,4 +159,4 @@ TEST(what_is_done_twice_is_refused)
     free(values);
 }
 
-SUITE(90);
+SUITE(90, .tear_down = stop);

@@ -66,7 +66,6 @@ TEST(a_cut_that_waits_for_a_shard_says_so_at_once_and_when_its_time_is_up)
     // The snapshot is asked for, whoever waits: another one hears for whom.
     says(11, name, "job digest -q tiny --timeout 1.5");
     fails(cairn_snapshot(job, CAIRN_SNAPSHOT_WAIT, 200, id), CAIRN_ERR_BUSY, name);
-    stop();
 }
 
 static void start_with_short_lease(void)
@@ -86,7 +85,6 @@ TEST(a_shard_that_died_ends_the_snapshot_by_itself_and_the_job_is_restored)
     restart_shard(1); // an empty one
     says(0, id, "snapshot restore tiny %s --yes", id);
     says(0, "", "job digest tiny");
-    stop();
 }
 
 TEST(what_an_operator_gives_up_leaves_no_files_and_the_next_snapshot_is_taken)
@@ -105,7 +103,6 @@ TEST(what_an_operator_gives_up_leaves_no_files_and_the_next_snapshot_is_taken)
     kill(cluster.shards[1], SIGCONT);
     await_unsaid("away", "job list");
     says(0, "committed", "snapshot create tiny --wait");
-    stop();
 }
 
-SUITE(90);
+SUITE(90, .tear_down = stop);

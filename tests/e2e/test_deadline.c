@@ -94,7 +94,6 @@ TEST(the_worker_whose_data_never_arrives_is_named_and_training_goes_on)
     fake_peer_close(&mute);
     good(train_round());
     ck_assert_uint_eq(result.version.step, 1);
-    stop();
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);

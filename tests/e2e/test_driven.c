@@ -130,7 +130,6 @@ TEST(a_driven_run_has_the_bits_of_the_servers_schedule_whoever_dies)
     word_of(disturbed, "job digest -q tried");
     ck_assert_str_eq(disturbed, quiet);
     leave_both(t);
-    stop();
 }
 
 TEST(what_cannot_be_is_refused)
@@ -165,7 +164,6 @@ TEST(what_cannot_be_is_refused)
     fails(open_job("tiny", 0, 1, &group, &mismatched), CAIRN_ERR_MISMATCH,
           "schedule constant here, driven on the servers");
     cairn_close(mismatched.session);
-    stop();
 }
 
 TEST(a_group_at_0_for_100_steps_is_in_the_log_once)
@@ -179,7 +177,6 @@ TEST(a_group_at_0_for_100_steps_is_in_the_log_once)
     }
     cairn_close(t.session);
     ck_assert_int_eq(logged("coordinator.log", "group default does not learn"), 1);
-    stop();
 }
 
-SUITE(90);
+SUITE(90, .tear_down = stop);

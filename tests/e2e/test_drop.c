@@ -50,7 +50,6 @@ TEST(what_is_dropped_gives_its_memory_and_its_place_back)
     good(open_job(second, "one-more", 10, &last));
     good(cairn_init_done(last, NULL, CLUSTER_WAIT_MS));
     cairn_close(second);
-    stop();
 }
 
 /* As many as a cluster has, on one shard: with CAIRN_TEST_LONG alone, since it takes half a minute. */
@@ -73,7 +72,6 @@ TEST(a_shard_holds_as_many_jobs_as_the_cluster_may_have)
     fails(open_job(more, "more", 10, &job), CAIRN_ERR_REFUSED, "there are 1024 jobs");
     cairn_close(more);
     for (int i = 0; i < MOST / OF_SESSION; i++) cairn_close(sessions[i]);
-    stop();
 }
 
 TEST(a_snapshot_is_removed_when_it_is_asked_for_by_id)
@@ -86,7 +84,6 @@ TEST(a_snapshot_is_removed_when_it_is_asked_for_by_id)
     says(4, "", "snapshot rm tiny step-000000000077-g1 --yes");
     says(0, "\"files\": 4", "snapshot rm tiny %s --yes --force -ojson", id);
     says(4, "", "snapshot show tiny %s", id);
-    stop();
 }
 
 /* ---- the same in C ---- */
@@ -142,7 +139,6 @@ TEST(a_program_lists_drops_and_restores_jobs_of_its_cluster)
     cairn *closed = session;
     leave();
     ck_assert_int_eq(cairn_job_list(closed, NULL, &count, 0), CAIRN_ERR_HANDLE);
-    stop();
 }
 
-SUITE(110);
+SUITE(110, .tear_down = stop);

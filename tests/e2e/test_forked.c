@@ -43,7 +43,6 @@ TEST(a_killed_trainer_is_missed_though_its_loader_lives)
     cluster_kill(trainer);
     await(has_no_worker());
     close(loader[1]);
-    stop();
 }
 
 TEST(a_child_is_told_that_the_session_is_its_parents)
@@ -61,7 +60,6 @@ TEST(a_child_is_told_that_the_session_is_its_parents)
     }
     ck_assert_int_eq(cluster_wait(child, CLUSTER_WAIT_MS), 0);
     train(1); // the parent trains on
-    stop();
 }
 
 /* ---- while it is being made ---- */
@@ -133,4 +131,4 @@ TEST(a_child_keeps_no_connection_that_is_being_made)
     for (int i = 0; i <= FILLERS; i++) close(fds[i]);
 }
 
-SUITE(50);
+SUITE(50, .tear_down = stop);

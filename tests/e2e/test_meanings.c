@@ -98,7 +98,6 @@ TEST(weights_are_bounded_and_what_a_shard_refuses_is_the_error_of_its_worker)
     commit(&parts[0]);
     ck_assert_msg(parts[0].status == CAIRN_OK, "%s", parts[0].why);
     for (int i = 0; i < WORKERS; i++) cairn_close(t[i].session);
-    stop();
 }
 
 /* In a session of its own, by the flags: CAIRN_OK, or what it was refused for. */
@@ -214,7 +213,6 @@ TEST(a_rank_is_one_process_unless_the_place_is_asked_for)
     cairn_close(run[1].session);
     cairn_close(first.session);
     cairn_close(second.session);
-    stop();
 }
 
 /* It needs no flag, and does not wait for a lease. */
@@ -227,7 +225,6 @@ TEST(who_comes_after_a_death_has_the_place_at_once)
     good(try_open("dies", CAIRN_OPEN_MUST_EXIST, &t));
     ck_assert_uint_eq(info_of(t.job).found_step, 2);
     cairn_close(t.session);
-    stop();
 }
 
 /* The call ended with TIMEOUT, in its time and little more, and says that word. */
@@ -271,7 +268,6 @@ TEST(a_timeout_is_kept_and_says_what_it_waited_for)
     ck_assert_uint_eq(tiny_step(late.job), 1);
     cairn_close(late.session);
     cairn_close(t.session);
-    stop();
 }
 
 TEST(stages_and_micro_batches_have_one_meaning)
@@ -304,7 +300,6 @@ TEST(stages_and_micro_batches_have_one_meaning)
         trainer_commit(t.job, &round, 0);
     }
     cairn_close(t.session);
-    stop();
 }
 
 /* As a supervisor may start them: without standard descriptors. */
@@ -325,4 +320,4 @@ TEST(daemons_without_standard_descriptors_end_well)
     cairn_scratch_remove(folder);
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);

@@ -90,10 +90,9 @@ TEST(what_a_control_group_has_no_room_for_is_refused_and_kills_nobody)
     for (int i = 0; i < SHARDS; i++) ck_assert_int_eq(kill(cluster.shards[i], 0), 0);
     good(open_job("fits", 4 * MIB));
     train_ones(4 * MIB);
-    stop();
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);
 
 int main(void)
 {

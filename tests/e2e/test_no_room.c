@@ -75,7 +75,6 @@ TEST(of_one_whose_state_is_too_large_it_promises_nothing)
     session = trainer_session(cluster.address, NULL);
     fails(open_job("large", 40 << 20, 0, 0, &job), CAIRN_ERR_NO_MEMORY, "add shards");
     ck_assert_ptr_null(strstr(cairn_error(), "it fits with"));
-    stop();
 }
 
 /* One shard with so much memory. */
@@ -109,7 +108,6 @@ TEST(with_just_the_bytes_that_a_refusal_says_a_job_trains)
         trainer_fetch(job, its, "w", NULL, CAIRN_F32, values);
     }
     ck_assert_float_eq(values[1], 1);
-    stop();
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);

@@ -83,7 +83,6 @@ TEST(under_skip_each_step_says_what_is_not_finite_and_training_goes_on)
     ck_assert(!is_shown("a non-finite result in 5 elements"));
     result = train_one(false);
     check(&result, 0, "");
-    stop();
 }
 
 TEST(under_fail_no_further_round_opens_until_the_planes_are_written)
@@ -102,7 +101,6 @@ TEST(under_fail_no_further_round_opens_until_the_planes_are_written)
     result = train_one(false);
     check(&result, 0, "");
     ck_assert(is_shown("running"));
-    stop();
 }
 
 /* ---- snapshots ---- */
@@ -128,7 +126,6 @@ TEST(a_snapshot_of_a_damaged_job_says_so_and_is_restored_by_its_id_alone)
     restart_coordinator();
     says(0, "", "job digest tiny"); // waits for the shards
     ck_assert(is_shown("the last update left a non-finite result in 5 elements: w (5)"));
-    stop();
 }
 
 /* ---- gradients ---- */
@@ -203,7 +200,6 @@ TEST(a_round_that_fails_says_which_gradients_are_not_finite_and_what_to_do)
     ck_assert(is_shown(SPOILED_SAID));
     good(train_many(false, &result));
     ck_assert(!is_shown("is not finite"));
-    stop();
 }
 
-SUITE(90);
+SUITE(90, .tear_down = stop);

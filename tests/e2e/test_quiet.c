@@ -87,7 +87,6 @@ TEST(rounds_write_nothing_to_disk)
     run_rounds(1);
     int windows = 1;
     while (!is_quiet()) ck_assert_int_lt(windows++, WINDOWS);
-    stop();
 }
 
 /* ---- the network ---- */
@@ -101,7 +100,6 @@ TEST(a_cluster_of_one_host_listens_on_no_port)
     for (int i = 0; i < DAEMONS; i++) ck_assert_uint_eq(descriptors_listening(daemon_of(i)), 0);
     ck_assert_uint_eq(descriptors_listening(getpid()), 0);
     says(0, "mapped", "cluster status");
-    stop();
 }
 
 /* Who is told of shards that listen on loopback opens ucx there, also where the device was set. */
@@ -180,7 +178,6 @@ TEST(what_waits_uses_no_processor)
         ck_assert_msg(least_ns[i] <= (uint64_t)WINDOW_MS * 1000 * SHARE_MAX,
                       "%s %d used %.3f ms in each %d ms in which nothing happened",
                       i < DAEMONS ? "daemon" : "client", i, (double)least_ns[i] * 1e-6, WINDOW_MS);
-    stop();
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);

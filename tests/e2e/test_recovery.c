@@ -157,7 +157,6 @@ TEST_EACH(training_goes_on_after, 0, sizeof figures / sizeof *figures)
     fflush(stdout);
     ck_assert(took_ms[count - 1] < LIMIT_MS);
     cairn_close(t.session);
-    stop();
 }
 
-SUITE(3600);
+SUITE(3600, .tear_down = stop);

@@ -103,10 +103,9 @@ TEST(a_trainer_that_was_killed_trains_again_within_two_seconds)
            took_ms);
     ck_assert_uint_eq(step, 1);
     ck_assert_msg(took_ms < LIMIT_MS, "it took %.0f ms", took_ms);
-    stop();
 }
 
-SUITE(90);
+SUITE(90, .tear_down = stop);
 
 int main(int argc, char **argv)
 {

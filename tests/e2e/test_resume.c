@@ -42,7 +42,6 @@ TEST(without_job_and_snapshots_it_begins_anew_unless_it_must_exist)
     cairn_close(t.session);
     ck_assert_uint_eq(come(0, 1, &t), 1);
     cairn_close(t.session);
-    stop();
 }
 
 struct arrival {
@@ -82,7 +81,6 @@ TEST(a_dropped_job_and_a_lost_one_are_restored_once_for_all_who_come)
         ck_assert_int_eq(logged("coordinator.log", "job tiny restored from"), lost + 1);
     }
     for (int i = 0; i < 3; i++) cairn_close(all[i].t.session);
-    stop();
 }
 
 static void damage(const char *id)
@@ -117,7 +115,6 @@ TEST(a_damaged_snapshot_gives_way_to_the_one_before_and_without_a_whole_one_noth
     cairn_close(t.session);
     ask("job show tiny");
     ck_assert_int_ne(said.status, 0);
-    stop();
 }
 
 TEST(a_coordinator_that_starts_before_the_storage_is_mounted_begins_no_job_anew)
@@ -144,7 +141,6 @@ TEST(a_coordinator_that_starts_before_the_storage_is_mounted_begins_no_job_anew)
     ck_assert_uint_eq(come(0, 1, &t), 1);
     word_of(id, "snapshot create -q tiny --wait");
     cairn_close(t.session);
-    stop();
 }
 
-SUITE(90);
+SUITE(90, .tear_down = stop);

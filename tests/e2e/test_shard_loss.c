@@ -77,7 +77,6 @@ TEST(a_job_goes_on_from_its_newest_snapshot_with_the_bits_of_one_that_lost_nothi
     ask("job show rough");
     expect_said(0, "every 5 steps, the newest 2 are kept",
                 "restore-latest, when it is away for 300 s");
-    stop();
 }
 
 /* `cairn job amend` with that option; then `cairn job show` has the words. */
@@ -124,7 +123,6 @@ TEST(an_operator_amends_what_it_does_by_itself_and_what_is_not_named_stays)
     expect_said(said.status, "wait and restore-latest are allowed");
     leave();
     enter("periodic"); // with the spec as it was
-    stop();
 }
 
-SUITE(90);
+SUITE(90, .tear_down = stop);

@@ -60,7 +60,6 @@ TEST(a_skip_uses_its_batch_up_whoever_dies_and_wherever_it_is_restored)
     says(0, "", "snapshot restore tiny %s --yes", id);
     enter();
     ck_assert_uint_eq(train_batch(4, 0.5f).skips, 2);
-    stop();
 }
 
 TEST(too_many_in_a_row_end_it_until_the_job_is_amended_or_restored)
@@ -99,7 +98,6 @@ TEST(too_many_in_a_row_end_it_until_the_job_is_amended_or_restored)
     enter();
     (void)train_batch(MAX, 0.5f);
     says(0, "running", "job show tiny");
-    stop();
 }
 
 TEST(of_a_job_that_is_damaged_already_the_halt_says_what_mends_it)
@@ -112,7 +110,6 @@ TEST(of_a_job_that_is_damaged_already_the_halt_says_what_mends_it)
     expect_error("5000 elements have a non-finite result of the last update: w (5000); no round "
                  "opens until the job is restored from a snapshot, or these planes are written");
     ck_assert_ptr_null(strstr(cairn_error(), "lower lr"));
-    stop();
 }
 
-SUITE(90);
+SUITE(90, .tear_down = stop);

@@ -62,7 +62,6 @@ TEST(of_twenty_snapshots_those_stay_that_a_rule_or_a_tag_keeps)
     expect_listed("step-000000000020-g1\n");
     says(12, "is the only verified one", "snapshot rm kept step-000000000020-g1 --yes");
     says(0, "step 20", "snapshot restore kept latest --yes");
-    stop();
 }
 
 TEST(what_reads_a_snapshot_asks_the_coordinator_where_it_is)
@@ -80,7 +79,6 @@ TEST(what_reads_a_snapshot_asks_the_coordinator_where_it_is)
     says(0, "MEAN", "snapshot show kept latest --stats");
     says(1, "1 in A, 2 in B", "snapshot diff kept step-000000000001-g1 step-000000000002-g1");
     says(4, "no committed snapshot", "snapshot verify kept step-000000000009-g1");
-    stop();
 }
 
 TEST(a_job_is_created_out_of_a_snapshot_beside_the_one_that_it_is_of)
@@ -97,7 +95,6 @@ TEST(a_job_is_created_out_of_a_snapshot_beside_the_one_that_it_is_of)
     says(0, root, "job digest -q copy");
     says(4, "there is no snapshot", "job create --from ./nowhere");
     says(2, "needs --from", "job create");
-    stop();
 }
 
-SUITE(100);
+SUITE(100, .tear_down = stop);

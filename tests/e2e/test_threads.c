@@ -202,7 +202,6 @@ TEST(threads_of_one_handle_do_not_disturb_each_other)
         printf("note: %s: %u turns\n", actors[i].name, actors[i].well);
         ck_assert_msg(actors[i].well > 0, "%s never went well", actors[i].name);
     }
-    stop();
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);

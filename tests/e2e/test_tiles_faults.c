@@ -38,7 +38,6 @@ TEST_EACH(a_rank_killed_in_mid_round_and_started_again_changes_no_bit, 0, 2)
     start(2);
     crew_kill_in_mid_round(&cluster, &crew, 1 + (uint32_t)_i, 4);
     crew_check_state(&crew, CREW_IN_BOXES);
-    stop();
 }
 
 TEST(a_coordinator_killed_and_started_again_hears_of_the_tiles_again)
@@ -53,7 +52,6 @@ TEST(a_coordinator_killed_and_started_again_hears_of_the_tiles_again)
     }
     crew_join(&run);
     crew_check_state(&crew, CREW_IN_BOXES);
-    stop();
 }
 
 TEST_EACH(connections_that_break_change_no_bit, 0, 2)
@@ -66,7 +64,7 @@ TEST_EACH(connections_that_break_change_no_bit, 0, 2)
                                                         .cut_one_permille = 2 });
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);
 
 int main(int argc, char **argv)
 {

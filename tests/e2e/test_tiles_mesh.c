@@ -87,7 +87,6 @@ TEST(real_daemons_give_the_same_bits)
     start(2);
     crew_train(&crew);
     crew_check_state(&crew, CREW_IN_BOXES);
-    stop();
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);

@@ -65,7 +65,6 @@ TEST(who_is_lost_is_named_and_waited_for_or_ends_the_run_until_somebody_amends)
     ck_assert_int_eq(logged("coordinator.log", "and on_worker_loss is fail"), 1);
     cairn_close(waits.session);
     cairn_close(fails.session);
-    stop();
 }
 
 TEST(who_has_pushed_and_does_not_commit_is_said_to_hold_the_others_up)
@@ -81,7 +80,6 @@ TEST(who_has_pushed_and_does_not_commit_is_said_to_hold_the_others_up)
     ck_assert_int_eq(logged("coordinator.log", "job held is held up by"), 1);
     cluster_kill(second);
     cairn_close(t.session);
-    stop();
 }
 
-SUITE(120);
+SUITE(120, .tear_down = stop);

@@ -61,7 +61,6 @@ TEST(parameters_come_to_a_card_past_the_host_and_others_beside_it_get_the_same_b
     version = worker_train(&on_card, 2);
     workers_see_the_same(&on_card, &on_card, version);
     worker_close(&on_card);
-    stop();
 }
 
 /* What a shard had copied from its card after each round, as its log tells; 0: these are not all yet. */
@@ -108,7 +107,6 @@ TEST(what_a_reader_elsewhere_asks_for_is_all_of_a_step_that_comes_to_the_host)
     ck_assert_uint_lt(a_step, bytes_of(ASKED) * 21 / 20); // and sums of the gradients
     worker_close(&reader);
     worker_close(&t);
-    stop();
 }
 
 TEST(without_a_copy_on_the_card_they_come_by_the_host)
@@ -121,7 +119,6 @@ TEST(without_a_copy_on_the_card_they_come_by_the_host)
     ck_assert_uint_eq(card_stats(on_card.job).packed_bytes, 0); // no copy of a fetch stays
     worker_close(&host);
     worker_close(&on_card);
-    stop();
 }
 
 /* Of the first tensor: out of memory that shards show, or by messages. */
@@ -152,7 +149,6 @@ TEST_EACH(chunks_that_come_by_the_host_make_no_events_and_are_waited_for_togethe
     ck_assert_uint_eq(card.cairn_emulator_events() - events, 1); // the mark of a stream
     ck_assert_uint_eq(card_stats(t.job).packed_bytes, 0);
     worker_close(&t);
-    stop();
 }
 
 TEST_EACH(a_fetch_that_the_card_does_not_copy_fails_with_a_sentence, 0, 2)
@@ -166,7 +162,6 @@ TEST_EACH(a_fetch_that_the_card_does_not_copy_fails_with_a_sentence, 0, 2)
           "tensor big");
     ck_assert_uint_eq(card_stats(t.job).packed_bytes, 0);
     cairn_close(t.session);
-    stop();
 }
 
 /* ---- mapped on the card ---- */
@@ -239,7 +234,6 @@ TEST(units_are_mapped_on_the_card_and_are_those_of_the_host)
     await_lent(&host, &on_card);
     worker_close(&host);
     worker_close(&on_card);
-    stop();
 }
 
 static void copy_out(const struct cairn_view *view, void *out)
@@ -277,7 +271,6 @@ TEST(a_unit_stays_mapped_on_the_card_until_it_is_given_back_though_the_shards_ar
     ck_assert(status == CAIRN_OK || status == CAIRN_ERR_VERSION_GONE);
     await_less_left(still);
     cairn_close(t.session);
-    stop();
 }
 
 /* ---- a stream that waits meanwhile ---- */
@@ -309,7 +302,6 @@ TEST(what_shards_show_while_a_stream_waits_is_mapped_when_none_does)
     await_card(&t, version);
     ck_assert_int_eq(card.driver.cuStreamDestroy(stream), 0);
     worker_close(&t);
-    stop();
 }
 
 /* As of a driver that exports none. */
@@ -333,7 +325,6 @@ TEST(memory_that_no_shard_knows_is_freed_while_a_stream_waits_and_goes_when_none
     ck_assert_int_eq(card.driver.cuStreamDestroy(stream), 0);
     await_less_left(left);
     worker_close(&t);
-    stop();
 }
 
 /* The session's thread has heard that the shards are gone, with all that they published. */
@@ -371,7 +362,6 @@ TEST(what_shards_leave_behind_while_a_stream_waits_is_unmapped_when_none_does)
     ck_assert_int_eq(cairn_wait(op, CLUSTER_WAIT_MS), CAIRN_ERR_CANCELED);
     ck_assert_int_eq(card.driver.cuStreamDestroy(stream), 0);
     worker_close(&t);
-    stop();
 }
 
 /* Shards go on a moment later, most likely when the other thread is in the driver. */
@@ -406,7 +396,6 @@ TEST(a_unit_that_is_gathered_while_a_stream_waits_holds_up_its_caller_alone)
     await_less_left(left);
     ck_assert_int_eq(card.driver.cuStreamDestroy(stream), 0);
     worker_close(&t);
-    stop();
 }
 
 /* ---- whoever does what it should not ---- */
@@ -454,7 +443,6 @@ TEST(a_worker_that_writes_over_what_is_published_changes_no_state_and_no_later_v
     }
     for (int i = 0; i < 3; i++)
         ck_assert_msg(memcmp(of[0][i], of[1][i], bytes_of(i)) == 0, "%s", card_model[i].name);
-    stop();
 }
 
 static void read_and_die(void)
@@ -501,7 +489,6 @@ TEST(workers_that_die_leave_nothing_open_in_a_shard)
         usleep(20000);
     }
     ck_assert_uint_le(now, first + OTHERS);
-    stop();
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);

@@ -100,7 +100,6 @@ TEST(cluster_status_says_which_way_and_why)
     ask("cluster status -o json");
     expect_said(0, "\"device_memory\": \"host\"", "\"device_memory_why\": \"");
     ck_assert_int_eq(logged("shard-0.log", "goes to other hosts through host memory"), 1);
-    stop();
 }
 
 /* ---- from a card ---- */
@@ -306,7 +305,6 @@ TEST(gradients_and_parameters_go_right_from_a_card_and_make_the_bits_of_the_host
     says(0, "goes to other hosts from there: device_memory is device", "cluster status");
     worker_close(&on_card);
     worker_close(&host);
-    stop();
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);

@@ -16,6 +16,12 @@
 #include "tests/support/suite.h"
 
 static struct scene scene;
+static bool is_open;
+
+static void close_scene(void)
+{
+    if (is_open) scene_close(&scene);
+}
 
 static struct emulated open_scene(const char *backend)
 {
@@ -23,6 +29,7 @@ static struct emulated open_scene(const char *backend)
     ck_assert_int_eq(setenv("CAIRN_TEST_BACKEND", backend, 1), 0);
     const struct emulated card = emulated_open("quiet=1");
     scene_open(&scene, "mem", 1, 0);
+    is_open = true;
     return card;
 }
 
@@ -48,7 +55,6 @@ TEST(a_launch_that_fails_in_a_round_stops_the_job_with_a_sentence_and_nothing_is
     ck_assert_uint_eq(scene_waiting(&scene, CAIRN_CHUNK_DATA), 0);
     const struct versions *versions = &scene.shard->jobs->versions;
     ck_assert_uint_eq(versions->copies[versions->newest].version.step, 0);
-    scene_close(&scene);
 }
 
 TEST(an_ecc_error_while_the_initial_state_is_published_stops_the_job)
@@ -60,7 +66,6 @@ TEST(an_ecc_error_while_the_initial_state_is_published_stops_the_job)
     emulated_set(&card, "ecc_at=1");
     scene_tell(&scene, 6, JobSeal, .job = SCENE_JOB);
     expect_stopped("ECC");
-    scene_close(&scene);
 }
 
 TEST(a_job_that_does_not_fit_on_the_card_is_refused_with_both_numbers_and_the_shard_goes_on)
@@ -75,7 +80,6 @@ TEST(a_job_that_does_not_fit_on_the_card_is_refused_with_both_numbers_and_the_sh
     emulated_set(&card, "others=0");
     scene_create(&scene, 7, 1, 0, "");
     scene_done(&scene, 7);
-    scene_close(&scene);
 }
 
 TEST(what_a_job_takes_of_the_card_is_what_it_was_admitted_for)
@@ -89,7 +93,6 @@ TEST(what_a_job_takes_of_the_card_is_what_it_was_admitted_for)
     const uint64_t taken = before - home_free_bytes(home);
     ck_assert_uint_eq(taken, scene.shard->jobs->memory.device);
     ck_assert_uint_lt(taken, (uint64_t)112 << 20);
-    scene_close(&scene);
 }
 
 TEST(a_job_that_leaves_no_room_for_the_staging_of_streams_is_refused)
@@ -104,7 +107,6 @@ TEST(a_job_that_leaves_no_room_for_the_staging_of_streams_is_refused)
     emulated_set(&card, others);
     scene_create(&scene, 6, 2, 0, ""); // which would fit without
     scene_refused(&scene, 6, CAIRN_ERR_NO_MEMORY, " for staging");
-    scene_close(&scene);
 }
 
 TEST(a_card_that_others_fill_once_a_job_is_admitted_stops_nobody)
@@ -117,7 +119,6 @@ TEST(a_card_that_others_fill_once_a_job_is_admitted_stops_nobody)
     scene_put_all(&scene, 1);
     scene_seal(&scene);
     ck_assert_int_eq(scene.shard->jobs->state, CAIRN_JOB_SERVING);
-    scene_close(&scene);
 }
 
 TEST(the_pages_that_a_list_pins_are_no_other_lists)
@@ -126,7 +127,6 @@ TEST(the_pages_that_a_list_pins_are_no_other_lists)
     const struct compute *device = &scene.shard->device;
     ck_assert_uint_eq((uintptr_t)works_now(compute_loop(device))->scratch % 4096, 0);
     ck_assert_uint_eq((uintptr_t)works_now(compute_files(device))->scratch % 4096, 0);
-    scene_close(&scene);
 }
 
 static struct home_use use_now(void)
@@ -155,7 +155,6 @@ TEST(what_a_device_copies_is_pinned_while_it_is_there_and_no_longer)
     admit_left(job);
     ck_assert_uint_le(use_now().pinned_bytes, served + 4096); // the next slot's first page
     ck_assert_uint_eq(use_now().unpinned_bytes, 0);
-    scene_close(&scene);
 }
 
 TEST(a_job_whose_memory_cannot_be_pinned_trains_and_it_is_told)
@@ -169,7 +168,6 @@ TEST(a_job_whose_memory_cannot_be_pinned_trains_and_it_is_told)
     ck_assert_uint_eq(stats.pinned_bytes, 0);
     ck_assert_uint_gt(stats.unpinned_bytes, scene.shard->jobs->landing.slot_bytes);
     ck_assert_uint_gt(stats.launches, 0);
-    scene_close(&scene);
 }
 
 TEST(a_card_that_has_failed_refuses_every_job_with_its_sentence)
@@ -180,7 +178,6 @@ TEST(a_card_that_has_failed_refuses_every_job_with_its_sentence)
         scene_create(&scene, request, 1, 0, "");
         scene_refused(&scene, request, CAIRN_ERR_IO, "ECC");
     }
-    scene_close(&scene);
 }
 
 static uint32_t ends; /* of the process, that were asked for */
@@ -219,7 +216,6 @@ TEST(a_shard_whose_card_has_failed_ends_when_nothing_else_is_there)
     break_card(&card);
     look_often();
     ck_assert_uint_eq(ends, 1);
-    scene_close(&scene);
 }
 
 /* Of the job nothing lies on the card: it is served on. */
@@ -238,7 +234,6 @@ TEST(a_shard_whose_card_has_failed_serves_what_lies_elsewhere_and_says_that_it_i
     ck_assert_uint_eq(ends, 0);
     ck_assert_uint_eq(scene.shard->session.serial, serial + 1); // once
     ck_assert_int_eq(scene.shard->jobs->state, CAIRN_JOB_SERVING);
-    scene_close(&scene);
 }
 
 TEST(without_a_driver_auto_takes_host_memory_and_says_why)
@@ -246,11 +241,11 @@ TEST(without_a_driver_auto_takes_host_memory_and_says_why)
     ck_assert_int_eq(setenv("CAIRN_TEST_BACKEND", "auto", 1), 0);
     ck_assert_int_eq(setenv("CAIRN_CUDA_DRIVER", "/nonexistent/libcuda.so.1", 1), 0);
     scene_open(&scene, "mem", 1, 0);
+    is_open = true;
     ck_assert_ptr_null(scene.shard->device.home);
     ck_assert_msg(strstr(scene.shard->no_device.text, "/nonexistent/libcuda.so.1") != NULL, "%s",
                   scene.shard->no_device.text);
     scene_serve(&scene, 2, 1);
-    scene_close(&scene);
 }
 
 /* What the daemon says when it does not start. */
@@ -338,7 +333,6 @@ TEST(lists_of_a_run_are_begun_before_the_first_is_waited_for)
     ck_assert_uint_eq(card.cairn_emulator_launches(), launches + atomic_load(&lists));
     ck_assert_uint_eq(card.cairn_emulator_gaps(), gaps + 1);
     home_memory_close(&zeroed);
-    scene_close(&scene);
 }
 
 /* A card with one thread, without a shard. */
@@ -455,7 +449,8 @@ TEST(threads_of_a_card_run_on_the_node_that_it_is_next_to_and_no_others_do)
     ck_assert_int_eq(sched_getaffinity(0, sizeof after, &after), 0);
     ck_assert(CPU_EQUAL(&before, &after));
     scene_serve(&scene, 2, 1);
-    scene_close(&scene);
+    close_scene();
+    is_open = false;
     made_up_sysfs_close(&made);
 }
 
@@ -474,4 +469,4 @@ TEST(a_driver_that_is_missing_or_too_old_is_a_sentence)
     expect_refusal("", "/nonexistent/libcuda.so.1");
 }
 
-SUITE(60);
+SUITE(60, .tear_down = close_scene);

@@ -118,7 +118,6 @@ TEST_EACH(a_card_that_fails_stops_the_jobs_that_lie_there_and_no_other, 0, 3)
     ck_assert_int_ne(try_open("new", 0, &other), CAIRN_OK);
     expect_error("CUDA");
     train_to(open_job("another", 1), 0, 2);
-    stop();
 }
 
 /* Nothing else is there: its supervisor starts it anew. */
@@ -128,7 +127,6 @@ TEST(a_shard_whose_card_fails_ends_with_a_status)
     train_until_it_fails(open_job("card", 0));
     await_unfit();
     ck_assert_int_eq(logged("shard-0.log", "this shard is unfit and ends"), 1);
-    stop();
 }
 
 /* What lies in host memory goes there while it trains, and the process ends as one that held no more. */
@@ -148,7 +146,6 @@ TEST(what_a_shard_whose_card_failed_serves_on_moves_to_the_next_one_that_comes)
     await_unfit();
     train_to(beside, 4, STEPS);
     trainer_expect_digest(&cluster, "beside", expected);
-    stop();
 }
 
 /* The worker's card is another process's, and well. */
@@ -169,7 +166,6 @@ TEST(gradients_on_a_card_that_has_failed_for_their_shard_pass_the_host)
     trainer_expect_digest(&cluster, "beside", expected);
     ck_assert_int_ge(logged("shard-0.log", "goes through the host from now on"), 1);
     memory_give(NULL, &memory);
-    stop();
 }
 
 TEST(a_call_that_the_driver_refuses_stops_the_job_that_needed_it_and_no_other_of_the_card)
@@ -181,7 +177,6 @@ TEST(a_call_that_the_driver_refuses_stops_the_job_that_needed_it_and_no_other_of
     train_to(beside, 1, STEPS);
     ck_assert_int_ge(logged("shard-0.log", "job hit is stopped here"), 1);
     ck_assert_int_eq(logged("shard-0.log", "job beside is stopped here"), 0);
-    stop();
 }
 
-SUITE(60);
+SUITE(60, .tear_down = stop);
