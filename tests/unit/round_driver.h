@@ -147,13 +147,24 @@ static inline void resolve_all(const struct decision *last, uint64_t step)
     for (uint32_t s = 0; s < SHARDS; s++) published(s, last->round, step);
 }
 
+/* The same, with shards that know of no decision, at step 0. */
+static inline void resolve_none(void)
+{
+    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
+    resolve_all(&none, 0);
+}
+
+static inline void all_up(void)
+{
+    for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
+}
+
 /* All shards up, the job ready at (1, 0), STEADY. */
 static inline void start(void)
 {
-    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
-    for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
-    resolve_all(&none, 0);
+    all_up();
+    resolve_none();
     ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_STEADY);
     clear();
 }
@@ -161,11 +172,10 @@ static inline void start(void)
 /* start, and a round open with these members (ids A, B, C in ranks 0, 1, 2). */
 static inline uint64_t start_round(uint32_t workers)
 {
-    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     start();
     for (uint32_t i = 0; i < workers; i++) join(A + i, i);
     want(A);
-    resolve_all(&none, 0);
+    resolve_none();
     ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_OPEN);
     clear();
     return round_open_round(core);

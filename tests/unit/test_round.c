@@ -7,13 +7,12 @@ TEST(a_round_opens_when_enough_workers_are_attached_and_one_asks)
     config.terms.workers_min = 2;
     make(0, 0);
     start();
-    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     join(B, 7);
     want(B);
     ck_assert_uint_eq(out.count, 0);
     join(A, 3); // members changed: the epoch changes first
     expect(CAIRN_ROUND_PERSIST);
-    resolve_all(&none, 0);
+    resolve_none();
     const struct round_action *open = expect(CAIRN_ROUND_OPEN_SEND);
     ck_assert_uint_eq(open->member_count, 2);
     ck_assert_uint_eq(open->members[0], A); // by rank
@@ -30,9 +29,8 @@ TEST(a_round_opens_when_enough_workers_are_attached_and_one_asks)
 
 TEST(no_round_opens_before_the_job_is_ready)
 {
-    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
-    for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
-    resolve_all(&none, 0);
+    all_up();
+    resolve_none();
     join(A, 0);
     want(A);
     ck_assert_ptr_null(find(CAIRN_ROUND_OPEN_SEND, 0));
@@ -40,8 +38,8 @@ TEST(no_round_opens_before_the_job_is_ready)
     round_waiting(core, NULL, &waiting);
     ck_assert_str_eq(waiting.text, "the initial state of the job");
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
-    resolve_all(&none, 0);
-    resolve_all(&none, 0); // A joined
+    resolve_none();
+    resolve_none(); // A joined
     expect(CAIRN_ROUND_OPEN_SEND);
 }
 
@@ -51,11 +49,9 @@ TEST(a_join_does_not_disturb_the_open_round)
     join(B, 1);
     want(B);
     ck_assert_uint_eq(out.count, 0);
-    reduced(0, 1, 0, 1);
-    reduced(1, 1, 0, 1);
+    all_reduced(0);
     expect(CAIRN_ROUND_DECIDE);
-    published(0, round, 1);
-    published(1, round, 1);
+    all_published(round, 1);
     expect(CAIRN_ROUND_PERSIST); // before the next round, which B asked for
 }
 
@@ -101,8 +97,7 @@ TEST_EACH(a_round_that_is_not_finite_is_skipped_and_lowers_the_loss_scale, 0, 2)
     ck_assert_uint_eq(decision->version_after.step, 0);
     ck_assert(!payload_of(decision).finite);
     ck_assert(payload_of(decision).loss_scale == 4);
-    published(0, round, 0);
-    published(1, round, 0);
+    all_published(round, 0);
     expect_result(A, config.fail_nonfinite ? CAIRN_ERR_NONFINITE : CAIRN_OK);
     ck_assert(round_loss_scale(core) == 4);
     clear();
@@ -227,7 +222,7 @@ TEST(a_new_incarnation_in_mid_schedule_decides_with_the_same_bits)
         last.payload = through[from];
         last.payload_bytes = CAIRN_PAYLOAD_BYTES(1);
         GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, from });
-        for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
+        all_up();
         resolve_all(&last, from);
         clear();
         join(A, 0);
@@ -297,8 +292,7 @@ TEST(the_same_rank_fences_the_older_worker)
     ck_assert_uint_eq(fence->member, B);
     ck_assert_int_eq(fence->status, CAIRN_ERR_FENCED);
     expect(CAIRN_ROUND_PERSIST); // B contributed to the open round
-    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
-    resolve_all(&none, 0);
+    resolve_none();
     expect_result(A, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_uint_eq(round_worker_count(core), 2);
 }
@@ -321,13 +315,11 @@ TEST(a_pin_comes_between_the_same_two_decisions_on_every_shard)
     GIVE(.kind = CAIRN_ROUND_PIN, .snapshot = 1); // a round is open, nothing is decided
     ck_assert_uint_eq(expect(CAIRN_ROUND_PIN_SEND)->version.step, 0);
     clear();
-    reduced(0, 1, 0, 1);
-    reduced(1, 1, 0, 1);
+    all_reduced(0);
     GIVE(.kind = CAIRN_ROUND_PIN, .snapshot = 2);
     ck_assert_ptr_null(find(CAIRN_ROUND_PIN_SEND, 0));
     ck_assert(round_pin_pending(core));
-    published(0, round, 1);
-    published(1, round, 1);
+    all_published(round, 1);
     ck_assert_uint_eq(expect(CAIRN_ROUND_PIN_SEND)->version.step, 1);
     ck_assert_uint_eq(expect(CAIRN_ROUND_PIN_SEND)->snapshot, 2);
     clear();
@@ -352,8 +344,7 @@ TEST(shards_that_disagree_fail_the_job)
 TEST(a_shard_that_published_another_version_fails_the_job)
 {
     const uint64_t round = start_round(1);
-    reduced(0, 1, 0, 1);
-    reduced(1, 1, 0, 1);
+    all_reduced(0);
     published(0, round, 2);
     ck_assert_uint_eq(expect(CAIRN_ROUND_FAIL)->shard, 0);
 }
@@ -411,7 +402,6 @@ TEST(a_configuration_that_cannot_work_has_no_size)
 
 TEST(a_round_opens_of_exactly_the_ranks_that_the_gate_lets_through)
 {
-    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     start();
     GIVE(.kind = CAIRN_ROUND_GATE, .world = 2);
     join(A, 0);
@@ -422,7 +412,7 @@ TEST(a_round_opens_of_exactly_the_ranks_that_the_gate_lets_through)
     join(B, 1); // and now one too many
     ck_assert_uint_eq(out.count, 0);
     down(C);
-    resolve_all(&none, 0);
+    resolve_none();
     ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->member_count, 2);
     ck_assert(round_contributes(core, A));
     ck_assert(!round_contributes(core, C));
@@ -434,10 +424,8 @@ TEST(no_round_opens_while_the_gate_is_shut_and_the_open_one_goes_on)
     GIVE(.kind = CAIRN_ROUND_GATE, .world = 2, .shut = true);
     want(B);
     ck_assert_uint_eq(expect(CAIRN_ROUND_WORKER_OPENED)->round, round);
-    reduced(0, 1, 0, 1);
-    reduced(1, 1, 0, 1);
-    published(0, round, 1);
-    published(1, round, 1);
+    all_reduced(0);
+    all_published(round, 1);
     ck_assert(!round_contributes(core, A));
     clear();
     want(A);

@@ -174,8 +174,7 @@ TEST(who_does_not_give_its_client_state_is_dropped)
     make(0, 0);
     tick(50);
     start_round(2);
-    reduced(0, 1, 0, 1);
-    reduced(1, 1, 0, 1);
+    all_reduced(0);
     clear();
     tick(1050);
     expect_dropped(A, 0);
@@ -238,8 +237,7 @@ TEST(a_writer_that_pauses_goes_on_with_its_write)
     start();
     join(A, 0);
     GIVE(.kind = CAIRN_ROUND_WORKER_WRITE, .member = A);
-    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
-    resolve_all(&none, 0);
+    resolve_none();
     pauses(A, 3000);
     clear();
     tick(1000);

@@ -85,7 +85,7 @@ TEST(a_new_incarnation_finds_the_rate_with_the_shards)
     last.payload = bytes;
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
-    for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
+    all_up();
     resolve_all(&last, 1);
     ck_assert_double_eq(round_lr(core, 0), 0.25);
 }
@@ -100,7 +100,7 @@ TEST(a_payload_of_another_number_of_groups_fails_the_job)
     last.payload_bytes = payload_encode(&head, NULL, bytes);
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
-    for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
+    all_up();
     persisted();
     for (uint32_t s = 0; s < SHARDS; s++) answer(s, &last, 0, 41);
     expect(CAIRN_ROUND_FAIL);

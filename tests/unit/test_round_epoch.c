@@ -22,8 +22,7 @@ TEST(an_epoch_is_used_only_when_it_is_durable_and_every_shard_is_up)
 
 TEST(a_shard_lost_while_the_epoch_becomes_durable_needs_another_epoch)
 {
-    shard_up(0);
-    shard_up(1);
+    all_up();
     shard_down(1);
     persisted();
     ck_assert_ptr_null(find(CAIRN_ROUND_FENCE, 0));
@@ -45,8 +44,7 @@ TEST(a_worker_lost_before_the_decision_makes_the_round_void_for_the_others)
     answer(0, &none, round, 0);
     answer(1, &none, round, 0);
     ck_assert_int_eq(expect(CAIRN_ROUND_RESOLVE)->decision->kind, CAIRN_DECISION_NONE);
-    published(0, 0, 0);
-    published(1, 0, 0);
+    all_published(0, 0);
     // A has not asked how it ends; it is told so that it need not wait.
     const struct round_action *result = expect_result(A, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_uint_eq(result->round, round);
@@ -65,7 +63,6 @@ static void give_up(uint64_t member, uint64_t round)
 
 TEST(a_round_given_up_is_void_and_the_worker_stays)
 {
-    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     const uint64_t round = start_round(2);
     give_up(C, round); // nobody of ours
     ck_assert_uint_eq(out.count, 0);
@@ -73,7 +70,7 @@ TEST(a_round_given_up_is_void_and_the_worker_stays)
     give_up(A, round);
     expect(CAIRN_ROUND_PERSIST);
     ck_assert_ptr_null(find(CAIRN_ROUND_WORKER_RESULT, 0)); // not before the shards agree
-    resolve_all(&none, 0);
+    resolve_none();
     expect_result(A, CAIRN_ERR_EPOCH_CHANGED);
     expect_result(B, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_uint_eq(round_worker_count(core), 2);
@@ -90,13 +87,11 @@ TEST(a_round_given_up_is_void_and_the_worker_stays)
 TEST(a_round_that_is_decided_is_not_given_up)
 {
     const uint64_t round = start_round(1);
-    reduced(0, 1, 0, 1);
-    reduced(1, 1, 0, 1);
+    all_reduced(0);
     clear();
     give_up(A, round);
     ck_assert_uint_eq(out.count, 0);
-    published(0, round, 1);
-    published(1, round, 1);
+    all_published(round, 1);
     expect_result(A, CAIRN_OK);
     ck_assert_uint_eq(round_version(core).step, 1);
 }
@@ -104,13 +99,11 @@ TEST(a_round_that_is_decided_is_not_given_up)
 TEST(a_worker_lost_after_the_decision_changes_the_epoch_before_the_next_round)
 {
     const uint64_t round = start_round(2);
-    reduced(0, 1, 0, 1);
-    reduced(1, 1, 0, 1);
+    all_reduced(0);
     down(B);
     ck_assert_ptr_null(find(CAIRN_ROUND_PERSIST, 0));
     ask(A, round);
-    published(0, round, 1);
-    published(1, round, 1);
+    all_published(round, 1);
     expect_result(A, CAIRN_OK);
     ck_assert_ptr_null(find(CAIRN_ROUND_PERSIST, 0));
     want(A);
@@ -121,8 +114,7 @@ TEST(a_new_incarnation_gives_all_the_apply_that_one_shard_has)
 {
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
-    shard_up(0);
-    shard_up(1);
+    all_up();
     ck_assert_uint_eq(expect(CAIRN_ROUND_PERSIST)->epoch, 10);
     join(A, 0);
     ask(A, 77);
@@ -159,8 +151,7 @@ TEST(a_prepared_round_without_a_decision_is_void)
 {
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
-    shard_up(0);
-    shard_up(1);
+    all_up();
     join(A, 0);
     ask(A, 77);
     persisted();
@@ -168,8 +159,7 @@ TEST(a_prepared_round_without_a_decision_is_void)
     answer(0, &before, 77, 40);
     answer(1, &before, 77, 40);
     ck_assert_uint_eq(expect(CAIRN_ROUND_RESOLVE)->decision->round, 76);
-    published(0, 76, 40);
-    published(1, 76, 40);
+    all_published(76, 40);
     ck_assert_ptr_null(expect_result(A, CAIRN_ERR_EPOCH_CHANGED)->why); // 77 never took effect
 }
 
@@ -177,8 +167,7 @@ TEST(a_shard_that_was_away_when_the_decision_was_sent_gets_it_on_return)
 {
     const uint64_t round = start_round(1);
     ask(A, round);
-    reduced(0, 1, 0, 1);
-    reduced(1, 1, 0, 1);
+    all_reduced(0);
     const struct decision apply = *expect(CAIRN_ROUND_DECIDE)->decision;
     uint8_t bytes[CAIRN_PAYLOAD_BYTES(1)];
     memcpy(bytes, apply.payload, apply.payload_bytes);
@@ -193,16 +182,14 @@ TEST(a_shard_that_was_away_when_the_decision_was_sent_gets_it_on_return)
     answer(1, &none, round, 0);
     answer(0, &has, 0, 1);
     ck_assert_uint_eq(expect(CAIRN_ROUND_RESOLVE)->decision->round, round);
-    published(0, round, 1);
-    published(1, round, 1);
+    all_published(round, 1);
     expect_result(A, CAIRN_OK);
 }
 
 TEST(a_shard_without_what_others_applied_fails_the_job)
 {
     make(9, 5000);
-    shard_up(0);
-    shard_up(1);
+    all_up();
     persisted();
     const struct decision last = known(CAIRN_DECISION_APPLY, 77, 41);
     const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
@@ -227,8 +214,7 @@ TEST_EACH(a_last_payload_that_is_damaged_or_too_long_fails_the_job, 0, 2)
     last.payload = bytes;
     last.payload_bytes = _i == 0 ? sizeof bytes : CAIRN_PAYLOAD_HEAD_BYTES;
     make(9, 5000);
-    shard_up(0);
-    shard_up(1);
+    all_up();
     persisted();
     answer(0, &last, 0, 41);
     answer(1, &last, 0, 41);
@@ -237,8 +223,7 @@ TEST_EACH(a_last_payload_that_is_damaged_or_too_long_fails_the_job, 0, 2)
 
 TEST(answers_of_another_epoch_and_second_ones_change_nothing)
 {
-    shard_up(0);
-    shard_up(1);
+    all_up();
     persisted();
     const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     GIVE(.kind = CAIRN_ROUND_ANSWER, .shard = 1, .epoch = 7, .decision = &none);
@@ -254,8 +239,7 @@ TEST(a_restored_job_goes_on_with_the_loss_scale_of_its_snapshot)
     scale_from(1024);
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 40 });
-    shard_up(0);
-    shard_up(1);
+    all_up();
     uint8_t bytes[CAIRN_PAYLOAD_HEAD_BYTES];
     const struct payload head = { .loss_scale = 256 };
     payload_encode(&head, NULL, bytes);

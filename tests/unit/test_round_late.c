@@ -128,8 +128,7 @@ TEST(a_member_that_left_before_its_round_ended_hears_the_end_too)
     reduced(1, 4, 0, 1); // decided: it stands, whoever leaves
     down(A);
     join(A, 0);
-    published(0, round, 1);
-    published(1, round, 1);
+    all_published(round, 1);
     kind = CAIRN_DECISION_APPLY;
     number = round;
     steps = generation = 1;
@@ -142,8 +141,7 @@ TEST(a_void_round_stays_void_and_who_was_not_in_it_hears_nothing_of_it)
 {
     const uint64_t gone = start_round(2);
     down(B);
-    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
-    resolve_all(&none, 0);
+    resolve_none();
     clear();
     const uint64_t round = step_once(A);
     write_once(A);
@@ -183,7 +181,7 @@ TEST(what_the_incarnation_before_decided_last_is_known_after_later_rounds)
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
     join(A, 0);
-    for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
+    all_up();
     resolve_all(&apply, 41);
     clear();
     write_once(A);

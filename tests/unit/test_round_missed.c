@@ -164,7 +164,7 @@ TEST(a_skip_and_a_write_pass_nothing_by_and_a_new_incarnation_knows_all_of_it)
     last.payload = bytes;
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
-    for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
+    all_up();
     persisted();
     for (uint32_t s = 0; s < SHARDS; s++) answer(s, &last, 0, 2);
     ck_assert_uint_eq(round_missed(core, 0), 1);
@@ -184,7 +184,7 @@ TEST(what_missed_more_steps_than_there_were_fails_the_job)
     last.payload_bytes = payload_encode(&head, NULL, bytes);
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
-    for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
+    all_up();
     persisted();
     for (uint32_t s = 0; s < SHARDS; s++) answer(s, &last, 0, 41);
     expect(CAIRN_ROUND_FAIL);

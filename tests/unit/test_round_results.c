@@ -78,7 +78,7 @@ TEST(a_new_epoch_or_incarnation_hears_of_it_again)
     last.payload = kept;
     make(round_epoch_of(core) + 9, 5000 + last.round);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
-    for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
+    all_up();
     join(A, 0);
     want(A);
     persisted();

@@ -73,7 +73,7 @@ static void restart(struct decision copy, uint64_t generation)
 {
     make(round_epoch_of(core) + 9, 5000 + copy.round);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { generation, step });
-    for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
+    all_up();
     join(A, 0);
     want(A);
     resolve_all(&copy, step);

@@ -90,10 +90,9 @@ TEST(a_skip_and_a_write_keep_the_state_of_the_version)
 
 TEST(a_state_of_a_void_round_is_forgotten)
 {
-    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     ask_with(A, start_round(2), "void");
     down(B);
-    resolve_all(&none, 0);
+    resolve_none();
     check_published("");
     clear();
     const uint64_t round = next_round();
@@ -114,7 +113,7 @@ TEST(a_new_incarnation_finds_the_state_with_the_shards)
     last.payload = bytes;
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
-    for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
+    all_up();
     resolve_all(&last, 1);
     check_published("carried");
     join(A, 0);
@@ -136,7 +135,7 @@ TEST(a_state_that_is_longer_than_the_job_declares_fails_it)
     last.payload_bytes = payload_encode(&head, NULL, bytes); // fits where groups would be
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
-    for (uint32_t s = 0; s < SHARDS; s++) shard_up(s);
+    all_up();
     persisted();
     for (uint32_t s = 0; s < SHARDS; s++) answer(s, &last, 0, 41);
     expect(CAIRN_ROUND_FAIL);

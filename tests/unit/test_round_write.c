@@ -15,12 +15,11 @@ static void published_at(uint32_t shard, uint64_t round, uint64_t generation, ui
 /* Two workers, B of them with a write open. */
 static uint64_t start_write(void)
 {
-    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     start();
     join(A, 0);
     join(B, 1);
     want_to_write(B);
-    resolve_all(&none, 0);
+    resolve_none();
     ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_OPEN);
     return round_open_round(core);
 }
@@ -76,21 +75,18 @@ TEST(a_write_waits_for_the_open_round_and_goes_before_the_next)
     ask(B, round); // it has committed
     want_to_write(B);
     ck_assert_uint_eq(out.count, 0);
-    reduced(0, 1, 0, 1);
-    reduced(1, 1, 0, 1);
+    all_reduced(0);
     want(A);
-    published(0, round, 1);
-    published(1, round, 1);
+    all_published(round, 1);
     ck_assert(expect(CAIRN_ROUND_OPEN_SEND)->write);
     ck_assert_uint_eq(expect(CAIRN_ROUND_OPEN_SEND)->version.step, 1);
 }
 
 static void check_void(uint64_t round)
 {
-    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     expect(CAIRN_ROUND_PERSIST);
     clear();
-    resolve_all(&none, 0);
+    resolve_none();
     ck_assert_ptr_null(find(CAIRN_ROUND_DECIDE, 0));
     ck_assert_uint_eq(round_version(core).generation, 1);
     ck_assert_uint_ne(round_open_round(core), round);
@@ -98,11 +94,10 @@ static void check_void(uint64_t round)
 
 TEST(a_round_that_opened_with_the_writer_in_it_is_void)
 {
-    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     const uint64_t round = start_round(2); // A asked for it
     want_to_write(B);
     expect(CAIRN_ROUND_PERSIST);
-    resolve_all(&none, 0);
+    resolve_none();
     expect_result(A, CAIRN_ERR_EPOCH_CHANGED);
     ck_assert_uint_ne(round_open_round(core), round);
     ck_assert(expect(CAIRN_ROUND_OPEN_SEND)->write);
@@ -146,10 +141,8 @@ TEST(a_wish_that_is_withdrawn_opens_nothing)
     want_to_write(A);
     GIVE(.kind = CAIRN_ROUND_WORKER_UNWRITE, .member = A);
     ck_assert_uint_eq(out.count, 0);
-    reduced(0, 1, 0, 1);
-    reduced(1, 1, 0, 1);
-    published(0, round, 1);
-    published(1, round, 1);
+    all_reduced(0);
+    all_published(round, 1);
     ck_assert_int_eq(round_stage_of(core), CAIRN_ROUND_STEADY);
 }
 
@@ -157,8 +150,7 @@ TEST(a_new_incarnation_gives_all_the_write_that_one_shard_has)
 {
     make(9, 5000);
     GIVE(.kind = CAIRN_ROUND_READY, .version = { 1, 0 });
-    shard_up(0);
-    shard_up(1);
+    all_up();
     persisted();
     const struct decision before = known(CAIRN_DECISION_APPLY, 76, 40);
     struct decision write = known(CAIRN_DECISION_WRITE, 77, 40);
@@ -177,10 +169,9 @@ TEST(a_new_incarnation_gives_all_the_write_that_one_shard_has)
  * round is the one before. */
 static uint64_t write_over_own_round(void)
 {
-    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     const uint64_t round = start_round(1);
     want_to_write(A);
-    resolve_all(&none, 0);
+    resolve_none();
     ck_assert(expect(CAIRN_ROUND_OPEN_SEND)->write);
     ck_assert_uint_eq(round_open_round(core), round + 1);
     clear();
@@ -221,7 +212,6 @@ TEST(a_late_commit_or_abandon_leaves_the_other_threads_commit_waiting)
 
 TEST(both_threads_that_ask_amid_a_change_of_epoch_are_answered_after_it)
 {
-    const struct decision none = known(CAIRN_DECISION_NONE, 0, 0);
     const uint64_t write = write_over_own_round();
     shard_down(1);
     shard_up(1);
@@ -231,7 +221,7 @@ TEST(both_threads_that_ask_amid_a_change_of_epoch_are_answered_after_it)
     ask(A, write);
     ask(A, write - 1);
     ck_assert_uint_eq(out.count, 0);
-    resolve_all(&none, 0);
+    resolve_none();
     ck_assert_uint_eq(find(CAIRN_ROUND_WORKER_RESULT, 0)->round +
                           find(CAIRN_ROUND_WORKER_RESULT, 1)->round,
                       write + write - 1);

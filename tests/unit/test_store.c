@@ -12,12 +12,45 @@
 #include "tests/support/scratch_folder.h"
 #include "tests/support/suite.h"
 
-static struct coord_store *open_store(void)
+static struct coord_store *store; /* NULL: closed */
+
+static void open_store(void)
 {
-    struct coord_store *store;
     struct sentence why = { "" };
     ck_assert_msg(store_open(scratch, &store, &why) == CAIRN_OK, "%s", why.text);
-    return store;
+}
+
+static void close_store(void)
+{
+    store_close(store);
+    store = NULL;
+}
+
+static void reopen(void)
+{
+    close_store();
+    open_store();
+}
+
+/* It is not opened, and the sentence has the word. */
+static void expect_unopened(cairn_status status, const char *word)
+{
+    struct coord_store *none;
+    struct sentence why = { "" };
+    ck_assert_int_eq(store_open(scratch, &none, &why), status);
+    ck_assert_msg(strstr(why.text, word) != NULL, "%s", why.text);
+}
+
+static void set_up(void)
+{
+    scratch_make();
+    open_store();
+}
+
+static void tear_down(void)
+{
+    if (store != NULL) close_store();
+    scratch_remove();
 }
 
 static const struct stored_shard shards[] = { { .name = "s0" },
@@ -60,55 +93,52 @@ static cairn_status see(void *context, const void *row, struct sentence *why)
     }
     return CAIRN_OK;
 }
-static struct seen read_all(struct coord_store *store)
+static struct seen read_all(void)
 {
     struct seen seen = { 0 };
     ck_assert_int_eq(store_each(store, CAIRN_STORED_JOBS, see, &seen, NULL), CAIRN_OK);
     return seen;
 }
 
-static cairn_status put(struct coord_store *store, enum store_change change, const void *row,
-                        struct sentence *why)
+static void put(enum store_change change, const void *row)
 {
-    return store_write(store, change, row, 1, why);
+    struct sentence why = { "" };
+    ck_assert_msg(store_write(store, change, row, 1, &why) == CAIRN_OK, "%s", why.text);
 }
-static void set_epoch(struct coord_store *store, uint64_t epoch, uint64_t round)
+static void set_epoch(uint64_t epoch, uint64_t round)
 {
     struct stored_job job = sample();
     job.epoch = epoch;
     job.round_reserved = round;
-    ck_assert_int_eq(put(store, CAIRN_STORE_EPOCH, &job, NULL), CAIRN_OK);
+    put(CAIRN_STORE_EPOCH, &job);
 }
-static void reserve_generation(struct coord_store *store, uint64_t generation)
+static void reserve_generation(uint64_t generation)
 {
     struct stored_job job = sample();
     job.generation_reserved = generation;
-    ck_assert_int_eq(put(store, CAIRN_STORE_GENERATION, &job, NULL), CAIRN_OK);
+    put(CAIRN_STORE_GENERATION, &job);
 }
 
 TEST(the_incarnation_grows_by_one_with_every_open)
 {
     for (uint64_t i = 1; i <= 3; i++) {
-        struct coord_store *store = open_store();
         ck_assert_uint_eq(store_meta(store)->incarnation, i);
         ck_assert_uint_eq(store_rows_written(store), 0);
-        store_close(store);
+        reopen();
     }
 }
 
 TEST(a_job_comes_back_as_it_was)
 {
-    struct coord_store *store = open_store();
     const struct stored_job job = sample();
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
-    set_epoch(store, 9, 8192);
+    put(CAIRN_STORE_JOB, &job);
+    set_epoch(9, 8192);
     struct stored_job begun = job;
     begun.initialized = true;
-    ck_assert_int_eq(put(store, CAIRN_STORE_INITIALIZED, &begun, NULL), CAIRN_OK);
-    reserve_generation(store, 5);
-    store_close(store);
-    store = open_store();
-    const struct seen seen = read_all(store);
+    put(CAIRN_STORE_INITIALIZED, &begun);
+    reserve_generation(5);
+    reopen();
+    const struct seen seen = read_all();
     ck_assert_uint_eq(seen.count, 1);
     ck_assert_str_eq(seen.name, "mnist");
     ck_assert_str_eq(seen.spec, "spec");
@@ -120,7 +150,6 @@ TEST(a_job_comes_back_as_it_was)
     ck_assert_uint_eq(seen.last.round_reserved, 8192);
     ck_assert_uint_eq(seen.last.base_step, 12);
     ck_assert(seen.last.initialized);
-    store_close(store);
 }
 
 /* One of which each field is another. */
@@ -179,21 +208,20 @@ static cairn_status expect_job(void *context, const void *row, struct sentence *
 #undef SAME
     return CAIRN_OK;
 }
-static void expect_stored(struct coord_store *store, struct stored_job job)
+static void expect_stored(struct stored_job job)
 {
     ck_assert_int_eq(store_each(store, CAIRN_STORED_JOBS, expect_job, &job, NULL), CAIRN_OK);
-    ck_assert_uint_eq(read_all(store).count, 1);
+    ck_assert_uint_eq(read_all().count, 1);
 }
 
 TEST(every_field_of_a_job_comes_back_and_a_change_sets_no_more_than_it_says)
 {
-    struct coord_store *store = open_store();
     const struct stored_job full = full_job();
     struct stored_job want = sample(), other = full;
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &want, NULL), CAIRN_OK);
-    expect_stored(store, want);
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &full, NULL), CAIRN_OK);
-    expect_stored(store, full);
+    put(CAIRN_STORE_JOB, &want);
+    expect_stored(want);
+    put(CAIRN_STORE_JOB, &full);
+    expect_stored(full);
     other.name = "other";
     other.spec = other.layout = (const uint8_t *)"else";
     other.spec_bytes = other.layout_bytes = 4;
@@ -207,14 +235,14 @@ TEST(every_field_of_a_job_comes_back_and_a_change_sets_no_more_than_it_says)
     other.shards = shards;
     want = full;
     want.initialized = true;
-    ck_assert_int_eq(put(store, CAIRN_STORE_INITIALIZED, &other, NULL), CAIRN_OK);
-    expect_stored(store, want);
+    put(CAIRN_STORE_INITIALIZED, &other);
+    expect_stored(want);
     want.generation_reserved = 5000;
-    ck_assert_int_eq(put(store, CAIRN_STORE_GENERATION, &other, NULL), CAIRN_OK);
-    expect_stored(store, want);
+    put(CAIRN_STORE_GENERATION, &other);
+    expect_stored(want);
     want.epoch = want.round_reserved = 5000;
-    ck_assert_int_eq(put(store, CAIRN_STORE_EPOCH, &other, NULL), CAIRN_OK);
-    expect_stored(store, want);
+    put(CAIRN_STORE_EPOCH, &other);
+    expect_stored(want);
     want = other;
     want.name = full.name;
     want.spec = full.spec;
@@ -222,9 +250,8 @@ TEST(every_field_of_a_job_comes_back_and_a_change_sets_no_more_than_it_says)
     want.generation = full.generation;
     want.base_step = full.base_step;
     want.origin = full.origin;
-    ck_assert_int_eq(put(store, CAIRN_STORE_LAYOUT, &other, NULL), CAIRN_OK);
-    expect_stored(store, want);
-    store_close(store);
+    put(CAIRN_STORE_LAYOUT, &other);
+    expect_stored(want);
 }
 
 TEST(a_copy_of_rows_has_its_own_texts)
@@ -256,7 +283,7 @@ static cairn_status count_row(void *context, const void *row, struct sentence *w
 }
 
 /* Numbers from `from` on. */
-static void add_events(struct coord_store *store, uint64_t from, size_t count)
+static void add_events(uint64_t from, size_t count)
 {
     struct stored_event *events = calloc(count, sizeof *events);
     ck_assert_ptr_nonnull(events);
@@ -268,10 +295,9 @@ static void add_events(struct coord_store *store, uint64_t from, size_t count)
 
 TEST(the_newest_events_and_the_last_dropped_jobs_are_kept_and_events_count_as_no_writes)
 {
-    struct coord_store *store = open_store();
     size_t events = 0, dropped = 0;
-    add_events(store, 1, CAIRN_STORE_EVENTS_MAX);
-    add_events(store, CAIRN_STORE_EVENTS_MAX, 6); // the first of them is there already
+    add_events(1, CAIRN_STORE_EVENTS_MAX);
+    add_events(CAIRN_STORE_EVENTS_MAX, 6); // the first of them is there already
     ck_assert_uint_eq(store_rows_written(store), 0);
     ck_assert_int_eq(store_each(store, CAIRN_STORED_EVENTS, count_row, &events, NULL), CAIRN_OK);
     ck_assert_uint_eq(events, CAIRN_STORE_EVENTS_MAX);
@@ -294,66 +320,57 @@ TEST(the_newest_events_and_the_last_dropped_jobs_are_kept_and_events_count_as_no
     ck_assert_uint_eq(dropped, CAIRN_STORE_DROPPED_MAX);
     free(names);
     free(jobs);
-    store_close(store);
 }
 
 TEST(a_row_that_was_copied_earlier_takes_no_number_back)
 {
-    struct coord_store *store = open_store();
     const struct stored_job job = sample();
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
-    set_epoch(store, 9, 8192);
-    reserve_generation(store, 50);
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
-    set_epoch(store, 8, 4096);
-    reserve_generation(store, 5);
-    const struct seen seen = read_all(store);
+    put(CAIRN_STORE_JOB, &job);
+    set_epoch(9, 8192);
+    reserve_generation(50);
+    put(CAIRN_STORE_JOB, &job);
+    set_epoch(8, 4096);
+    reserve_generation(5);
+    const struct seen seen = read_all();
     ck_assert_uint_eq(seen.last.epoch, 9);
     ck_assert_uint_eq(seen.last.round_reserved, 8192);
     ck_assert_uint_eq(seen.last.generation_reserved, 50);
-    store_close(store);
 }
 
 TEST(a_job_put_again_replaces_itself_and_its_shards)
 {
-    struct coord_store *store = open_store();
     struct stored_job job = sample();
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
+    put(CAIRN_STORE_JOB, &job);
     job.shard_count = 1;
     job.generation = 3;
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
-    const struct seen seen = read_all(store);
+    put(CAIRN_STORE_JOB, &job);
+    const struct seen seen = read_all();
     ck_assert_uint_eq(seen.count, 1);
     ck_assert_uint_eq(seen.last.shard_count, 1);
     ck_assert_uint_eq(seen.last.generation, 3);
-    store_close(store);
 }
 
 TEST(a_second_job_of_a_name_is_refused_and_changes_nothing)
 {
-    struct coord_store *store = open_store();
     struct stored_job job = sample();
     struct sentence why = { "" };
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
+    put(CAIRN_STORE_JOB, &job);
     job.id = 1;
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, &why), CAIRN_ERR_EXISTS);
+    ck_assert_int_eq(store_write(store, CAIRN_STORE_JOB, &job, 1, &why), CAIRN_ERR_EXISTS);
     ck_assert_ptr_nonnull(strstr(why.text, "mnist"));
-    ck_assert_uint_eq(read_all(store).last.id, sample().id);
-    store_close(store);
+    ck_assert_uint_eq(read_all().last.id, sample().id);
 }
 
 TEST(a_dropped_job_is_gone_with_its_shards)
 {
-    struct coord_store *store = open_store();
     struct stored_job job = sample();
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB_DROP, &job, NULL), CAIRN_OK);
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB_DROP, &job, NULL), CAIRN_ERR_NOT_FOUND);
-    ck_assert_uint_eq(read_all(store).count, 0);
+    put(CAIRN_STORE_JOB, &job);
+    put(CAIRN_STORE_JOB_DROP, &job);
+    ck_assert_int_eq(store_write(store, CAIRN_STORE_JOB_DROP, &job, 1, NULL), CAIRN_ERR_NOT_FOUND);
+    ck_assert_uint_eq(read_all().count, 0);
     job.shard_count = 2;
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
-    ck_assert_uint_eq(read_all(store).last.shard_count, 2);
-    store_close(store);
+    put(CAIRN_STORE_JOB, &job);
+    ck_assert_uint_eq(read_all().last.shard_count, 2);
 }
 
 static void write_file(const char *name, const void *bytes, size_t size, off_t at)
@@ -371,40 +388,38 @@ TEST_EACH(it_is_for_this_user_only_whatever_the_umask, 0, 2)
     static const mode_t umasks[] = { 0, 077 };
     struct stat info;
     char path[300];
+    close_store();
+    scratch_remove();
     umask(umasks[_i]);
-    struct coord_store *store = open_store();
+    scratch_make();
+    open_store();
     snprintf(path, sizeof path, "%s/coordinator.db", scratch);
     ck_assert_int_eq(stat(path, &info), 0);
     ck_assert_uint_eq(info.st_mode & 0777, 0600);
-    store_close(store);
+    close_store();
     ck_assert_int_eq(chmod(path, 0644), 0); // as a former version made it
-    store_close(open_store());
+    open_store();
     ck_assert_int_eq(stat(path, &info), 0);
     ck_assert_uint_eq(info.st_mode & 0777, 0600);
 }
 
 TEST(a_file_that_is_no_database_is_refused)
 {
-    struct coord_store *store;
-    struct sentence why = { "" };
     char text[4096];
     memset(text, 'x', sizeof text);
+    close_store();
     write_file("coordinator.db", text, sizeof text, 0);
-    ck_assert_int_eq(store_open(scratch, &store, &why), CAIRN_ERR_CORRUPT);
-    ck_assert_ptr_nonnull(strstr(why.text, "coordinator.db"));
+    expect_unopened(CAIRN_ERR_CORRUPT, "coordinator.db");
 }
 
 TEST(a_database_of_another_program_is_refused)
 {
-    struct coord_store *store = open_store();
-    struct sentence why = { "" };
     const uint8_t id[4] = { 0, 0, 0, 1 }; // SQLite's header has the application id at 68
     const struct stored_job job = sample();
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
-    store_close(store);
+    put(CAIRN_STORE_JOB, &job);
+    close_store();
     write_file("coordinator.db", id, sizeof id, 68);
-    ck_assert_int_eq(store_open(scratch, &store, &why), CAIRN_ERR_CORRUPT);
-    ck_assert_ptr_nonnull(strstr(why.text, "not the database of a cairn-coordinator"));
+    expect_unopened(CAIRN_ERR_CORRUPT, "not the database of a cairn-coordinator");
 }
 
 /* As a program of another version left it that was killed: the last change is in the journal alone. */
@@ -413,7 +428,7 @@ static void change_store(const char *sql)
     char path[CAIRN_SCRATCH_BYTES + 32], journal[sizeof path + 8];
     sqlite3 *db;
     snprintf(path, sizeof path, "%s/coordinator.db", scratch);
-    store_close(open_store());
+    close_store();
     ck_assert_int_eq(sqlite3_open(path, &db), SQLITE_OK);
     ck_assert_int_eq(sqlite3_db_config(db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL), SQLITE_OK);
     ck_assert_int_eq(sqlite3_exec(db, sql, NULL, NULL, NULL), SQLITE_OK);
@@ -425,16 +440,14 @@ static void change_store(const char *sql)
 /* Each time, and the file is all there is to move away then. */
 static void expect_version_refused(const char *version)
 {
-    struct coord_store *store;
-    struct sentence why = { "" };
     char journal[CAIRN_SCRATCH_BYTES + 32];
     snprintf(journal, sizeof journal, "%s/coordinator.db-wal", scratch);
     for (int i = 0; i < 2; i++) {
-        ck_assert_int_eq(store_open(scratch, &store, &why), CAIRN_ERR_VERSION);
-        ck_assert_msg(strstr(why.text, version) != NULL, "%s", why.text);
-        ck_assert_ptr_nonnull(strstr(why.text, "this program has version 1 "));
-        ck_assert_ptr_nonnull(strstr(why.text, "Move the file away and start again"));
-        ck_assert_ptr_nonnull(strstr(why.text, "`cairn cluster adopt --yes`"));
+        const char *const words[] = { version, "this program has version 1 ",
+                                      "Move the file away and start again",
+                                      "`cairn cluster adopt --yes`" };
+        for (size_t k = 0; k < sizeof words / sizeof *words; k++)
+            expect_unopened(CAIRN_ERR_VERSION, words[k]);
         ck_assert_int_ne(access(journal, F_OK), 0);
     }
 }
@@ -466,22 +479,14 @@ static cairn_status see_name(void *context, const void *row, struct sentence *wh
 
 TEST(shards_that_leave_are_known_until_they_do_not)
 {
-    struct coord_store *store = open_store();
-    struct sentence why;
     char seen[8] = "";
-    ck_assert_int_eq(put(store, CAIRN_STORE_LEAVE, &(struct stored_leaving) { "s0" }, &why),
-                     CAIRN_OK);
-    ck_assert_int_eq(put(store, CAIRN_STORE_LEAVE, &(struct stored_leaving) { "s1" }, &why),
-                     CAIRN_OK);
-    ck_assert_int_eq(put(store, CAIRN_STORE_LEAVE, &(struct stored_leaving) { "s1" }, &why),
-                     CAIRN_OK);
-    ck_assert_int_eq(put(store, CAIRN_STORE_STAY, &(struct stored_leaving) { "s0" }, &why),
-                     CAIRN_OK);
-    store_close(store);
-    store = open_store();
-    ck_assert_int_eq(store_each(store, CAIRN_STORED_LEAVING, see_name, seen, &why), CAIRN_OK);
+    put(CAIRN_STORE_LEAVE, &(struct stored_leaving) { "s0" });
+    put(CAIRN_STORE_LEAVE, &(struct stored_leaving) { "s1" });
+    put(CAIRN_STORE_LEAVE, &(struct stored_leaving) { "s1" });
+    put(CAIRN_STORE_STAY, &(struct stored_leaving) { "s0" });
+    reopen();
+    ck_assert_int_eq(store_each(store, CAIRN_STORED_LEAVING, see_name, seen, NULL), CAIRN_OK);
     ck_assert_str_eq(seen, "s1");
-    store_close(store);
 }
 
 static cairn_status see_dropped(void *context, const void *row, struct sentence *why)
@@ -495,67 +500,57 @@ static cairn_status see_dropped(void *context, const void *row, struct sentence 
 
 TEST(the_identity_stays_and_a_dropped_job_is_known_after_a_start)
 {
-    struct coord_store *store = open_store();
     const struct stored_job job = sample();
     const uint64_t identity = store_meta(store)->identity;
     uint64_t seen[2] = { 0 };
     ck_assert_uint_ne(identity, 0);
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
+    put(CAIRN_STORE_JOB, &job);
     ck_assert_int_eq(store_each(store, CAIRN_STORED_DROPPED, see_dropped, seen, NULL), CAIRN_OK);
     ck_assert_uint_eq(seen[0], 0);
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB_DROP, &job, NULL), CAIRN_OK);
-    store_close(store);
-    store = open_store();
+    put(CAIRN_STORE_JOB_DROP, &job);
+    reopen();
     ck_assert_uint_eq(store_meta(store)->identity, identity);
     ck_assert_int_eq(store_each(store, CAIRN_STORED_DROPPED, see_dropped, seen, NULL), CAIRN_OK);
     ck_assert_uint_eq(seen[0], 1);
     ck_assert_uint_eq(seen[1], job.id);
-    store_close(store);
 }
 
 TEST(the_token_of_the_snapshots_folder_comes_back)
 {
-    struct coord_store *store = open_store();
     ck_assert_uint_eq(store_meta(store)->storage, 0);
     const struct stored_meta meta = { .storage = UINT64_MAX - 1 };
-    ck_assert_int_eq(put(store, CAIRN_STORE_STORAGE, &meta, NULL), CAIRN_OK);
-    store_close(store);
-    store = open_store();
+    put(CAIRN_STORE_STORAGE, &meta);
+    reopen();
     ck_assert_uint_eq(store_meta(store)->storage, UINT64_MAX - 1);
-    store_close(store);
 }
 
 TEST(a_damaged_database_is_refused)
 {
-    struct coord_store *store = open_store();
-    struct sentence why = { "" };
     uint8_t noise[4096];
     const struct stored_job job = sample();
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, NULL), CAIRN_OK);
-    store_close(store);
+    put(CAIRN_STORE_JOB, &job);
+    close_store();
     memset(noise, 0xa5, sizeof noise);
     for (off_t page = 1; page < 4; page++)
         write_file("coordinator.db", noise, sizeof noise, page * 4096);
-    ck_assert_int_eq(store_open(scratch, &store, &why), CAIRN_ERR_CORRUPT);
-    ck_assert_ptr_nonnull(strstr(why.text, "restore"));
+    expect_unopened(CAIRN_ERR_CORRUPT, "restore");
 }
 
 TEST(a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identity)
 {
-    struct coord_store *store = open_store();
     struct stored_job job = sample();
     struct sentence why = { "" };
     uint8_t *bytes;
     size_t byte_count;
     char path[CAIRN_SCRATCH_BYTES + 32];
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, &why), CAIRN_OK);
+    put(CAIRN_STORE_JOB, &job);
     ck_assert_int_eq(store_picture(store, &bytes, &byte_count, &why), CAIRN_OK);
     job.id++;
     job.name = "later";
-    ck_assert_int_eq(put(store, CAIRN_STORE_JOB, &job, &why), CAIRN_OK); // it goes on
-    ck_assert_uint_eq(read_all(store).count, 2);
+    put(CAIRN_STORE_JOB, &job); // it goes on
+    ck_assert_uint_eq(read_all().count, 2);
     const uint64_t identity = store_meta(store)->identity;
-    store_close(store);
+    close_store();
     scratch_remove();
     scratch_make(); // another folder
     snprintf(path, sizeof path, "%s/coordinator.db", scratch);
@@ -564,15 +559,14 @@ TEST(a_picture_of_the_store_opens_as_a_store_with_its_jobs_and_its_identity)
     ck_assert_uint_eq(fwrite(bytes, 1, byte_count, file), byte_count);
     ck_assert_int_eq(fclose(file), 0);
     free(bytes);
-    store = open_store();
-    const struct seen seen = read_all(store);
+    open_store();
+    const struct seen seen = read_all();
     ck_assert_uint_eq(seen.count, 1);
     ck_assert_str_eq(seen.name, "mnist");
     ck_assert_str_eq(seen.shard, "s2");
     ck_assert_uint_eq(seen.last.epoch, 7);
     ck_assert_uint_eq(store_meta(store)->identity, identity);
     ck_assert_uint_eq(store_meta(store)->incarnation, 2);
-    store_close(store);
 }
 
-SUITE(30, scratch_make, scratch_remove);
+SUITE(30, set_up, tear_down);
