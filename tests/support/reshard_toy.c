@@ -2,8 +2,8 @@
 
 #include <check.h>
 
-#include "server/base/daemon.h"
 #include "tests/support/fake_move.h"
+#include "tests/support/held_pool.h"
 
 char s0[] = "s0", s1[] = "s1", s2[] = "s2", toy_name[] = "toy";
 
@@ -74,32 +74,14 @@ void restart_with_three(void)
     ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
 }
 
-static uv_sem_t disk;
-
-static void on_disk(struct task *task, uint32_t item, uint32_t thread)
-{
-    (void)task;
-    (void)item;
-    (void)thread;
-    uv_sem_wait(&disk);
-}
-
-static void on_disk_done(struct task *task)
-{
-    (void)task;
-}
-
 void hold_disk(void)
 {
-    static struct task task;
-    task = (struct task) { .run = on_disk, .done = on_disk_done, .item_count = 1 };
-    ck_assert_int_eq(uv_sem_init(&disk, 0), 0);
-    pool_submit(toy()->cluster->saves.pool, &task);
+    held_pool_hold(toy()->cluster->saves.pool, 1);
 }
 
 void release_disk(void)
 {
-    uv_sem_post(&disk);
+    held_pool_let_go();
 }
 
 bool owns(uint32_t shard)

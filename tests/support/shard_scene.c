@@ -4,7 +4,6 @@
 
 #include <inttypes.h>
 #include <check.h>
-#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -502,32 +501,6 @@ size_t scene_resident(const struct arena *arena)
     for (size_t i = 0; i < pages; i++) count += there[i] & 1;
     free(there);
     return count * 4096;
-}
-
-static struct task held_threads;
-static sem_t let_go;
-
-static void wait_to_go(struct task *task, uint32_t item, uint32_t thread)
-{
-    (void)task, (void)item, (void)thread;
-    while (sem_wait(&let_go) != 0) {}
-}
-
-static void on_gone_on(struct task *task)
-{
-    (void)task;
-}
-
-void scene_hold(struct pool *pool, uint32_t threads)
-{
-    held_threads = (struct task) { .run = wait_to_go, .done = on_gone_on, .item_count = threads };
-    ck_assert_int_eq(sem_init(&let_go, 0, 0), 0);
-    pool_submit(pool, &held_threads);
-}
-
-void scene_let_go(void)
-{
-    for (uint32_t i = 0; i < held_threads.item_count; i++) sem_post(&let_go);
 }
 
 const void *scene_plane(const struct shard_job *job, enum plane plane)

@@ -199,9 +199,6 @@ void *scene_lose_pages(const struct arena *arena);
 void scene_find_pages(const struct arena *arena, void *kept);
 /* Bytes of the arena that have pages. */
 size_t scene_resident(const struct arena *arena);
-/* The threads of a pool do nothing until they are let go; one at a time. */
-void scene_hold(struct pool *pool, uint32_t threads);
-void scene_let_go(void);
 /* What a plane of a job has, by local element, copied out of its home: until it is asked for again. */
 const void *scene_plane(const struct shard_job *job, enum plane plane);
 /* What the shard's job has as parameters of a chunk; likewise. */

@@ -10,6 +10,33 @@
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
+static struct fake_peer w1 = { .fd = -1 };
+
+static void tear_down(void)
+{
+    fake_peer_close(&w1);
+    close_fake();
+}
+
+/* Shards, and two workers of the job, w and w1. */
+static void attach_two(uint32_t workers_min)
+{
+    fake_shards_up(&fake, 2);
+    w = worker("w0");
+    w1 = worker("w1");
+    job = fake_attach(&w, 10, 0, workers_min);
+    fake_attach(&w1, 11, 1, workers_min);
+}
+
+/* The round ended so, and the text has the word. */
+static void expect_result(struct fake_peer *peer, uint32_t request, cairn_status status,
+                          const char *word)
+{
+    const Cairn__RoundResult *result = fake_hear(peer, RoundResult, request);
+    ck_assert_msg(result->status == (int32_t)status && strstr(result->text, word) != NULL, "%s: %s",
+                  status_code_name(result->status), result->text);
+}
+
 /* ---- a job's life ---- */
 
 TEST(a_job_is_created_put_and_trained)
@@ -67,6 +94,7 @@ TEST(a_reader_of_no_job_hears_that_there_is_none)
     fake_peer_close(&r);
 }
 
+/* The answer of the coordinator to a reader who opens the job. */
 static void open_reader(struct fake_peer *r)
 {
     const uint32_t request = fake_ask(r, JobOpen, .name = "toy", .role = CAIRN_ROLE_WIRE_READER,
@@ -131,65 +159,50 @@ TEST(missing_tensors_are_named_to_the_source)
 
 TEST(a_worker_that_is_not_the_source_waits_for_the_seal)
 {
-    fake_shards_up(&fake, 2);
-    w = worker("w0");
-    struct fake_peer w1 = worker("w1");
-    job = fake_attach(&w, 10, 0, 2);
-    fake_attach(&w1, 11, 1, 2);
+    attach_two(2);
     const uint32_t request = fake_ask(&w1, InitDone, .job = job);
     fake_expect_awaited(&w1, job, "rank 0");
     fake_init(&w, job);
     fake_hear(&w1, Done, request);
-    fake_peer_close(&w1);
 }
 
 /* ---- members ---- */
 
+/* A round of both, which no shard sums up until hold_reduced ends; w's commit. */
+static uint32_t commit_of_held_round(void)
+{
+    attach_two(1);
+    fake_hold_reduced(&fake, true);
+    fake_init(&w, job);
+    return fake_ask_commit(&w, job, fake_begin(&w, job));
+}
+
 TEST(a_worker_that_dies_voids_the_open_round_for_the_others)
 {
-    fake_shards_up(&fake, 2);
-    fake_hold_reduced(&fake, true);
-    w = worker("w0");
-    struct fake_peer w1 = worker("w1");
-    job = fake_attach(&w, 10, 0, 1);
-    fake_attach(&w1, 11, 1, 1);
-    fake_init(&w, job);
-    const uint64_t round = fake_begin(&w, job);
-    const uint32_t request = fake_ask_commit(&w, job, round);
+    const uint32_t request = commit_of_held_round();
     fake_expect_awaited(&w, job, "worker w1 of rank 1");
     fake_peer_close(&w1);
-    Cairn__RoundResult *result = fake_hear(&w, RoundResult, request);
-    ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
-    ck_assert_ptr_nonnull(strstr(result->text, "worker w1 (rank 1) left"));
+    expect_result(&w, request, CAIRN_ERR_EPOCH_CHANGED, "worker w1 (rank 1) left");
     fake_hold_reduced(&fake, false);
     ck_assert_uint_eq(train(), 1);
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_MEMBER_LEAVE], 1);
 }
 
+static void say_fault(void)
+{
+    fake_say(&fake.shards[1].peer, 0, MemberFault, .job = job, .member = 11,
+             .text = "the memory of w1 cannot be read");
+}
+
 TEST(a_worker_whose_memory_a_shard_cannot_read_is_put_out)
 {
-    fake_shards_up(&fake, 2);
-    fake_hold_reduced(&fake, true);
-    w = worker("w0");
-    struct fake_peer w1 = worker("w1");
-    job = fake_attach(&w, 10, 0, 1);
-    fake_attach(&w1, 11, 1, 1);
-    fake_init(&w, job);
-    const uint64_t round = fake_begin(&w, job);
-    const uint32_t request = fake_ask_commit(&w, job, round);
-    Cairn__MemberFault fault = CAIRN__MEMBER_FAULT__INIT;
-    fault.job = job;
-    fault.member = 11;
-    fault.text = "the memory of w1 cannot be read";
-    fake_send(&fake.shards[1].peer, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base);
-    Cairn__RoundResult *result = fake_hear(&w, RoundResult, request);
-    ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
-    ck_assert_ptr_nonnull(strstr(result->text, "cannot be read"));
+    const uint32_t request = commit_of_held_round();
+    say_fault();
+    expect_result(&w, request, CAIRN_ERR_EPOCH_CHANGED, "cannot be read");
     fake_expect_error(&w1, 0, CAIRN_ERR_NO_MEMORY, "cannot be read");
-    fake_send(&fake.shards[1].peer, CAIRN_MSG_MEMBER_FAULT, 0, &fault.base); // it is gone already
+    say_fault(); // it is gone already
     fake_hold_reduced(&fake, false);
     ck_assert_uint_eq(train(), 1);
-    fake_peer_close(&w1);
 }
 
 TEST(a_second_worker_of_a_rank_fences_the_older)
@@ -239,60 +252,50 @@ TEST(a_stopped_coordinator_lets_no_deadline_pass)
     ck_assert_uint_eq(fake_commit(&w, job, round), 1);
 }
 
-/* Two workers that have committed, in a round that no shard has summed up; its deadline is short. */
-static void two_workers_held_up(struct fake_peer pair[2], uint32_t requests[2])
+/* w and w1 have committed, in a round that no shard has summed up; its deadline is short. */
+static void commit_both_held(uint32_t requests[2])
 {
     fake_coordinator_stop(&fake);
     fake.options.heartbeat_ms = 20;
     fake.options.step_deadline_ms = 200;
     fake_coordinator_start(&fake);
-    fake_shards_up(&fake, 2);
+    attach_two(1);
     fake_hold_reduced(&fake, true);
-    pair[0] = worker("w0");
-    pair[1] = worker("w1");
-    job = fake_attach(&pair[0], 10, 0, 1);
-    fake_attach(&pair[1], 11, 1, 1);
-    fake_init(&pair[0], job);
-    const uint64_t round = fake_begin(&pair[0], job);
-    ck_assert_uint_eq(fake_begin(&pair[1], job), round);
+    fake_init(&w, job);
+    const uint64_t round = fake_begin(&w, job);
+    ck_assert_uint_eq(fake_begin(&w1, job), round);
     fake_until(&fake, fake.shards[0].round == round && fake.shards[1].round == round);
-    for (int i = 0; i < 2; i++) requests[i] = fake_ask_commit(&pair[i], job, round);
+    requests[0] = fake_ask_commit(&w, job, round);
+    requests[1] = fake_ask_commit(&w1, job, round);
 }
 
 TEST(a_worker_whose_word_arrives_and_whose_data_does_not_is_put_out_at_the_deadline)
 {
-    struct fake_peer pair[2];
     uint32_t requests[2];
     fake.shards[0].lacks[0] = fake.shards[1].lacks[0] = 11;
     fake.shards[0].lack_count = fake.shards[1].lack_count = 1;
-    two_workers_held_up(pair, requests);
-    fake_expect_error(&pair[1], requests[1], CAIRN_ERR_REOPEN,
+    commit_both_held(requests);
+    fake_expect_error(&w1, requests[1], CAIRN_ERR_REOPEN,
                       "and 1 more did not get all that it contributes to round");
-    Cairn__RoundResult *result = fake_hear(&pair[0], RoundResult, requests[0]);
-    ck_assert_int_eq(result->status, CAIRN_ERR_EPOCH_CHANGED);
-    ck_assert_ptr_nonnull(strstr(result->text, "worker w1 (rank 1) was put out: shard s"));
+    expect_result(&w, requests[0], CAIRN_ERR_EPOCH_CHANGED,
+                  "worker w1 (rank 1) was put out: shard s");
     fake_hold_reduced(&fake, false);
-    ck_assert_uint_eq(fake_step(&pair[0], job), 1);
-    fake_peer_close(&pair[0]);
-    fake_peer_close(&pair[1]);
+    ck_assert_uint_eq(train(), 1);
 }
 
 TEST(a_shard_that_alone_lacks_all_workers_is_named_at_the_deadline)
 {
-    struct fake_peer pair[2];
     uint32_t requests[2];
     fake.shards[1].lacks[0] = 10;
     fake.shards[1].lacks[1] = 11;
     fake.shards[1].lack_count = 2;
-    two_workers_held_up(pair, requests);
+    commit_both_held(requests);
     fake_shard_report_reduced(&fake.shards[0]);
     fake_until(&fake, fake.shards[1].seen[CAIRN_MSG_LACKS_GET] == 2); // again at the next deadline
-    fake_expect_awaited(&pair[0], job, "shard s1 (lacks something of 2 of 2 workers in round");
+    fake_expect_awaited(&w, job, "shard s1 (lacks something of 2 of 2 workers in round");
     fake_shard_report_reduced(&fake.shards[1]);
-    for (int i = 0; i < 2; i++) {
-        ck_assert_int_eq(fake_hear(&pair[i], RoundResult, requests[i])->status, CAIRN_OK);
-        fake_peer_close(&pair[i]);
-    }
+    expect_result(&w, requests[0], CAIRN_OK, "");
+    expect_result(&w1, requests[1], CAIRN_OK, "");
 }
 
 /* ---- shards ---- */
@@ -561,15 +564,11 @@ TEST(an_admin_that_asks_nothing_for_ten_minutes_is_sent_away_and_one_that_waits_
     const uint64_t later_ms = uv_now(&fake.loop) + 11 * 60 * 1000;
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "idle");
     struct fake_peer waiting = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "waiting");
-    Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
-    fake_hear(&waiting, ClusterStatus,
-              fake_request(&waiting, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base));
+    fake_call(&waiting, ClusterStatus, ClusterStatusGet);
     ck_assert_uint_eq(session_of("waiting")->unanswered, 0);
     session_of("waiting")->unanswered = 1;
-    const Cairn__Heartbeat beat =
-        CAIRN__HEARTBEAT__INIT; // which nobody answers, whatever its number is
-    fake_request(&admin, CAIRN_MSG_HEARTBEAT, &beat.base);
-    fake_hear(&admin, ClusterStatus, fake_request(&admin, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base));
+    fake_ask(&admin, Heartbeat); // which nobody answers, whatever its number is
+    fake_call(&admin, ClusterStatus, ClusterStatusGet);
     coord_sessions_tick(fake.cluster, later_ms, 0);
     ck_assert(session_of("idle")->closing);
     ck_assert(!session_of("waiting")->closing);
@@ -610,22 +609,21 @@ TEST(a_session_number_of_another_is_refused)
     fake_peer_close(&thief);
 }
 
+static uint32_t ask_open_with(uint64_t spec_bytes)
+{
+    return fake_ask(&w, JobOpen, .name = "toy", .role = CAIRN_ROLE_WIRE_WORKER, .session = 10,
+                    .spec_bytes = spec_bytes);
+}
+
 TEST(pages_that_do_not_follow_each_other_are_refused)
 {
     w = worker("w0");
     uint8_t bytes[8] = { 0 };
-    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = "toy";
-    open.role = CAIRN_ROLE_WIRE_WORKER;
-    open.session = 10;
-    open.spec_bytes = 100;
-    const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_OPEN, &open.base);
+    const uint32_t request = ask_open_with(100);
     fake_say(&w, request, Page, .what = CAIRN_PAGE_SPEC, .offset = 50, .total_bytes = 100,
-             .bytes = (ProtobufCBinaryData) { sizeof bytes, bytes });
+             .bytes = { sizeof bytes, bytes });
     fake_expect_error(&w, request, CAIRN_ERR_PROTOCOL, "do not follow");
-    open.spec_bytes = UINT64_MAX;
-    fake_expect_error(&w, fake_request(&w, CAIRN_MSG_JOB_OPEN, &open.base), CAIRN_ERR_INVALID,
-                      "64 MiB");
+    fake_expect_error(&w, ask_open_with(UINT64_MAX), CAIRN_ERR_INVALID, "64 MiB");
 }
 
 TEST(a_request_for_a_job_that_is_not_open_is_refused)
@@ -650,4 +648,4 @@ TEST(a_malformed_message_ends_the_connection_and_nothing_else)
     ck_assert_uint_eq(train(), 1);
 }
 
-SUITE(30, open_fake, close_fake);
+SUITE(30, open_fake, tear_down);

@@ -1,14 +1,13 @@
 /* A copy of the coordinator's store, taken while it is in use. The shards are fake ones. */
 #include <check.h>
-#include <semaphore.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "server/base/daemon.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/store.h"
+#include "tests/support/held_pool.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
@@ -80,26 +79,9 @@ TEST(a_file_that_is_there_or_cannot_be_made_is_refused_and_nothing_is_left)
     train();
 }
 
-/* Holds the store's thread up until it is released. */
-static struct hold_up {
-    struct task task;
-    sem_t release;
-} hold_up;
-static void wait_for_release(struct task *task, uint32_t item, uint32_t thread)
-{
-    (void)item;
-    (void)thread;
-    sem_wait(&((struct hold_up *)task)->release);
-}
-static void on_released(struct task *task)
-{
-    (void)task;
-}
 static void hold_store_up(void)
 {
-    ck_assert_int_eq(sem_init(&hold_up.release, 0, 0), 0);
-    hold_up.task = (struct task) { .run = wait_for_release, .done = on_released, .item_count = 1 };
-    pool_submit(fake.cluster->saves.pool, &hold_up.task);
+    held_pool_hold(fake.cluster->saves.pool, 1);
 }
 
 TEST(a_second_one_at_a_time_is_refused_and_training_waits_for_neither)
@@ -108,7 +90,7 @@ TEST(a_second_one_at_a_time_is_refused_and_training_waits_for_neither)
     const uint32_t first = ask_backup(&admin, file), second = ask_backup(&admin, file);
     fake_expect_error(&admin, second, CAIRN_ERR_BUSY, "being copied");
     train();
-    sem_post(&hold_up.release);
+    held_pool_let_go();
     fake_hear(&admin, ClusterBackedUp, first);
 }
 
@@ -121,7 +103,7 @@ TEST(one_whose_asker_is_gone_is_made_all_the_same)
     fake_until(&fake, fake.cluster->backup != NULL);
     fake_peer_close(&asker);
     fake_until(&fake, session_count() < sessions);
-    sem_post(&hold_up.release);
+    held_pool_let_go();
     fake_until(&fake, fake.cluster->backup == NULL);
     ck_assert_int_eq(access(file, F_OK), 0);
 }

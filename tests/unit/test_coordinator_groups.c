@@ -51,7 +51,7 @@ SUITE(30);
 /* ---- a job ---- */
 
 static struct fake_cluster fake;
-static struct fake_peer w[5];
+static struct fake_peer w[5], admin;
 
 /* Shards 0 and 1 on host a, 2 on b. */
 static void set_up(void)
@@ -60,10 +60,12 @@ static void set_up(void)
     for (uint32_t i = 0; i < 3; i++) fake.shards[i].host[0] = i < 2 ? 'a' : 'b';
     fake_shards_up(&fake, 3);
     for (size_t i = 0; i < COUNT(w); i++) w[i].fd = -1;
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
 }
 static void tear_down(void)
 {
     for (size_t i = 0; i < COUNT(w); i++) fake_peer_close(&w[i]);
+    fake_peer_close(&admin);
     fake_close(&fake);
 }
 
@@ -283,10 +285,9 @@ TEST(a_write_is_opened_for_its_writer_alone)
     expect_opened(0, 2);
 }
 
-static Cairn__JobStatus *show(struct fake_peer *admin)
+static Cairn__JobStatus *show(void)
 {
-    const uint32_t request = fake_ask(admin, JobShow, .name = "toy");
-    return fake_hear(admin, JobStatus, request);
+    return fake_call(&admin, JobStatus, JobShow, .name = "toy");
 }
 
 /* The groups are given up in the round that is open, and its workers do it again by themselves. */
@@ -302,11 +303,9 @@ static void expect_given_up(bool gives_up, const char *why)
     fake_hear(&w[0], RoundResult, 0); // void
     fake_ask(&w[0], RoundBegin, .job = job);
     fake_until(&fake, fake.shards[2].member_count == 4); // opened again, each by itself
-    struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
-    Cairn__JobStatus *status = show(&admin);
+    Cairn__JobStatus *status = show();
     ck_assert_uint_eq(status->n_reduce_groups, 0);
     ck_assert_ptr_nonnull(strstr(status->reduce_groups_off, why));
-    fake_peer_close(&admin);
 }
 
 TEST(an_owner_that_refuses_a_relay_ends_the_groups)
@@ -356,10 +355,8 @@ TEST(tiles_end_the_groups_and_it_is_shown)
         ck_assert_uint_eq(fake.shards[i].opened_relay, 0);
         ck_assert_uint_eq(fake.shards[i].relay.member_count, 0);
     }
-    struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
-    Cairn__JobStatus *status = show(&admin);
+    Cairn__JobStatus *status = show();
     ck_assert_str_eq(status->reduce_groups_off, "the workers hold tiles");
-    fake_peer_close(&admin);
 }
 
 /* ---- recorded ---- */
@@ -368,8 +365,7 @@ TEST(a_job_shows_the_groups_of_its_last_round)
 {
     const uint64_t job = attach_all("aaxbb", CAIRN_GROUPS_HOST);
     one_round(job, 0, 5);
-    struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
-    Cairn__JobStatus *status = show(&admin);
+    Cairn__JobStatus *status = show();
     ck_assert_uint_eq(status->n_reduce_groups, 3);
     ck_assert_uint_eq(status->reduce_group_count, 3);
     ck_assert_str_eq(status->reduce_groups[0]->host, "s0, s1");
@@ -378,12 +374,11 @@ TEST(a_job_shows_the_groups_of_its_last_round)
     ck_assert_uint_eq(status->reduce_groups[1]->ranks[0], 2);
     ck_assert_str_eq(status->reduce_groups[2]->host, "s2");
     ck_assert_uint_eq(status->reduce_groups[2]->ranks[1], 4);
-    fake_peer_close(&admin);
 }
 
-static char *save(struct fake_peer *admin)
+static char *save(void)
 {
-    Cairn__SnapshotStatus *status = fake_call(admin, SnapshotStatus, SnapshotCreate, .job = "toy",
+    Cairn__SnapshotStatus *status = fake_call(&admin, SnapshotStatus, SnapshotCreate, .job = "toy",
                                               .wait = true);
     char *path = strdup(status->path);
     return path;
@@ -417,32 +412,28 @@ static void expect_recorded(const char *folder, const char *text)
 
 TEST(a_snapshot_says_the_groups_of_its_step_and_a_restore_forms_new_ones)
 {
-    struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     const uint64_t job = attach_all("aaxbb", CAIRN_GROUPS_HOST);
-    char *before = save(&admin);
+    char *before = save();
     expect_recorded(before, ""); // no round yet
     one_round(job, 0, 5);
-    char *first = save(&admin);
+    char *first = save();
     expect_recorded(first, "0-1 2 3-4");
-    const uint32_t request = fake_ask(&admin, SnapshotRestore, .path = first);
-    fake_hear(&admin, SnapshotStatus, request);
+    fake_call(&admin, SnapshotStatus, SnapshotRestore, .path = first);
     for (uint32_t i = 0; i < 5; i++) fake_peer_close(&w[i]);
-    char *again = save(&admin);
+    char *again = save();
     expect_recorded(again, "0-1 2 3-4"); // of the step that it has, whoever is there now
     for (uint32_t i = 0; i < 3; i++) attach(i, "b", CAIRN_GROUPS_HOST);
     one_round(job, 0, 3);
-    char *last = save(&admin);
+    char *last = save();
     expect_recorded(last, "0-2");
     free(before);
     free(first);
     free(again);
     free(last);
-    fake_peer_close(&admin);
 }
 
 TEST(a_round_that_made_no_step_and_a_write_leave_the_recorded_groups_alone)
 {
-    struct fake_peer admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
     const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
     one_round(job, 0, 4);
     fake.shards[2].holds_reduced = true;
@@ -455,10 +446,9 @@ TEST(a_round_that_made_no_step_and_a_write_leave_the_recorded_groups_alone)
     fake.shards[2].holds_reduced = false;
     Cairn__RoundOpened *opened = fake_call(&w[1], RoundOpened, WriteBegin, .job = job);
     fake_commit(&w[1], job, opened->round);
-    char *saved = save(&admin);
+    char *saved = save();
     expect_recorded(saved, "0-1 2-3");
     free(saved);
-    fake_peer_close(&admin);
 }
 
 SUITE(60, set_up, tear_down);

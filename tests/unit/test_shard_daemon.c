@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "tests/support/held_pool.h"
 #include "tests/support/scratch.h"
 #include "tests/support/shard_model.h"
 #include "tests/support/shard_scene.h"
@@ -264,13 +265,13 @@ TEST(a_snapshot_or_digest_that_is_given_up_ends_and_leaves_neither_files_nor_sta
     cairn_scratch_make(folder);
     for (int files = 0; files < 2; files++) {
         const uint64_t before = scene.shard->memory.budget.used_bytes;
-        scene_hold(scene.shard->snapshots, 1);
+        held_pool_hold(scene.shard->snapshots, 1);
         scene_tell(&scene, 0, Pin, .job = SCENE_JOB, .snapshot = 4, .files = files);
         if (files) say_folder(folder);
         say_folder("");
         scene_tell(&scene, 9, Probe); // answered behind it
         scene_hear(&scene, CAIRN_MSG_DONE);
-        scene_let_go();
+        held_pool_let_go();
         ck_assert_int_eq(scene_heard(&scene, SnapshotPart)->status, CAIRN_ERR_CANCELED);
         ck_assert_ptr_null(LIST_FIRST(&scene.shard->jobs->pins.list));
         ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, before);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "proto/plan/plan.h"
+#include "tests/support/held_pool.h"
 #include "tests/support/shard_scene.h"
 #include "tests/support/suite.h"
 
@@ -208,7 +209,7 @@ static void expect_refusal(uint32_t request, uint64_t generation, uint64_t step,
 /* Generation 2 is made of the first, and waits for a thread. */
 static struct shard_job *begin_extend(void)
 {
-    scene_hold(scene.shard->host.pool, COMPUTE_THREADS);
+    held_pool_hold(scene.shard->host.pool, COMPUTE_THREADS);
     amend_scene(CAIRN_INIT_CONSTANT);
     scene_create(&scene, 9, 2, 0, "");
     scene_until(&scene, held() == 2 && scene.shard->jobs->load.at_work != NULL);
@@ -221,7 +222,7 @@ TEST(one_whose_origin_changes_meanwhile_is_given_up_and_the_origin_serves)
     struct shard_job *from = begin_extend();
     const uint64_t used = memory_sum(&from->memory);
     from->pass.updating = true; // an UPDATE was decided
-    scene_let_go();
+    held_pool_let_go();
     scene_refused(&scene, 9, CAIRN_ERR_NOT_READY, "changed while it was extended");
     from->pass.updating = false;
     scene_until(&scene, LIST_EMPTY(&scene.shard->memory.releases));
@@ -239,7 +240,7 @@ TEST(a_job_that_is_dropped_meanwhile_goes_with_both_generations_when_the_threads
     scene_tell(&scene, 11, Probe);
     while (scene_hear(&scene, CAIRN_MSG_DONE).request != 11) {}
     ck_assert_uint_eq(held(), 2); // the threads refer to both
-    scene_let_go();
+    held_pool_let_go();
     scene_until(&scene, scene.shard->jobs == NULL && LIST_EMPTY(&scene.shard->memory.releases));
     ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, 0);
 }
@@ -247,7 +248,7 @@ TEST(a_job_that_is_dropped_meanwhile_goes_with_both_generations_when_the_threads
 TEST(a_shard_that_is_closed_meanwhile_frees_both)
 {
     begin_extend();
-    scene_let_go();
+    held_pool_let_go();
 }
 
 /* ---- what is refused ---- */

@@ -8,6 +8,7 @@
 #include "server/shard/jobs.h"
 #include "server/shard/read.h"
 #include "server/shard/state.h"
+#include "tests/support/held_pool.h"
 #include "tests/support/memory_storage.h"
 #include "tests/support/scratch.h"
 #include "tests/support/shard_model.h"
@@ -72,12 +73,12 @@ TEST(what_was_prepared_in_vain_stays_until_nobody_makes_its_pages)
 {
     const struct budget *budget = &scene.shard->memory.budget;
     const uint64_t used = budget->used_bytes;
-    scene_hold(scene.shard->memory.toucher, 1);
+    held_pool_hold(scene.shard->memory.toucher, 1);
     scene_tell(&scene, 70, PinPrepare, .job = SCENE_JOB, .snapshot = 10);
     say_folder(10, "");
     model_round(&model, &scene, 1, 0); // an update looks for pins that have ended
     ck_assert_uint_gt(budget->used_bytes, used);
-    scene_let_go();
+    held_pool_let_go();
     (void)scene_hear(&scene, CAIRN_MSG_DONE);
     model_round(&model, &scene, 2, 1);
     ck_assert_uint_eq(budget->used_bytes, used);
