@@ -12,7 +12,6 @@ import os
 import pickle
 import shutil
 import sys
-import tempfile
 import time
 import unittest
 import unittest.mock
@@ -25,7 +24,6 @@ import torched
 torch = torched.torch
 import cairn  # noqa: E402
 from cairn import _found, _metadata, _stored  # noqa: E402
-from cluster import Cluster  # noqa: E402
 
 STEPS_BEFORE, STEPS_AFTER = 5, 4
 CHUNKED = 3  # of how many chunks a DCP tensor is, made by hand
@@ -34,6 +32,9 @@ CHUNKED = 3  # of how many chunks a DCP tensor is, made by hand
 def model() -> "torch.nn.Module":
     torch.manual_seed(7)
     return torch.nn.Sequential(torch.nn.Linear(9, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+
+
+NAMES = [name for name, _ in model().named_parameters()]
 
 
 def batch(step: int):
@@ -165,10 +166,8 @@ def dcp_of(folder: Path, net, optimizer, **options) -> None:
 needs_numbers = unittest.skipIf(int(torch.__version__.split(".")[0]) < 2, "torch before 2.0 reads no numbers as data")
 
 
-class Checkpoints(unittest.TestCase):
-    def setUp(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="cairn-test-"))
-        self.addCleanup(shutil.rmtree, self.folder)
+class Checkpoints(torched.ClusterCase):
+    shards = 2
 
     def save(self, **more) -> Path:
         net, optimizer = trained()
@@ -181,24 +180,22 @@ class Checkpoints(unittest.TestCase):
         expected, optimizer = trained()
         run_torch(expected, optimizer, STEPS_BEFORE, STEPS_BEFORE + STEPS_AFTER)
         net = model()
-        with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
-            optim = cairn.AdamW(lr=1e-2, weight_decay=0.1)
-            m = cairn.import_checkpoint(session, path, net, optim, name="run", **options)
-            self.assertEqual(m.version.step, STEPS_BEFORE)
-            steps(m, net, STEPS_BEFORE, STEPS_BEFORE + STEPS_AFTER)
-            m.close()
-            again = cairn.import_checkpoint(session, path, model(), optim, name="run", **options)
-            self.assertEqual(again.version.step, STEPS_BEFORE + STEPS_AFTER)  # it is there: nothing was written
-            again.close()
-            plain = session.attach(model(), optim, name="run")  # who goes on need not say where it began
-            plain.close()
+        optim = cairn.AdamW(lr=1e-2, weight_decay=0.1)
+        m = cairn.import_checkpoint(self.session, path, net, optim, name=self.name, **options)
+        self.assertEqual(m.version.step, STEPS_BEFORE)
+        steps(m, net, STEPS_BEFORE, STEPS_BEFORE + STEPS_AFTER)
+        m.close()
+        again = cairn.import_checkpoint(self.session, path, model(), optim, name=self.name, **options)
+        self.assertEqual(again.version.step, STEPS_BEFORE + STEPS_AFTER)  # it is there: nothing was written
+        again.close()
+        plain = self.session.attach(model(), optim, name=self.name)  # who goes on need not say where it began
+        plain.close()
         for (name, ours), theirs in zip(net.named_parameters(), expected.parameters()):
             self.assertLess(float((ours.detach() - theirs.detach()).abs().max()), 2e-6, name)
 
     @needs_numbers
     def test_a_file_of_torch_goes_on_with_its_moments(self):
-        names = [name for name, _ in model().named_parameters()]
-        self.goes_on(self.save(), names=names)
+        self.goes_on(self.save(), names=NAMES)
 
     def test_a_dcp_folder_goes_on_with_its_moments(self):
         net, optimizer = trained()
@@ -220,14 +217,13 @@ class Checkpoints(unittest.TestCase):
             cairn.import_checkpoint(None, self.folder / "dcp", ours, cairn.AdamW(lr=1e-2), allow_missing=["*.num_*"])
         self.addCleanup(setattr, _found, "WINDOW_BYTES", _found.WINDOW_BYTES)
         _found.WINDOW_BYTES = 1
-        with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
-            m = cairn.import_checkpoint(session, self.folder / "dcp", ours, cairn.AdamW(lr=1e-2), name="run",
-                                        first_step=3, allow_missing=["*.num_*"])
-            self.assertEqual(m.version.step, 3)
-            for what in ("exp_avg", "exp_avg_sq"):
-                for name, value in m.state_dict(what).items():
-                    self.assertTrue(torch.equal(value, moments[f"optim.state.{name}.{what}"]), (name, what))
-            m.close()
+        m = cairn.import_checkpoint(self.session, self.folder / "dcp", ours, cairn.AdamW(lr=1e-2), name=self.name,
+                                    first_step=3, allow_missing=["*.num_*"])
+        self.assertEqual(m.version.step, 3)
+        for what in ("exp_avg", "exp_avg_sq"):
+            for name, value in m.state_dict(what).items():
+                self.assertTrue(torch.equal(value, moments[f"optim.state.{name}.{what}"]), (name, what))
+        m.close()
         for name, value in ours.state_dict().items():
             if value.dim() > 0:
                 self.assertTrue(torch.equal(value, saved.state_dict()[name]), name)
@@ -246,20 +242,19 @@ class Checkpoints(unittest.TestCase):
 
     @needs_numbers
     def test_a_job_begins_with_a_snapshot_without_its_optimizer_and_step(self):
-        with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
-            net, begun = model(), model()
-            with session.attach(net, cairn.AdamW(lr=1e-2), name="saved") as m:
-                steps(m, net, 0, STEPS_BEFORE)
-                saved, snapshot = m.state_dict(), m.snapshot()
-            shutil.copytree(cluster._folder / "snapshots" / "saved" / snapshot, cluster.weights / "saved")
-            with session.attach(begun, cairn.AdamW(lr=1e-3), name="next",
-                                init_from=str(cluster.weights / "saved")) as m:
-                self.assertEqual(m.version.step, 0)
-                for name, p in begun.named_parameters():
-                    self.assertTrue(torch.equal(p.detach(), saved[name]), name)
-                for plane in ("exp_avg", "exp_avg_sq"):
-                    self.assertFalse(any(value.any() for value in m.state_dict(plane).values()), plane)
-                steps(m, begun, 0, 1)
+        net, begun = model(), model()
+        with self.session.attach(net, cairn.AdamW(lr=1e-2), name=self.name) as m:
+            steps(m, net, 0, STEPS_BEFORE)
+            saved, snapshot = m.state_dict(), m.snapshot()
+        shutil.copytree(self.cluster._folder / "snapshots" / self.name / snapshot, self.cluster.weights / "saved")
+        with self.session.attach(begun, cairn.AdamW(lr=1e-3), name=self.name + "-next",
+                            init_from=str(self.cluster.weights / "saved")) as m:
+            self.assertEqual(m.version.step, 0)
+            for name, p in begun.named_parameters():
+                self.assertTrue(torch.equal(p.detach(), saved[name]), name)
+            for plane in ("exp_avg", "exp_avg_sq"):
+                self.assertFalse(any(value.any() for value in m.state_dict(plane).values()), plane)
+            steps(m, begun, 0, 1)
 
     def test_plain_torch_goes_on_from_a_snapshot_that_its_own_reader_reads(self):
         try:
@@ -267,19 +262,18 @@ class Checkpoints(unittest.TestCase):
             from torch.distributed.checkpoint import HuggingFaceStorageReader
         except ImportError:
             self.skipTest("this torch has no HuggingFaceStorageReader")
-        with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
-            net = model()
-            m = session.attach(net, cairn.AdamW(lr=1e-2, weight_decay=0.1), name="saved")
-            steps(m, net, 0, STEPS_BEFORE)
-            folder = cluster._folder / "snapshots" / "saved" / m.snapshot()
-            steps(m, net, STEPS_BEFORE, STEPS_BEFORE + STEPS_AFTER)
-            m.close()
-            theirs = model()
-            weights = {name: torch.zeros_like(p) for name, p in theirs.named_parameters()}
-            moments = {f"state.{name}.{what}": torch.zeros_like(p) for name, p in theirs.named_parameters()
-                       for what in ("exp_avg", "exp_avg_sq")}
-            for part, state in (("model", weights), ("optim", moments)):
-                dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder / part)), no_dist=True)
+        net = model()
+        m = self.session.attach(net, cairn.AdamW(lr=1e-2, weight_decay=0.1), name=self.name)
+        steps(m, net, 0, STEPS_BEFORE)
+        folder = self.cluster._folder / "snapshots" / self.name / m.snapshot()
+        steps(m, net, STEPS_BEFORE, STEPS_BEFORE + STEPS_AFTER)
+        m.close()
+        theirs = model()
+        weights = {name: torch.zeros_like(p) for name, p in theirs.named_parameters()}
+        moments = {f"state.{name}.{what}": torch.zeros_like(p) for name, p in theirs.named_parameters()
+                   for what in ("exp_avg", "exp_avg_sq")}
+        for part, state in (("model", weights), ("optim", moments)):
+            dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder / part)), no_dist=True)
         theirs.load_state_dict(weights)
         optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.1)
         for name, p in theirs.named_parameters():
@@ -291,7 +285,6 @@ class Checkpoints(unittest.TestCase):
 
     @needs_numbers
     def test_what_does_not_fit_is_listed_before_anything_is_done(self):
-        names = [name for name, _ in model().named_parameters()]
         net, optimizer = trained()
         state = copy.deepcopy(net.state_dict())
         state["0.weight"] = torch.zeros(2, 2)
@@ -300,7 +293,7 @@ class Checkpoints(unittest.TestCase):
         torch.save({"model": state, "optimizer": optimizer.state_dict()}, path)
         with self.assertRaisesRegex(cairn.Mismatch,
                                     r"it lacks: 2\.bias; it has more: more; other shapes: 0\.weight is "):
-            cairn.import_checkpoint(None, path, model(), cairn.AdamW(lr=1e-2), names=names)
+            cairn.import_checkpoint(None, path, model(), cairn.AdamW(lr=1e-2), names=NAMES)
         torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, path)
         with self.assertRaisesRegex(cairn.Invalid, "numbered, not named"):
             cairn.import_checkpoint(None, path, model(), cairn.AdamW(lr=1e-2))
@@ -316,21 +309,24 @@ class Checkpoints(unittest.TestCase):
         state["0.bias"] = torch.full((1,), 3.0).expand(16)  # one element
         path = self.folder / "odd.pt"
         torch.save({"model": state, "both": both, "optimizer": optimizer.state_dict()}, path)
-        ours, names = model(), [name for name, _ in net.named_parameters()]
-        with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
-            m = cairn.import_checkpoint(session, path, ours, cairn.AdamW(lr=1e-2), name="run", names=names)
-            self.assertEqual(m.version, cairn.Version(1, STEPS_BEFORE))  # all of it is the initial state
-            moments = m.state_dict("exp_avg")
-            m.close()
+        ours = model()
+        m = cairn.import_checkpoint(self.session, path, ours, cairn.AdamW(lr=1e-2), name=self.name, names=NAMES)
+        self.assertEqual(m.version, cairn.Version(1, STEPS_BEFORE))  # all of it is the initial state
+        moments = m.state_dict("exp_avg")
+        m.close()
         for name, p in net.named_parameters():
             self.assertTrue(torch.equal(ours.get_parameter(name).detach(), state[name].float()), name)
             self.assertTrue(torch.equal(moments[name], optimizer.state[p]["exp_avg"]), name)
 
-    def imported(self, session, ours, names, **options):
+    def import_run(self, ours, session=None, **options):
+        """What save() has written."""
+        return cairn.import_checkpoint(session or self.session, self.folder / "run.pt", ours, cairn.AdamW(lr=1e-2), **{
+            "name": self.name, "names": NAMES, **options})
+
+    def imported(self, ours, **options):
         """Of save(): as it is there, moments too; the step."""
         expected, optimizer = trained()
-        m = cairn.import_checkpoint(session, self.folder / "run.pt", ours, cairn.AdamW(lr=1e-2), name="run",
-                                    names=names, **options)
+        m = self.import_run(ours, **options)
         moments = {plane: m.state_dict(plane) for plane in ("exp_avg", "exp_avg_sq")}
         self.assertEqual(m.version, (1, STEPS_BEFORE))
         m.close()
@@ -342,7 +338,6 @@ class Checkpoints(unittest.TestCase):
     @needs_numbers
     def test_an_import_that_ended_halfway_has_left_nothing(self):
         self.save()
-        names = [name for name, _ in model().named_parameters()]
         self.addCleanup(setattr, _found, "WINDOW_BYTES", _found.WINDOW_BYTES)
         _found.WINDOW_BYTES = 1
         whole = cairn.job.Job.putting
@@ -352,43 +347,39 @@ class Checkpoints(unittest.TestCase):
                 raise KeyboardInterrupt
             return whole(job, tensor, torch.ones_like(buffer), plane)
 
-        with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
-            for _ in range(2):
-                with unittest.mock.patch.object(cairn.job.Job, "putting", cut):
-                    self.assertRaises(KeyboardInterrupt, self.imported, session, model(), names)
-            self.imported(session, model(), names)
+        for _ in range(2):
+            with unittest.mock.patch.object(cairn.job.Job, "putting", cut):
+                self.assertRaises(KeyboardInterrupt, self.imported, model())
+        self.imported(model())
 
     @needs_numbers
     def test_every_rank_imports_and_one_reads(self):
         self.save()
-        names, expected = [name for name, _ in model().named_parameters()], trained()[0]
+        expected = trained()[0]
 
         def one(rank):
             ours = model()
-            with cairn.connect(cluster.endpoint) as session:
-                with cairn.import_checkpoint(session, self.folder / "run.pt", ours, cairn.AdamW(lr=1e-2), name="run",
-                                             names=names, rank=rank, workers=2):
+            with cairn.connect(self.cluster.endpoint) as session:
+                with self.import_run(ours, session, rank=rank, workers=2):
                     return [p.detach().clone() for p in ours.parameters()]
 
         put = cairn.job.Job.putting
-        with Cluster(2) as cluster, ThreadPoolExecutor(2) as ranks, \
+        with ThreadPoolExecutor(2) as ranks, \
                 unittest.mock.patch.object(cairn.job.Job, "putting", autospec=True, side_effect=put) as putting:
             for values in ranks.map(one, (1, 0)):
                 for value, theirs in zip(values, expected.parameters()):
                     self.assertTrue(torch.equal(value, theirs.detach()))
-        self.assertEqual(putting.call_count, 3 * len(names))
+        self.assertEqual(putting.call_count, 3 * len(NAMES))
 
     @needs_numbers
     def test_a_compiled_model_is_imported_by_either_names(self):
         self.save()
-        for names in ([name for name, _ in torch.compile(model()).named_parameters()],
-                      [name for name, _ in model().named_parameters()]):
+        compiled = [name for name, _ in torch.compile(model()).named_parameters()]
+        for which, names in (("compiled", compiled), ("plain", NAMES)):
             ours = torch.compile(model())
-            with Cluster(1) as cluster, cairn.connect(cluster.endpoint) as session:
-                with cairn.import_checkpoint(session, self.folder / "run.pt", ours, cairn.AdamW(lr=1e-2), name="run",
-                                             names=names):
-                    for p, theirs in zip(ours.parameters(), trained()[0].parameters()):
-                        self.assertTrue(torch.equal(p.detach(), theirs.detach()))
+            with self.import_run(ours, name=f"{self.name}-{which}", names=names):
+                for p, theirs in zip(ours.parameters(), trained()[0].parameters()):
+                    self.assertTrue(torch.equal(p.detach(), theirs.detach()))
 
     @needs_numbers
     def test_hyper_parameters_of_another_optimizer_are_not_compared(self):
@@ -396,36 +387,30 @@ class Checkpoints(unittest.TestCase):
         saved = optimizer.state_dict()
         saved["param_groups"][0].update(betas=(0.9, 0.99, 0.999), eps=(1e-30, 1e-3), momentum=None)
         torch.save({"model": net.state_dict(), "optimizer": saved}, self.folder / "run.pt")
-        with Cluster(1) as cluster, cairn.connect(cluster.endpoint) as session:
-            self.imported(session, model(), [name for name, _ in model().named_parameters()])
+        self.imported(model())
 
     @needs_numbers
     def test_moments_of_an_import_that_ended_halfway_do_not_come_with_another_state(self):
         self.save()
-        names = [name for name, _ in model().named_parameters()]
-        with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
-            with unittest.mock.patch.object(cairn.job.Job, "init_done", side_effect=KeyboardInterrupt):
-                self.assertRaises(KeyboardInterrupt, self.imported, session, model(), names)
-            with session.attach(model(), cairn.AdamW(lr=1e-2), name="run") as m:
-                for plane in ("exp_avg", "exp_avg_sq"):
-                    self.assertFalse(any(value.any() for value in m.state_dict(plane).values()), plane)
+        with unittest.mock.patch.object(cairn.job.Job, "init_done", side_effect=KeyboardInterrupt):
+            self.assertRaises(KeyboardInterrupt, self.imported, model())
+        with self.session.attach(model(), cairn.AdamW(lr=1e-2), name=self.name) as m:
+            for plane in ("exp_avg", "exp_avg_sq"):
+                self.assertFalse(any(value.any() for value in m.state_dict(plane).values()), plane)
 
     @needs_numbers
     def test_a_checkpoint_goes_before_the_model_and_before_initializers(self):
         self.save()
-        names = [name for name, _ in model().named_parameters()]
-        with Cluster(2) as cluster, cairn.connect(cluster.endpoint) as session:
-            with torch.device("meta"):
-                ours = model()
-            self.imported(session, ours, names, init={"*": cairn.Init("zeros")})
-            with session.attach(model(), cairn.AdamW(lr=1e-2), name="made", init={"*": cairn.Init("zeros")},
-                                first_step=STEPS_BEFORE):
-                pass
-            with cairn.import_checkpoint(session, self.folder / "run.pt", model(), cairn.AdamW(lr=1e-2), name="made",
-                                         names=names, init={"*": cairn.Init("zeros")}) as there:
-                self.assertFalse(there.state_dict()["0.weight"].any())  # it had its state
-            with self.assertRaisesRegex(cairn.Invalid, "two initial states"):
-                self.imported(session, model(), names, init_from="weights")
+        with torch.device("meta"):
+            ours = model()
+        self.imported(ours, init={"*": cairn.Init("zeros")})
+        made = {"name": self.name + "-made", "init": {"*": cairn.Init("zeros")}}
+        with self.session.attach(model(), cairn.AdamW(lr=1e-2), first_step=STEPS_BEFORE, **made):
+            pass
+        with self.import_run(model(), **made) as there:
+            self.assertFalse(there.state_dict()["0.weight"].any())  # it had its state
+        with self.assertRaisesRegex(cairn.Invalid, "two initial states"):
+            self.imported(model(), init_from="weights")
 
     def test_of_a_file_in_the_other_byte_order_nothing_is_read_past_torch(self):
         other = {"little": "big", "big": "little"}[sys.byteorder]

@@ -6,9 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 import textwrap
 import unittest
 import zipfile
@@ -44,10 +42,6 @@ def sgd(parameters):
 
 class Imports(torched.ClusterCase):
     shards = 2
-
-    def setUp(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="cairn-test-"))
-        self.addCleanup(shutil.rmtree, self.folder)
 
     def save(self, tree, name="run.pt") -> Path:
         torch.save(tree, self.folder / name)

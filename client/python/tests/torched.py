@@ -1,7 +1,11 @@
 """What a test with torch begins with, imported before torch: where there is none, the whole file is skipped."""
 
+import functools
+import shutil
+import tempfile
 import unittest
 import warnings
+from pathlib import Path
 
 from cluster import Cluster
 from runner import skip
@@ -61,6 +65,13 @@ class ClusterCase(unittest.TestCase):
             warnings.simplefilter("always")
             call()
         return [one for one in seen if of in str(one.message)]
+
+    @functools.cached_property
+    def folder(self) -> Path:
+        """The test's, gone at its end."""
+        folder = Path(tempfile.mkdtemp(prefix="cairn-test-"))
+        self.addCleanup(shutil.rmtree, folder)
+        return folder
 
     def connect(self, **options) -> cairn.Session:
         """Another session, closed at the test's end."""
