@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from ._model import own_name, stays_here
-from .errors import Invalid, Mismatch, NotFound, VersionGone, first_of
+from ._transfer import of_newest
+from .errors import Invalid, Mismatch, NotFound, first_of
 from .job import Job
 from .memory import Memory
 from .spec import Tensor, Version
 
 
-_TRIES = 20  # a version that is gone, because training goes on, is asked for again as a newer one
 
 
 def _bytes(name: str, value: Any) -> bytes:
@@ -77,14 +77,14 @@ def read(job: Job, name: str, timeout: float, version: Optional[Version] = None)
     if name not in lengths:
         raise NotFound(f"job {job.name} has no blob {name}; there are {', '.join(lengths) or 'none'}")
     into = bytearray(lengths[name])
-    for left in reversed(range(_TRIES)):
-        try:
-            asked = version if version is not None else job.version_wait(timeout=timeout)
-            job.fetch(asked, name, into, dtype="u8").wait(timeout)
-            break
-        except VersionGone:
-            if version is not None or left == 0:
-                raise
+
+    def fetch(of: Version) -> None:
+        job.fetch(of, name, into, dtype="u8").wait(timeout)
+
+    if version is None:
+        of_newest(job, fetch, timeout)
+    else:
+        fetch(version)
     return bytes(into)
 
 

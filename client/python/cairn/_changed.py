@@ -14,7 +14,7 @@ tensors 1.3 to 2 times as long (busy machine).
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 import torch
 from torch import nn

@@ -17,15 +17,12 @@ from torch import nn
 from . import _blobs, _buffers, _log, _transfer, _window
 from ._model import Slot, Unit, inner, own_name
 from ._window import Memory, Window
-from .errors import CairnError, EpochChanged, Invalid, NotFound, RolledBack, Stale, VersionGone, first_of
+from .errors import CairnError, EpochChanged, Invalid, NotFound, RolledBack, Stale, first_of
 from .job import Job, RoundHandle
 from .memory import can_lend
 from .optim import changed_group, group_settings, why_no_moment
 from .session import Session
 from .spec import PAIRS, POLICIES, SNAPSHOT_RULES, JobSpec, Version, settings_of
-
-
-TRIES = 20  # a version that is gone, because others go on, is asked for again as a newer one
 
 _attached: "weakref.WeakSet[Held]" = weakref.WeakSet()  # in this process, of any session
 
@@ -122,13 +119,7 @@ class Held:
         return stays
 
     def _load_newest(self, at_least: Version) -> None:
-        for _ in range(TRIES):
-            try:
-                self._load(self._job.version_wait(at_least, self.timeout))
-                return
-            except VersionGone as gone:
-                last = gone
-        raise last
+        _transfer.of_newest(self._job, self._load, self.timeout, at_least)
 
     # ---- what it shows ----
 
@@ -176,16 +167,12 @@ class Held:
         blob with the name of a module's extra state is that, as a tensor of uint8."""
         slots = [slot for slot in self._slots if slot.trained or plane == "param"]
         into = {slot: torch.empty(self._shape(slot), dtype=torch.float32) for slot in slots}
-        for _ in range(TRIES):
-            try:
-                newest = self._job.version_wait(timeout=self.timeout)
-                _transfer.load(self._job, newest, list(into.items()), self.timeout, wire="f32", plane=plane, whole=True)
-                extra = _blobs.extra_state(self._job, self.blobs, self.timeout, newest) if plane == "param" else {}
-                break
-            except VersionGone as gone:
-                last = gone
-        else:
-            raise last
+
+        def take(newest: Version) -> Dict[str, torch.Tensor]:
+            _transfer.load(self._job, newest, list(into.items()), self.timeout, wire="f32", plane=plane, whole=True)
+            return _blobs.extra_state(self._job, self.blobs, self.timeout, newest) if plane == "param" else {}
+
+        extra = _transfer.of_newest(self._job, take, self.timeout)
         named = {name: into[slot] for slot in slots for name in [slot.name] + slot.aliases}
         if plane == "param":
             persistent = set(map(own_name, self.model.state_dict(keep_vars=True)))
@@ -325,7 +312,7 @@ class Between(Held):
         planes = {plane: {own_name(name): value for name, value in values.items()} for plane, values in planes.items()}
         self._judge_write({name for values in planes.values() for name in values})
         masters = {plane: self._masters(values, plane) for plane, values in planes.items()}
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(_transfer.TRIES)):
             try:
                 return self._write_once(masters)
             except (EpochChanged, Stale):  # somebody came or went, nothing was written

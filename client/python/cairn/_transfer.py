@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, TypeVar
 
 import torch
 
 from ._model import WIRE_TORCH, Slot
-from .errors import CairnError, Timeout
+from .errors import CairnError, Timeout, VersionGone
 from .job import Job, Piece
 from .memory import can_lend, is_apart
 from .operation import Operation, wait_all
@@ -76,6 +76,19 @@ def settle_passes(device: torch.device) -> None:
 # ==== into a model's memory ====
 
 _IN_FLIGHT = 256  # tensors that are asked for at once
+TRIES = 20  # a version that is gone, because others go on, is asked for again as a newer one
+_T = TypeVar("_T")
+
+
+def of_newest(job: Job, use: Callable[[Version], _T], timeout: float, at_least: Version = Version(0, 0)) -> _T:
+    """What `use` makes of the newest version."""
+    for left in reversed(range(TRIES)):
+        try:
+            return use(job.version_wait(at_least, timeout))
+        except VersionGone:
+            if left == 0:
+                raise
+    raise AssertionError("TRIES is 0")
 
 
 class Landing:

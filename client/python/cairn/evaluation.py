@@ -10,7 +10,6 @@ from torch import nn
 
 from . import _blobs, _buffers, _transfer
 from ._call import TIMEOUT_S
-from ._held import TRIES
 from ._model import Slot, buffers_of, slots_of
 from .errors import Busy, Mismatch, NoMemory, VersionGone
 from .job import Job
@@ -97,10 +96,11 @@ class Reader:
         targets += [(slot, slot.parameter) for slot in buffers_of(model)
                     if kept.get(slot.name) == tuple(slot.parameter.shape)]
         raw = _buffers.there(self._job, _buffers.raw_of(model))
-        for _ in range(TRIES):
+        for _ in range(_transfer.TRIES):
             try:
                 return self._load(version, targets, raw)
             except VersionGone:
                 if version is not None:
                     raise
-        raise VersionGone(f"job {self.name} goes on faster than it can be read here; {TRIES} versions were gone")
+        raise VersionGone(f"job {self.name} goes on faster than it can be read here; {_transfer.TRIES} versions "
+                          "were gone")

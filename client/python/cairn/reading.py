@@ -12,7 +12,7 @@ from torch import nn
 
 from . import _again, _blobs, _buffers, _model, _options, _transfer
 from ._call import TIMEOUT_S
-from ._held import TRIES, Held
+from ._held import Held
 from ._model import UnitChoice, before_forward, buffers_of, judge_hooked, set_parts, slots_of, tensors_of, units_of
 from ._warned import refuse_loading
 from ._window import Window
@@ -171,17 +171,13 @@ class ReadModel(Held):
     def refresh(self, newer_than: Optional[Version] = None, timeout: Optional[float] = None) -> Version:
         """Takes the newest version (with newer_than: once there is a newer one), which it returns."""
         least = Version(0, 0) if newer_than is None else Version(newer_than.generation, newer_than.step + 1)
-        for left in reversed(range(TRIES)):
-            version = self._job.version_wait(least, self.timeout if timeout is None else timeout)
-            if version == self._version:
-                return version
-            self._end_lease()
-            try:
+
+        def take(version: Version) -> None:
+            if version != self._version:
+                self._end_lease()
                 self._take(version)
-                break
-            except VersionGone:
-                if left == 0:
-                    raise
+
+        _transfer.of_newest(self._job, take, self.timeout if timeout is None else timeout, least)
         if self.stage < 3:
             self._end_lease()  # all of it is here
         return self._version
