@@ -63,8 +63,10 @@ static void join_sums(struct ctl_sum *s, const struct ctl_sum *more)
     s->rest += more->rest;
 }
 
-static void join_stats(struct ctl_stats *stats, const struct ctl_stats *more)
+static void join_stats(void *result, const void *others)
 {
+    struct ctl_stats *stats = result;
+    const struct ctl_stats *more = others;
     stats->nonfinite += more->nonfinite;
     if (more->finite == 0) return;
     if (stats->finite == 0 || more->min < stats->min) stats->min = more->min;
@@ -103,17 +105,11 @@ void ctl_difference_add(struct ctl_difference *d, uint64_t first_elem, const flo
     }
 }
 
-/* Like ctl_difference_add, for bytes: updates only elems and first_elem. */
-static void difference_add_bytes(struct ctl_difference *d, uint64_t first_elem, const uint8_t *a,
-                                 const uint8_t *b, size_t count)
-{
-    for (size_t i = 0; i < count; i++)
-        if (a[i] != b[i]) note_first(d, first_elem + i);
-}
-
 /* Adds the differences in `more`, which covers other elements of the same plane. */
-static void difference_join(struct ctl_difference *d, const struct ctl_difference *more)
+static void join_differences(void *result, const void *others)
 {
+    struct ctl_difference *d = result;
+    const struct ctl_difference *more = others;
     if (more->elems > 0 && (d->elems == 0 || more->first_elem < d->first_elem))
         d->first_elem = more->first_elem;
     d->elems += more->elems;
@@ -143,6 +139,8 @@ struct ctl_piece {
     uint32_t tensor, plane;
     uint64_t first_elem, elem_count;
     const void *elems;
+    struct snapshot *other; /* the thread's own, if the sweep names another folder */
+    void *room;             /* for a piece of the other snapshot */
 };
 
 struct ctl_sweep {
@@ -153,11 +151,14 @@ struct ctl_sweep {
     void *context;
     /* Returns true for the planes to read; NULL: all planes are read. */
     bool (*wants)(const void *context, uint32_t tensor, uint32_t plane);
-    /* Receives one piece. The pieces of a plane arrive in any order. `thread` is the number of the calling
-     * thread, below CTL_SWEEP_THREADS_MAX; the same thread always gets the same pieces. A status other than
-     * CAIRN_OK ends the sweep with that status. */
-    cairn_status (*on_piece)(void *context, unsigned thread, const struct ctl_piece *piece,
-                             struct sentence *why);
+    const char *other_folder; /* a second snapshot to open; NULL: none */
+    /* Adds one piece to the plane's result, which is zeroed at first. The pieces of a plane arrive in any
+     * order. A status other than CAIRN_OK ends the sweep with that status. */
+    cairn_status (*add)(const void *context, void *result, const struct ctl_piece *piece,
+                        struct sentence *why);
+    /* Joins the results of other pieces of the same plane. */
+    void (*join)(void *result, const void *more);
+    size_t result_bytes;
 };
 
 #define RUN_BYTES_MIN ((uint64_t)64 << 20) // per thread: each thread opens the snapshot again
@@ -176,9 +177,16 @@ struct crew {
 struct hand {
     pthread_t thread;
     struct crew *crew;
-    unsigned number;
     size_t first, end; /* the thread's range of the pieces */
+    /* owned by the thread while it runs */
+    struct snapshot snapshot, other;
+    uint8_t *results; /* owned by the sweep: [tensor][CAIRN_PLANE_COUNT][result_bytes] */
 };
+
+static size_t result_count(const struct ctl_sweep *sweep)
+{
+    return sweep->snapshot->manifest.spec.tensor_count * CAIRN_PLANE_COUNT;
+}
 
 static size_t elem_bytes(const struct ctl_sweep *sweep, uint32_t tensor, uint32_t plane)
 {
@@ -223,12 +231,13 @@ static bool note_sweep(struct crew *crew, cairn_status status, const struct sent
     return on;
 }
 
-static bool read_piece(const struct hand *hand, struct snapshot *snapshot,
-                       const struct snapshot_piece *from, void *buffer)
+/* `buffer` has room for a piece, and, if the sweep names another folder, for one of the other snapshot. */
+static bool read_piece(struct hand *hand, const struct snapshot_piece *from, uint8_t *buffer)
 {
     const struct ctl_sweep *sweep = hand->crew->sweep;
     const size_t bytes = elem_bytes(sweep, from->tensor, from->plane);
     const uint64_t most = CTL_SWEEP_PIECE_BYTES / bytes;
+    const size_t at = (size_t)from->tensor * CAIRN_PLANE_COUNT + from->plane;
     bool on = true;
     for (uint64_t done = 0; done < from->elem_count && on;) {
         const uint64_t left = from->elem_count - done;
@@ -236,12 +245,15 @@ static bool read_piece(const struct hand *hand, struct snapshot *snapshot,
                                          .plane = from->plane,
                                          .first_elem = from->first_elem + done,
                                          .elem_count = left < most ? left : most,
-                                         .elems = buffer };
+                                         .elems = buffer,
+                                         .other = &hand->other,
+                                         .room = buffer + CTL_SWEEP_PIECE_BYTES };
         struct sentence why = { "" };
-        cairn_status status = snapshot_read(snapshot, piece.tensor, piece.plane, piece.first_elem,
-                                            piece.elem_count, buffer, &why);
+        cairn_status status = snapshot_read(&hand->snapshot, piece.tensor, piece.plane,
+                                            piece.first_elem, piece.elem_count, buffer, &why);
         if (status == CAIRN_OK)
-            status = sweep->on_piece(sweep->context, hand->number, &piece, &why);
+            status = sweep->add(sweep->context, hand->results + at * sweep->result_bytes, &piece,
+                                &why);
         on = note_sweep(hand->crew, status, &why, piece.elem_count * bytes);
         done += piece.elem_count;
     }
@@ -251,18 +263,21 @@ static bool read_piece(const struct hand *hand, struct snapshot *snapshot,
 static void *run_sweep(void *argument)
 {
     struct hand *hand = argument;
-    struct snapshot snapshot;
+    const struct ctl_sweep *sweep = hand->crew->sweep;
     struct sentence why = { "" };
-    void *buffer = malloc(CTL_SWEEP_PIECE_BYTES);
-    cairn_status status = buffer != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
-    if (status == CAIRN_OK) status = snapshot_open(hand->crew->sweep->folder, &snapshot, &why);
+    uint8_t *buffer = malloc((sweep->other_folder != NULL ? 2 : 1) * CTL_SWEEP_PIECE_BYTES);
+    hand->results = calloc(result_count(sweep) + 1, sweep->result_bytes);
+    cairn_status status = buffer != NULL && hand->results != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    if (status == CAIRN_OK) status = snapshot_open(sweep->folder, &hand->snapshot, &why);
     if (status == CAIRN_OK) {
-        for (size_t i = hand->first; i < hand->end; i++)
-            if (!read_piece(hand, &snapshot, hand->crew->pieces[i], buffer)) break;
-        snapshot_close(&snapshot);
-    } else {
-        note_sweep(hand->crew, status, &why, 0);
+        if (sweep->other_folder != NULL)
+            status = snapshot_open(sweep->other_folder, &hand->other, &why);
+        for (size_t i = hand->first; i < hand->end && status == CAIRN_OK; i++)
+            if (!read_piece(hand, hand->crew->pieces[i], buffer)) break;
+        if (status == CAIRN_OK && sweep->other_folder != NULL) snapshot_close(&hand->other);
+        snapshot_close(&hand->snapshot);
     }
+    if (status != CAIRN_OK) note_sweep(hand->crew, status, &why, 0);
     free(buffer);
     return NULL;
 }
@@ -300,7 +315,7 @@ static unsigned deal(struct crew *crew, struct hand hands[CTL_SWEEP_THREADS_MAX]
     unsigned count = 0;
     for (size_t i = 0; i < crew->piece_count; i++) {
         if (count == 0 || (count < wanted && dealt >= bytes / wanted * count)) {
-            hands[count] = (struct hand) { .crew = crew, .number = count, .first = i };
+            hands[count] = (struct hand) { .crew = crew, .first = i };
             count++;
         }
         hands[count - 1].end = i + 1;
@@ -309,13 +324,17 @@ static unsigned deal(struct crew *crew, struct hand hands[CTL_SWEEP_THREADS_MAX]
     return count;
 }
 
-/* Returns CAIRN_OK if every piece was passed to on_piece, else the first failure. All threads have ended by
- * then. */
-static cairn_status run_sweep_of(const struct ctl_sweep *sweep, struct sentence *why)
+/* Returns CAIRN_OK if every piece was added to `results`, [tensor][CAIRN_PLANE_COUNT], else the first error.
+ * All threads have ended by then. `what` says in the progress what is done: "compared". */
+static cairn_status run_sweep_of(const struct ctl *ctl, struct ctl_sweep *sweep, const char *what,
+                                 void *results, struct sentence *why)
 {
     struct crew crew = { .sweep = sweep, .status = CAIRN_OK };
     struct hand hands[CTL_SWEEP_THREADS_MAX];
+    struct ctl_progress progress;
     if (!list_pieces(&crew)) return CAIRN_ERR_NO_MEMORY;
+    sweep->progress = &progress;
+    ctl_progress_begin(&progress, ctl, what, sweep_bytes(sweep));
     const unsigned count = deal(&crew, hands);
     unsigned started = 0;
     pthread_mutex_init(&crew.mutex, NULL);
@@ -325,8 +344,15 @@ static cairn_status run_sweep_of(const struct ctl_sweep *sweep, struct sentence 
     for (unsigned i = started; i < count; i++) run_sweep(&hands[i]);
     for (unsigned i = 0; i < started; i++) pthread_join(hands[i].thread, NULL);
     pthread_mutex_destroy(&crew.mutex);
+    ctl_progress_end(&progress);
+    for (unsigned i = 0; i < count; i++) {
+        for (size_t at = 0; at < result_count(sweep) && hands[i].results != NULL; at++)
+            sweep->join((uint8_t *)results + at * sweep->result_bytes,
+                        hands[i].results + at * sweep->result_bytes);
+        free(hands[i].results);
+    }
     free(crew.pieces);
-    if (crew.status != CAIRN_OK && why != NULL) *why = crew.why;
+    if (crew.status != CAIRN_OK) *why = crew.why;
     return crew.status;
 }
 
@@ -338,20 +364,13 @@ enum { SAME = 0, DIFFERENT = 1 };
 struct pair {
     bool compared;
     uint32_t b; /* the tensor's index in B */
-    struct ctl_difference difference;
 };
 struct diff {
     const struct snapshot *a, *b;
     const char *folder_b;
-    struct pair *pairs; /* owned; [tensor of A][CAIRN_PLANE_COUNT] */
-    /* owned by each thread: its own opened B, a buffer for a piece of B, and its results */
-    struct {
-        bool is_open;
-        struct snapshot b;
-        void *piece;
-        struct ctl_difference *found; /* owned; indexed like `pairs` */
-    } threads[CTL_SWEEP_THREADS_MAX];
-    Cairn__ShownDiff *shown; /* owned */
+    struct pair *pairs;                 /* owned; [tensor of A][CAIRN_PLANE_COUNT] */
+    struct ctl_difference *differences; /* owned; indexed like `pairs` */
+    Cairn__ShownDiff *shown;            /* owned */
 };
 
 static const struct job_spec_data *spec_a(const struct diff *d)
@@ -371,54 +390,21 @@ static bool is_compared(const void *context, uint32_t tensor, uint32_t plane)
     return pair_at(context, tensor, plane)->compared;
 }
 
-static cairn_status open_thread(struct diff *d, unsigned thread, struct sentence *why)
+static cairn_status add_differences(const void *context, void *result,
+                                    const struct ctl_piece *piece, struct sentence *why)
 {
-    if (d->threads[thread].is_open) return CAIRN_OK;
-    d->threads[thread].piece = malloc(CTL_SWEEP_PIECE_BYTES);
-    d->threads[thread].found = calloc(spec_a(d)->tensor_count * CAIRN_PLANE_COUNT,
-                                      sizeof *d->threads[thread].found);
-    if (d->threads[thread].piece == NULL || d->threads[thread].found == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    const cairn_status status = snapshot_open(d->folder_b, &d->threads[thread].b, why);
-    d->threads[thread].is_open = status == CAIRN_OK;
-    return status;
-}
-
-static cairn_status on_piece(void *context, unsigned thread, const struct ctl_piece *piece,
-                             struct sentence *why)
-{
-    struct diff *d = context;
-    CAIRN_TRY(open_thread(d, thread, why));
-    const size_t at = (size_t)piece->tensor * CAIRN_PLANE_COUNT + piece->plane;
-    void *b = d->threads[thread].piece;
-    CAIRN_TRY(snapshot_read(&d->threads[thread].b, d->pairs[at].b, piece->plane, piece->first_elem,
-                            piece->elem_count, b, why));
-    struct ctl_difference *found = &d->threads[thread].found[at];
-    if (spec_a(d)->tensors[piece->tensor].kind == CAIRN_BLOB)
-        difference_add_bytes(found, piece->first_elem, piece->elems, b, piece->elem_count);
-    else
-        ctl_difference_add(found, piece->first_elem, piece->elems, b, piece->elem_count);
+    const struct diff *d = context;
+    const uint32_t b = pair_at(d, piece->tensor, piece->plane)->b;
+    CAIRN_TRY(snapshot_read(piece->other, b, piece->plane, piece->first_elem, piece->elem_count,
+                            piece->room, why));
+    if (spec_a(d)->tensors[piece->tensor].kind != CAIRN_BLOB) {
+        ctl_difference_add(result, piece->first_elem, piece->elems, piece->room, piece->elem_count);
+        return CAIRN_OK;
+    }
+    const uint8_t *bytes_a = piece->elems, *bytes_b = piece->room; // no numbers: only places
+    for (size_t i = 0; i < piece->elem_count; i++)
+        if (bytes_a[i] != bytes_b[i]) note_first(result, piece->first_elem + i);
     return CAIRN_OK;
-}
-
-static cairn_status compare_planes(const struct ctl *ctl, struct diff *d, const char *folder_a,
-                                   struct sentence *why)
-{
-    struct ctl_progress progress;
-    const struct ctl_sweep sweep = { .folder = folder_a,
-                                     .snapshot = d->a,
-                                     .progress = &progress,
-                                     .context = d,
-                                     .wants = is_compared,
-                                     .on_piece = on_piece };
-    const size_t count = spec_a(d)->tensor_count * CAIRN_PLANE_COUNT;
-    ctl_progress_begin(&progress, ctl, "compared", sweep_bytes(&sweep));
-    const cairn_status status = run_sweep_of(&sweep, why);
-    ctl_progress_end(&progress);
-    for (unsigned t = 0; t < CTL_SWEEP_THREADS_MAX; t++)
-        for (size_t i = 0; i < count && d->threads[t].found != NULL; i++)
-            difference_join(&d->pairs[i].difference, &d->threads[t].found[i]);
-    return status;
 }
 
 /* ---- all else ---- */
@@ -489,7 +475,7 @@ static void add_planes(struct diff *d)
 {
     for (uint32_t t = 0; t < spec_a(d)->tensor_count; t++)
         for (uint32_t p = 0; p < CAIRN_PLANE_COUNT; p++) {
-            const struct ctl_difference *x = &pair_at(d, t, p)->difference;
+            const struct ctl_difference *x = &d->differences[t * CAIRN_PLANE_COUNT + p];
             if (x->elems == 0) continue;
             Cairn__ShownPlane *plane = ctl_add(d->shown, "planes");
             plane->tensor = ctl_copy(spec_a(d)->tensors[t].name);
@@ -526,25 +512,24 @@ static int run_diff(const struct ctl *ctl, struct diff *d, const char *folder_a)
     struct sentence why = { "" };
     const struct job_spec_data *a = spec_a(d);
     d->pairs = calloc(a->tensor_count * CAIRN_PLANE_COUNT + 1, sizeof *d->pairs);
-    if (d->pairs == NULL) return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    d->differences = calloc(a->tensor_count * CAIRN_PLANE_COUNT + 1, sizeof *d->differences);
+    if (d->pairs == NULL || d->differences == NULL)
+        return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     d->shown = ctl_message(&cairn__shown_diff__descriptor);
     const size_t found = spec_diff(a, &d->b->manifest.spec, SPEC_LINES, on_difference, d);
     if (found > SPEC_LINES) note_diff(d, "spec", "and %zu more differences", found - SPEC_LINES);
     compare_scalars(d);
     pair_planes(d);
-    const cairn_status status = compare_planes(ctl, d, folder_a, &why);
+    struct ctl_sweep sweep = { .folder = folder_a,
+                               .snapshot = d->a,
+                               .other_folder = d->folder_b,
+                               .context = d,
+                               .wants = is_compared,
+                               .add = add_differences,
+                               .join = join_differences,
+                               .result_bytes = sizeof *d->differences };
+    const cairn_status status = run_sweep_of(ctl, &sweep, "compared", d->differences, &why);
     return status == CAIRN_OK ? print_diff(ctl, d) : ctl_fail(status, "%s", why.text);
-}
-
-static void release_diff(struct diff *d)
-{
-    for (unsigned t = 0; t < CTL_SWEEP_THREADS_MAX; t++) {
-        if (d->threads[t].is_open) snapshot_close(&d->threads[t].b);
-        free(d->threads[t].piece);
-        free(d->threads[t].found);
-    }
-    free(d->pairs);
-    if (d->shown != NULL) message_free(&d->shown->base);
 }
 
 /* Returns -1 to continue, else the exit status. */
@@ -572,7 +557,9 @@ static int run_snapshot_diff(struct ctl *ctl)
     if (done < 0) {
         struct diff d = { .a = &a, .b = &b, .folder_b = folder_b };
         done = run_diff(ctl, &d, folder_a);
-        release_diff(&d);
+        free(d.pairs);
+        free(d.differences);
+        if (d.shown != NULL) message_free(&d.shown->base);
         snapshot_close(&b);
     }
     snapshot_close(&a);
@@ -589,16 +576,8 @@ const struct ctl_question ctl_snapshot_diff = { .run = run_snapshot_diff };
 /* The snapshot to show. */
 struct show {
     const struct job_spec_data *spec; /* NULL: the snapshot cannot be read from this host */
-    /* for --stats: each thread has one [tensor][CAIRN_PLANE_COUNT]; at the end stats[0] has the
-     * totals. NULL: no statistics */
-    struct ctl_stats *stats[CTL_SWEEP_THREADS_MAX];
+    struct ctl_stats *stats; /* owned; [tensor][CAIRN_PLANE_COUNT]; NULL: without --stats */
 };
-
-static struct ctl_stats *stats_at(const struct show *show, unsigned thread, size_t tensor,
-                                  int plane)
-{
-    return &show->stats[thread][tensor * CAIRN_PLANE_COUNT + (size_t)plane];
-}
 
 static bool is_stored(const struct job_spec_data *spec, size_t tensor, int plane)
 {
@@ -615,39 +594,28 @@ static bool has_stats(const void *context, uint32_t tensor, uint32_t plane)
     return show->spec->tensors[tensor].kind != CAIRN_BLOB;
 }
 
-static cairn_status add_piece(void *context, unsigned thread, const struct ctl_piece *piece,
+static cairn_status add_stats(const void *context, void *result, const struct ctl_piece *piece,
                               struct sentence *why)
 {
-    struct show *show = context;
-    const size_t count = show->spec->tensor_count * CAIRN_PLANE_COUNT;
-    if (show->stats[thread] == NULL)
-        show->stats[thread] = calloc(count, sizeof *show->stats[thread]);
-    if (show->stats[thread] == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    ctl_stats_add(stats_at(show, thread, piece->tensor, (int)piece->plane), piece->elems,
-                  piece->elem_count);
+    (void)context;
+    (void)why;
+    ctl_stats_add(result, piece->elems, piece->elem_count);
     return CAIRN_OK;
 }
 
 static cairn_status read_stats(const struct ctl *ctl, struct show *show, const char *folder,
                                const struct snapshot *snapshot, struct sentence *why)
 {
-    struct ctl_progress progress;
-    const size_t count = show->spec->tensor_count * CAIRN_PLANE_COUNT;
-    const struct ctl_sweep sweep = { .folder = folder,
-                                     .snapshot = snapshot,
-                                     .progress = &progress,
-                                     .context = show,
-                                     .wants = has_stats,
-                                     .on_piece = add_piece };
-    show->stats[0] = calloc(count + 1, sizeof *show->stats[0]);
-    if (show->stats[0] == NULL) return CAIRN_ERR_NO_MEMORY;
-    ctl_progress_begin(&progress, ctl, "read", sweep_bytes(&sweep));
-    const cairn_status status = run_sweep_of(&sweep, why);
-    ctl_progress_end(&progress);
-    for (unsigned thread = 1; thread < CTL_SWEEP_THREADS_MAX; thread++)
-        for (size_t i = 0; i < count && show->stats[thread] != NULL; i++)
-            join_stats(&show->stats[0][i], &show->stats[thread][i]);
-    return status;
+    struct ctl_sweep sweep = { .folder = folder,
+                               .snapshot = snapshot,
+                               .context = show,
+                               .wants = has_stats,
+                               .add = add_stats,
+                               .join = join_stats,
+                               .result_bytes = sizeof *show->stats };
+    show->stats = calloc(result_count(&sweep) + 1, sizeof *show->stats);
+    return show->stats != NULL ? run_sweep_of(ctl, &sweep, "read", show->stats, why)
+                               : CAIRN_ERR_NO_MEMORY;
 }
 
 /* ---- the tensors ---- */
@@ -655,7 +623,7 @@ static cairn_status read_stats(const struct ctl *ctl, struct show *show, const c
 static void fill_stats(Cairn__ShownStats *shown, const struct show *show, size_t tensor, int plane)
 {
     const struct tensor_spec *t = &show->spec->tensors[tensor];
-    const struct ctl_stats *s = stats_at(show, 0, tensor, plane);
+    const struct ctl_stats *s = &show->stats[tensor * CAIRN_PLANE_COUNT + (size_t)plane];
     char shape[CTL_SHAPE_BYTES];
     shown->tensor = ctl_copy(t->name);
     shown->plane = ctl_copy(plane_name(plane));
@@ -682,7 +650,7 @@ static void fill_tensor(Cairn__ShownTensor *shown, const struct show *show, size
     for (size_t i = 0; i < shown->n_shape; i++) shown->shape[i] = t->shape.dim[i];
     shown->alias_of = ctl_copy(t->alias_of != NULL ? t->alias_of : "");
     shown->is_part = t->alias_box != NULL;
-    shown->has_stats = show->stats[0] != NULL;
+    shown->has_stats = show->stats != NULL;
     for (int plane = 0; plane < CAIRN_PLANE_COUNT; plane++) {
         if (!is_stored(show->spec, tensor, plane)) continue;
         ctl_append(shown, "planes", ctl_copy(plane_name(plane)));
@@ -699,7 +667,7 @@ static Cairn__ShownTensors *list_tensors(const struct show *show)
     Cairn__ShownTensors *all = ctl_message(&cairn__shown_tensors__descriptor);
     for (size_t t = 0; t < show->spec->tensor_count; t++) {
         fill_tensor(ctl_add(all, "tensors"), show, t);
-        for (int plane = 0; plane < CAIRN_PLANE_COUNT && show->stats[0] != NULL; plane++)
+        for (int plane = 0; plane < CAIRN_PLANE_COUNT && show->stats != NULL; plane++)
             if (is_stored(show->spec, t, plane)) fill_stats(ctl_add(all, "stats"), show, t, plane);
     }
     return all;
@@ -750,8 +718,7 @@ static void say_snapshot(const struct ctl *ctl, const char *folder,
         ctl_print_json(object);
     } else {
         ctl_show(ctl, told, CTL_SNAPSHOT_LINES, "{id}");
-        if (all != NULL)
-            ctl_show(ctl, all, show->stats[0] != NULL ? "\n#stats" : "\n#tensors", NULL);
+        if (all != NULL) ctl_show(ctl, all, show->stats != NULL ? "\n#stats" : "\n#tensors", NULL);
     }
     if (all != NULL) message_free(&all->base);
 }
@@ -768,7 +735,7 @@ static int show_stats(struct ctl *ctl, const char *folder, const Cairn__Snapshot
         say_snapshot(ctl, folder, told, &snapshot.manifest, &show);
     else
         done = ctl_place_fail(folder, status, &why);
-    for (size_t i = 0; i < CTL_SWEEP_THREADS_MAX; i++) free(show.stats[i]);
+    free(show.stats);
     snapshot_close(&snapshot);
     return done >= 0 ? done : 0;
 }
