@@ -96,10 +96,6 @@ struct ctl_settings {
                [CAIRN_SETTING_TEXT_MAX + 1]; /* the values that are not words of the command line */
     size_t count;
 };
-/* Adds a setting of the field, with its value in `from`. False: there are too many settings. */
-bool ctl_setting_add_field(struct ctl_settings *settings, const char *name,
-                           const struct job_spec_data *from);
-
 struct ctl_names {
     const char *names[CTL_NAMES_MAX];
     double weights[CTL_NAMES_MAX]; /* the values of --weight */
@@ -190,6 +186,10 @@ int ctl_fail(cairn_status status, const char *fmt, ...) __attribute__((format(pr
 /* ---- options.c ---- */
 /* True if any of these options, which blanks or commas divide, was given: "keep-last keep-every". */
 bool ctl_is_given(const struct ctl *ctl, const char *options);
+/* Adds a setting of the field of a spec, with its value in `from`, to ctl->terms.set. -1: continue; else the
+ * exit status: there are too many settings. */
+int ctl_set_field(struct ctl *ctl, const char *option, const char *name,
+                  const struct job_spec_data *from);
 /* Returns the value of an option that is a whole number, or a time in seconds. */
 uint64_t ctl_option_number(const struct ctl *ctl, const char *option);
 /* Prints a usage error; the message ends with "; see cairn job list --help". */

@@ -168,35 +168,38 @@ static bool gives(const struct ctl *ctl, const char *key, const char *value)
     return false;
 }
 
-/* Puts the fields' defaults before all other settings, so that the given values take precedence. */
-static bool reset(struct ctl_settings *settings, const char *names)
+/* Puts the fields' defaults before all other settings, so that the given values take precedence. -1:
+ * continue. */
+static int reset(struct ctl *ctl, const char *names)
 {
+    struct ctl_settings *settings = &ctl->terms.set;
     struct job_spec_data plain; // owns nothing
     char words[96], *rest = words;
     spec_init(&plain);
     snprintf(words, sizeof words, "%s", names);
     for (char *name; (name = strsep(&rest, " ")) != NULL;) {
-        if (!ctl_setting_add_field(settings, name, &plain)) return false;
+        const int done = ctl_set_field(ctl, "set", name, &plain);
+        if (done >= 0) return done;
         Cairn__Setting *last = settings->list[settings->count - 1];
         memmove(&settings->list[1], &settings->list[0], (settings->count - 1) * sizeof last);
         settings->list[0] = last;
     }
-    return true;
+    return -1;
 }
 
-/* Resets the fields that have no effect any more if the values of the options apply. */
-static bool reset_unused(struct ctl *ctl)
+/* Resets the fields that have no effect any more if the values of the options apply. -1: continue. */
+static int reset_unused(struct ctl *ctl)
 {
-    bool ok = true;
+    int done = -1;
     if (ctl_is_given(ctl, "snapshot-every") && gives(ctl, "snapshot_every", "0") &&
         gives(ctl, "snapshot_every_s", "0"))
-        ok = reset(&ctl->terms.set, "snapshot_keep snapshot_keep_every snapshot_keep_within_s "
-                                    "snapshot_max_bytes");
-    if (ctl_is_given(ctl, "on-shard-loss") && gives(ctl, "on_shard_loss", "wait"))
-        ok = ok && reset(&ctl->terms.set, "shard_loss_wait_s");
-    if (ctl_is_given(ctl, "on-worker-loss") && !gives(ctl, "on_worker_loss", "wait"))
-        ok = ok && reset(&ctl->terms.set, "worker_loss_wait_s");
-    return ok;
+        done = reset(ctl, "snapshot_keep snapshot_keep_every snapshot_keep_within_s "
+                          "snapshot_max_bytes");
+    if (done < 0 && ctl_is_given(ctl, "on-shard-loss") && gives(ctl, "on_shard_loss", "wait"))
+        done = reset(ctl, "shard_loss_wait_s");
+    if (done < 0 && ctl_is_given(ctl, "on-worker-loss") && !gives(ctl, "on_worker_loss", "wait"))
+        done = reset(ctl, "worker_loss_wait_s");
+    return done;
 }
 
 /* Fills the amendment of learning rates from the job's current groups. The job's revision makes the
@@ -230,10 +233,12 @@ static int fill_amend(struct ctl *ctl, void *request)
         return ctl_usage_fail(ctl, "nothing would change: give an option to amend");
     if (ctl->terms.group != NULL && !has_lr)
         return ctl_usage_fail(ctl, "--group goes with --lr: give that, too");
-    if (!reset_unused(ctl) || (ctl->terms.workers_max > 0 &&
-                               !(ctl_setting_add_field(&ctl->terms.set, "workers_min", &bounds) &&
-                                 ctl_setting_add_field(&ctl->terms.set, "workers_max", &bounds))))
-        return ctl_fail(CAIRN_ERR_INVALID, "--set may be given %d times", CTL_NAMES_MAX);
+    int done = reset_unused(ctl);
+    if (done < 0 && ctl->terms.workers_max > 0) {
+        done = ctl_set_field(ctl, "set", "workers_min", &bounds);
+        if (done < 0) done = ctl_set_field(ctl, "set", "workers_max", &bounds);
+    }
+    if (done >= 0) return done;
     randombytes_buf(&amend->key, sizeof amend->key);
     amend->key |= 1; // never 0
     amend->settings = ctl->terms.set.list;

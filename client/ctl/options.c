@@ -220,12 +220,16 @@ static int parse_duration(const char *name, const char *text, uint32_t max_s, ui
                     name, text, max_s);
 }
 
+static int too_many(const char *option)
+{
+    return ctl_fail(CAIRN_ERR_INVALID, "--%s may be given %d times", option, CTL_NAMES_MAX);
+}
+
 static int parse_name(struct ctl_names *names, const char *option, const char *text)
 {
     if (text[0] == '\0')
         return ctl_fail(CAIRN_ERR_INVALID, "--%s needs the name of a shard", option);
-    if (names->count == CTL_NAMES_MAX)
-        return ctl_fail(CAIRN_ERR_INVALID, "--%s may be given %d times", option, CTL_NAMES_MAX);
+    if (names->count == CTL_NAMES_MAX) return too_many(option);
     names->names[names->count++] = text;
     return -1;
 }
@@ -285,30 +289,27 @@ static int parse_workers(struct ctl *ctl, char *text)
 }
 
 /* Adds a setting, whose strings must outlive the request. */
-static bool add_setting(struct ctl_settings *settings, const char *key, const char *value)
+static int add_setting(struct ctl *ctl, const char *option, const char *key, const char *value)
 {
-    if (settings->count == CTL_NAMES_MAX) return false;
+    struct ctl_settings *settings = &ctl->terms.set;
+    if (settings->count == CTL_NAMES_MAX) return too_many(option);
     Cairn__Setting *setting = &settings->room[settings->count];
     cairn__setting__init(setting);
     setting->key = wire_text(key);
     setting->value = wire_text(value);
     settings->list[settings->count++] = setting;
-    return true;
+    return -1;
 }
 
-bool ctl_setting_add_field(struct ctl_settings *settings, const char *name,
-                           const struct job_spec_data *from)
+int ctl_set_field(struct ctl *ctl, const char *option, const char *name,
+                  const struct job_spec_data *from)
 {
-    if (settings->count == CTL_NAMES_MAX) return false;
+    struct ctl_settings *settings = &ctl->terms.set;
+    if (settings->count == CTL_NAMES_MAX) return too_many(option);
     const struct spec_field *field = spec_field_find(&spec_fields, name, strlen(name));
     char *text = settings->values[settings->count];
     spec_setting_text(field, from, text);
-    return add_setting(settings, field->name, text);
-}
-
-static int too_many(const char *option)
-{
-    return ctl_fail(CAIRN_ERR_INVALID, "--%s may be given %d times", option, CTL_NAMES_MAX);
+    return add_setting(ctl, option, field->name, text);
 }
 
 /* Reads "500", "500 steps", or a time: "10min", "10 min". */
@@ -326,11 +327,8 @@ static int parse_every(struct ctl *ctl, char *text)
                                         &spec.policy.snapshot_every_s)
                        : parse_count_or_none("snapshot-every", named ? number : text,
                                              CAIRN_SPEC_EVERY_MAX, &spec.policy.snapshot_every);
-    if (done >= 0) return done;
-    return ctl_setting_add_field(&ctl->terms.set, "snapshot_every", &spec) &&
-                   ctl_setting_add_field(&ctl->terms.set, "snapshot_every_s", &spec)
-               ? -1
-               : too_many("snapshot-every");
+    if (done < 0) done = ctl_set_field(ctl, "snapshot-every", "snapshot_every", &spec);
+    return done < 0 ? ctl_set_field(ctl, "snapshot-every", "snapshot_every_s", &spec) : done;
 }
 
 /* Checks that the value can be copied into a configuration unchanged. */
@@ -382,13 +380,12 @@ static int parse_weight(struct ctl *ctl, char *text)
 
 static int parse_setting(struct ctl *ctl, char *text)
 {
-    struct ctl_settings *settings = &ctl->terms.set;
     char *equals = strchr(text, '=');
     if (equals == NULL || equals == text)
         return ctl_fail(CAIRN_ERR_INVALID,
                         "--set %s: KEY=VALUE is allowed, as stage=3 or default.lr=1e-4", text);
     *equals = '\0';
-    return add_setting(settings, text, equals + 1) ? -1 : too_many("set");
+    return add_setting(ctl, "set", text, equals + 1);
 }
 
 static int parse_path(struct ctl *ctl, char *text)
@@ -682,8 +679,7 @@ static int parse_field(struct ctl *ctl, const struct option_row *row, char *text
     spec_init(&spec);
     if (field->kind == CAIRN_SPEC_CHOICE || field->kind == CAIRN_SPEC_FLAG) {
         done = parse_choice(row, text, &count);
-        if (done >= 0) return done;
-        return add_setting(&ctl->terms.set, row->field, text) ? -1 : too_many(row->name);
+        return done >= 0 ? done : add_setting(ctl, row->name, row->field, text);
     }
     if (field->kind == CAIRN_SPEC_COUNT && strcmp(row->value, "TIME") == 0)
         done = parse_duration(row->name, text, (uint32_t)field->max, &seconds);
@@ -697,8 +693,7 @@ static int parse_field(struct ctl *ctl, const struct option_row *row, char *text
         spec_field_set_bits(field, &spec, count + seconds);
     else
         spec_field_set_number(field, &spec, real);
-    if (done >= 0) return done;
-    return ctl_setting_add_field(&ctl->terms.set, row->field, &spec) ? -1 : too_many(row->name);
+    return done >= 0 ? done : ctl_set_field(ctl, row->name, row->field, &spec);
 }
 
 static int parse_value(struct ctl *ctl, const struct option_row *row, char *text)

@@ -1,5 +1,6 @@
 /* Texts with fields of a message, as commands print them (client/ctl/output.c). */
 #include <check.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "client/ctl/ctl.h"
@@ -96,6 +97,49 @@ TEST(a_list_of_texts_stands_one_beneath_the_other)
     job.frozen_tensor_count = 5;
     expect(&job, "{frozen_tensors?}[{:}and {frozen_tensor_count-frozen_tensors} more]",
            "a\n                  b\n                  and 3 more");
+}
+
+/* ---- rows ---- */
+
+static char word[] = "word", *no_words[] = { word, word, word };
+
+/* A message with one element in every list, and every nested message. */
+static void *filled(const ProtobufCMessageDescriptor *type, int depth)
+{
+    ProtobufCMessage *message = ctl_message(type);
+    for (unsigned i = 0; i < type->n_fields && depth < 4; i++) {
+        const ProtobufCFieldDescriptor *field = &type->fields[i];
+        void *at = (char *)message + field->offset;
+        if (field->type == PROTOBUF_C_TYPE_MESSAGE && field->label == PROTOBUF_C_LABEL_REPEATED)
+            ctl_append(message, field->name, filled(field->descriptor, depth + 1));
+        else if (field->type == PROTOBUF_C_TYPE_STRING && field->label == PROTOBUF_C_LABEL_REPEATED)
+            ctl_append(message, field->name, ctl_copy("text"));
+        else if (field->type == PROTOBUF_C_TYPE_MESSAGE)
+            *(void **)at = filled(field->descriptor, depth + 1);
+    }
+    return message;
+}
+
+TEST(rows_name_only_fields_that_exist)
+{
+    static const struct ctl_question *const questions[] = {
+        &ctl_cluster_status, &ctl_cluster_adopt, &ctl_key_trust,        &ctl_reshard_status,
+        &ctl_reshard_cancel, &ctl_job_list,      &ctl_job_show,         &ctl_job_amend,
+        &ctl_job_create,     &ctl_snapshot_list, &ctl_snapshot_restore, &ctl_snapshot_create,
+    };
+    const struct ctl ctl = { .argv = no_words, .argc = 3 };
+    ck_assert_ptr_nonnull(freopen("/dev/null", "w", stdout));
+    ctl_output_begin(&ctl);
+    for (const struct ctl_shape *shape = ctl_shapes; shape->of != NULL; shape++) {
+        void *message = filled(shape->of, 0);
+        json_decref(ctl_json(message));
+        if (shape->columns == NULL) continue;
+        struct ctl_table *table = ctl_table_open(shape->columns);
+        ctl_table_rows(table, &message, 1);
+        ctl_table_close(table, &ctl);
+    }
+    for (size_t i = 0; i < sizeof questions / sizeof *questions; i++)
+        ctl_page(filled(message_type(questions[i]->reply_type), 0), questions[i]->page);
 }
 
 SUITE(30);
