@@ -16,12 +16,9 @@
 #include "proto/spec/spec.h"
 #include "proto/wire/wire.h"
 
-/* Version of the JSON that `-o json` prints; it is incremented when a field changes its meaning or is
- * removed. */
-#define CTL_SCHEMA_VERSION 1
-#define CTL_SHARDS_MAX     64  /* the most shards of cairn local */
-#define CTL_NAMES_MAX      256 /* the most values of an option that may be repeated */
-#define CTL_OPTIONS_MAX    128
+#define CTL_SHARDS_MAX  64  /* the most shards of cairn local */
+#define CTL_NAMES_MAX   256 /* the most values of an option that may be repeated */
+#define CTL_OPTIONS_MAX 128
 
 /* ==== the command line ==== */
 

@@ -620,14 +620,26 @@ static cairn_status read_stats(const struct ctl *ctl, struct show *show, const c
 
 /* ---- the tensors ---- */
 
+/* Writes "[512, 784]" into `out` and returns `out`. */
+#define SHAPE_BYTES (CAIRN_RANK_MAX * 22 + 3)
+static const char *write_shape(const struct shape *shape, char out[static SHAPE_BYTES])
+{
+    size_t used = (size_t)snprintf(out, SHAPE_BYTES, "[");
+    for (uint32_t d = 0; d < shape->rank && used < SHAPE_BYTES; d++)
+        used += (size_t)snprintf(out + used, SHAPE_BYTES - used, "%s%" PRIu64, d > 0 ? ", " : "",
+                                 shape->dim[d]);
+    if (used < SHAPE_BYTES) snprintf(out + used, SHAPE_BYTES - used, "]");
+    return out;
+}
+
 static void fill_stats(Cairn__ShownStats *shown, const struct show *show, size_t tensor, int plane)
 {
     const struct tensor_spec *t = &show->spec->tensors[tensor];
     const struct ctl_stats *s = &show->stats[tensor * CAIRN_PLANE_COUNT + (size_t)plane];
-    char shape[CTL_SHAPE_BYTES];
+    char shape[SHAPE_BYTES];
     shown->tensor = ctl_copy(t->name);
     shown->plane = ctl_copy(plane_name(plane));
-    shown->shape = ctl_copy(ctl_shape(&t->shape, shape));
+    shown->shape = ctl_copy(write_shape(&t->shape, shape));
     shown->has_finite = s->finite > 0;
     shown->min = (double)s->min;
     shown->max = (double)s->max;
@@ -640,11 +652,11 @@ static void fill_tensor(Cairn__ShownTensor *shown, const struct show *show, size
 {
     const struct tensor_spec *t = &show->spec->tensors[tensor];
     struct sentence planes = { "" };
-    char shape[CTL_SHAPE_BYTES];
+    char shape[SHAPE_BYTES];
     shown->name = ctl_copy(t->name);
     shown->kind = ctl_copy(capability_name(CAIRN_CAPABILITY_KIND, (int)t->kind));
     shown->dtype = ctl_copy(dtype_label((int)t->master));
-    shown->shape_text = ctl_copy(ctl_shape(&t->shape, shape));
+    shown->shape_text = ctl_copy(write_shape(&t->shape, shape));
     shown->shape = calloc(CAIRN_RANK_MAX, sizeof *shown->shape);
     shown->n_shape = shown->shape != NULL ? t->shape.rank : 0;
     for (size_t i = 0; i < shown->n_shape; i++) shown->shape[i] = t->shape.dim[i];

@@ -28,6 +28,9 @@
 #define AHEAD              16                   // blocks that are read ahead, plus two per shard
 #define BLOCKS_MAX         32                   // the most blocks held in memory; 128 MiB
 #define IN_FLIGHT          8                    // blocks being written; 32 MiB
+#define BUFFERS_BLOB       "cairn.buffers"
+#define TORCH_FILE_NAME    "checkpoint.pt"
+#define FOLDER_METADATA    ".metadata" // beside CTL_TORCH_FOLDER_FILE
 
 /* ==== buffers ==== */
 
@@ -73,7 +76,7 @@ static struct ctl_buffer listed(const json_t *entry, uint64_t bytes)
 static cairn_status read_list(struct snapshot *snapshot, json_t **out, struct sentence *why)
 {
     const struct job_spec_data *spec = &snapshot->manifest.spec;
-    const size_t at = spec_find_tensor(spec, CTL_BUFFERS_BLOB);
+    const size_t at = spec_find_tensor(spec, BUFFERS_BLOB);
     *out = NULL;
     if (at >= spec->tensor_count || spec->tensors[at].kind != CAIRN_BLOB ||
         spec->tensors[at].shape.dim[0] > LIST_BYTES_MAX)
@@ -112,10 +115,46 @@ static cairn_status read_buffers(struct snapshot *snapshot, struct ctl_buffer **
 
 /* ==== export plan ==== */
 
+/* Plans an export: its files, and the tensors in each. Pure.
+ *
+ *   hf    model.safetensors, or, where that would be too large,
+ *         model-00001-of-00002.safetensors, ..., model.safetensors.index.json
+ *         As transformers writes it: complete tensors, one after the other. __metadata__ has "format", and
+ *         maps the name of each alias of a complete tensor to the name of that tensor, which is stored once
+ *         (as safetensors.torch.save_model does).
+ *   dcp   __0_0.distcp, .metadata: a folder of torch.distributed.checkpoint     snapshot.h, "torch file"
+ *   torch checkpoint.pt, as torch.save writes it                                the same
+ *
+ * Blobs are not numbers and are left out, except for buffers that are stored as raw bytes (above). For hf,
+ * all aliases are left out as tensors; for dcp, only the aliases of a part of a tensor. */
+
+#define INDEX_NAME "model.safetensors.index.json"
+#define PLANE_STEP 0 /* the plane of entries with torch's step count, one f32 */
+
+struct export_wish {
+    bool is_dcp, is_torch; /* neither: hf */
+    const struct ctl_buffer *buffers;
+    cairn_dtype dtype; /* the dtype of the model's tensors: CAIRN_F32 or CAIRN_BF16 */
+    /* The most tensor bytes in one file; only a file with a single, larger tensor exceeds this */
+    uint64_t file_bytes_max;
+};
+
+struct export_plan {
+    struct snapshot_file *files; /* owned */
+    size_t file_count, file_capacity;
+    char *index; /* owned; the contents of the index file beside the files; NULL: none */
+    const char *index_name;
+    size_t index_bytes;
+    struct ctl_torch_file *torch; /* owned; NULL for hf */
+    uint64_t data_bytes;          /* the bytes of all tensors */
+    size_t tensors; /* the tensors of the model; `blobs` and `aliases` count what is left out */
+    size_t blobs, aliases;
+};
+
 struct planning {
     const struct job_spec_data *spec;
-    const struct ctl_export_wish *wish;
-    struct ctl_export_plan *plan;
+    const struct export_wish *wish;
+    struct export_plan *plan;
     uint64_t file_data_bytes; /* the data bytes of the last file */
     size_t file_header_bytes; /* the header bytes of the last file; an upper bound */
 };
@@ -124,7 +163,7 @@ struct planning {
 
 static bool add_file(struct planning *p)
 {
-    struct ctl_export_plan *plan = p->plan;
+    struct export_plan *plan = p->plan;
     if (!ctl_grow(&plan->files, &plan->file_capacity, plan->file_count + 1, sizeof *plan->files))
         return false;
     plan->files[plan->file_count++] = (struct snapshot_file) { .entries = NULL };
@@ -146,7 +185,7 @@ static struct safetensors_entry *add_entry(struct snapshot_file *file)
 /* Adds the entry to the last file, or to a new file if the last file is full. */
 static bool place_plan(struct planning *p, struct safetensors_entry entry, uint64_t bytes)
 {
-    struct ctl_export_plan *plan = p->plan;
+    struct export_plan *plan = p->plan;
     const size_t header = entry.key != NULL ? safetensors_entry_bytes(entry.key, entry.box.rank)
                                             : 0;
     const bool full = p->file_data_bytes > 0 &&
@@ -200,7 +239,7 @@ static bool place_all(struct planning *p)
 
 /* ---- names, headers, indices ---- */
 
-static void name_file(struct ctl_export_plan *plan, size_t at)
+static void name_file(struct export_plan *plan, size_t at)
 {
     struct snapshot_file *f = &plan->files[at];
     if (plan->file_count == 1)
@@ -248,7 +287,7 @@ static bool build_header(const struct planning *p, struct snapshot_file *file)
 }
 
 /* {"metadata": {"total_size": N}, "weight_map": {"<key>": "<file>"}} */
-static bool build_index(struct ctl_export_plan *plan)
+static bool build_index(struct export_plan *plan)
 {
     json_t *map = json_object();
     bool ok = map != NULL;
@@ -261,14 +300,14 @@ static bool build_index(struct ctl_export_plan *plan)
                              (json_int_t)plan->data_bytes, "weight_map", map);
     plan->index = root != NULL && ok ? json_dumps(root, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL;
     plan->index_bytes = plan->index != NULL ? strlen(plan->index) : 0;
-    plan->index_name = CTL_EXPORT_INDEX_NAME;
+    plan->index_name = INDEX_NAME;
     json_decref(root);
     return plan->index != NULL;
 }
 
 static bool finish_plan(const struct planning *p)
 {
-    struct ctl_export_plan *plan = p->plan;
+    struct export_plan *plan = p->plan;
     for (size_t i = 0; i < plan->file_count; i++) {
         name_file(plan, i);
         if (!build_header(p, &plan->files[i])) return false;
@@ -277,16 +316,16 @@ static bool finish_plan(const struct planning *p)
 }
 
 /* Plans a single file that has all tensors; for a folder, also plans .metadata. */
-static cairn_status plan_torch(const struct manifest *manifest, const struct ctl_export_wish *wish,
-                               struct ctl_export_plan *plan)
+static cairn_status plan_torch(const struct manifest *manifest, const struct export_wish *wish,
+                               struct export_plan *plan)
 {
-    const struct ctl_torch_wish w = { wish->dtype, CTL_EXPORT_PLANE_STEP, wish->buffers };
+    const struct ctl_torch_wish w = { wish->dtype, PLANE_STEP, wish->buffers };
     struct planning p = { .plan = plan };
     if (!add_file(&p)) return CAIRN_ERR_NO_MEMORY;
     struct snapshot_file *file = &plan->files[0];
     snprintf(file->path, sizeof file->path, "%s",
-             wish->is_dcp ? CTL_TORCH_FOLDER_FILE : CTL_TORCH_FILE_NAME);
-    plan->index_name = CTL_TORCH_FOLDER_METADATA;
+             wish->is_dcp ? CTL_TORCH_FOLDER_FILE : TORCH_FILE_NAME);
+    plan->index_name = FOLDER_METADATA;
     cairn_status status = wish->is_dcp ? ctl_torch_folder_plan(manifest, &w, file, &plan->torch,
                                                                &plan->index, &plan->index_bytes)
                                        : ctl_torch_plan(manifest, &w, file, &plan->torch);
@@ -301,7 +340,7 @@ static cairn_status plan_torch(const struct manifest *manifest, const struct ctl
     return status;
 }
 
-static void export_plan_release(struct ctl_export_plan *plan)
+static void export_plan_release(struct export_plan *plan)
 {
     for (size_t i = 0; i < plan->file_count; i++) {
         struct snapshot_file *file = &plan->files[i];
@@ -312,17 +351,16 @@ static void export_plan_release(struct ctl_export_plan *plan)
     free(plan->files);
     free(plan->index);
     ctl_torch_free(plan->torch);
-    *plan = (struct ctl_export_plan) { .files = NULL };
+    *plan = (struct export_plan) { .files = NULL };
 }
 
 /* Plans the export of the snapshot with this manifest, which must outlive the plan. CAIRN_ERR_NO_MEMORY;
  * CAIRN_ERR_NOT_FOUND: there is nothing to export. The caller releases the plan, but only after
  * CAIRN_OK. */
 static cairn_status export_plan_make(const struct manifest *manifest,
-                                     const struct ctl_export_wish *wish,
-                                     struct ctl_export_plan *plan_out)
+                                     const struct export_wish *wish, struct export_plan *plan_out)
 {
-    struct ctl_export_plan plan = { .files = NULL };
+    struct export_plan plan = { .files = NULL };
     struct planning p = { .spec = &manifest->spec, .wish = wish, .plan = &plan };
     cairn_status status = wish->is_torch || wish->is_dcp     ? plan_torch(manifest, wish, &plan)
                           : place_all(&p) && finish_plan(&p) ? CAIRN_OK
@@ -331,7 +369,7 @@ static cairn_status export_plan_make(const struct manifest *manifest,
     for (size_t i = 0; i < manifest->spec.tensor_count; i++)
         plan.blobs += manifest->spec.tensors[i].kind == CAIRN_BLOB &&
                       wish->buffers[i].type == NULL &&
-                      strcmp(manifest->spec.tensors[i].name, CTL_BUFFERS_BLOB) != 0;
+                      strcmp(manifest->spec.tensors[i].name, BUFFERS_BLOB) != 0;
     if (status == CAIRN_OK)
         *plan_out = plan;
     else
@@ -354,9 +392,8 @@ static cairn_status fail_errno(struct sentence *why, const char *step, const cha
 /* True for a name that an export writes, and for the temporary name of such a file. */
 static bool is_ours(const char *name)
 {
-    static const char *const wholes[] = { CTL_TORCH_FILE_NAME, CTL_TORCH_FOLDER_FILE,
-                                          CTL_TORCH_FOLDER_METADATA };
-    static const char *const ends[] = { ".safetensors", CTL_EXPORT_INDEX_NAME };
+    static const char *const wholes[] = { TORCH_FILE_NAME, CTL_TORCH_FOLDER_FILE, FOLDER_METADATA };
+    static const char *const ends[] = { ".safetensors", INDEX_NAME };
     size_t length = strlen(name);
     if (length > 4 && strcmp(name + length - 4, ".tmp") == 0) length -= 4;
     for (size_t i = 0; i < sizeof wholes / sizeof *wholes; i++)
@@ -508,7 +545,7 @@ struct place_export {
 
 struct exporting {
     struct snapshot *snapshot;
-    const struct ctl_export_plan *plan;
+    const struct export_plan *plan;
     struct place_export ahead; /* everything before this position is read or requested */
     size_t file;               /* the file being written */
     struct ctl_progress progress;
@@ -537,7 +574,7 @@ static void look_ahead(struct exporting *x, struct place_export end)
         }
         const struct safetensors_entry *entry = &file->entries[at->entry];
         const uint64_t elems = (entry->end - entry->begin) / dtype_size((int)entry->dtype);
-        if (entry->plane != CTL_EXPORT_PLANE_STEP && !ctl_torch_is_text(entry))
+        if (entry->plane != PLANE_STEP && !ctl_torch_is_text(entry))
             at->elem += snapshot_want(x->snapshot, entry->tensor, entry->plane, at->elem,
                                       elems - at->elem);
         else
@@ -562,7 +599,7 @@ static cairn_status fill_export(void *context, const struct safetensors_entry *e
                       x->file, (size_t)(entry - x->plan->files[x->file].entries), first_elem });
     if (is_text) {
         ctl_torch_text(x->plan->torch, first_elem, elem_count, to);
-    } else if (entry->plane == CTL_EXPORT_PLANE_STEP) {
+    } else if (entry->plane == PLANE_STEP) {
         const struct manifest *m = &x->snapshot->manifest;
         const uint64_t missed = m->steps_missed != NULL ? m->steps_missed[entry->tensor] : 0;
         const float step = (float)(m->step - missed);
@@ -582,7 +619,7 @@ static cairn_status fill_export(void *context, const struct safetensors_entry *e
 static cairn_status write_all(struct exporting *x, const char *at, struct sentence *why)
 {
     const struct snapshot_input source = { .fill = fill_export, .context = x };
-    const struct ctl_export_plan *plan = x->plan;
+    const struct export_plan *plan = x->plan;
     const struct storage *storage = storage_of(at);
     struct snapshot_writer *writer = NULL;
     cairn_status status = snapshot_writer_open(IN_FLIGHT, &writer, why);
@@ -599,7 +636,7 @@ static cairn_status write_all(struct exporting *x, const char *at, struct senten
 /* ---- the command ---- */
 
 /* Replaces storage.h's message about a full disk, whose advice is about snapshots. */
-static void say_full(const struct ctl_export_plan *plan, const char *folder, struct sentence *why)
+static void say_full(const struct export_plan *plan, const char *folder, struct sentence *why)
 {
     sentence_set(why,
                  "there is no room for %s in %s: free some, or name another folder; nothing "
@@ -632,9 +669,9 @@ static cairn_status export_to(struct ctl *ctl, struct exporting *x, const char *
 }
 
 static void print_export(const struct ctl *ctl, const struct exporting *x,
-                         const struct ctl_export_wish *w, char *folder, double seconds)
+                         const struct export_wish *w, char *folder, double seconds)
 {
-    const struct ctl_export_plan *plan = x->plan;
+    const struct export_plan *plan = x->plan;
     Cairn__ShownExport shown = CAIRN__SHOWN_EXPORT__INIT; // borrows its texts
     shown.path = folder;
     shown.format = wire_text(w->is_dcp ? "dcp" : w->is_torch ? "torch" : "hf");
@@ -658,10 +695,10 @@ static void print_export(const struct ctl *ctl, const struct exporting *x,
 }
 
 /* Returns -1 to continue, else the exit status. */
-static int check_wish(const struct ctl *ctl, struct ctl_export_wish *wish)
+static int check_wish(const struct ctl *ctl, struct export_wish *wish)
 {
     const struct ctl_export *e = &ctl->export;
-    *wish = (struct ctl_export_wish) {
+    *wish = (struct export_wish) {
         .is_dcp = e->format != NULL && strcmp(e->format, "dcp") == 0,
         .is_torch = e->format != NULL && strcmp(e->format, "torch") == 0,
         .dtype = e->dtype != NULL && strcmp(e->dtype, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32,
@@ -674,8 +711,8 @@ static int check_wish(const struct ctl *ctl, struct ctl_export_wish *wish)
 static int run_snapshot_export(struct ctl *ctl)
 {
     struct snapshot snapshot;
-    struct ctl_export_wish wish;
-    struct ctl_export_plan plan;
+    struct export_wish wish;
+    struct export_plan plan;
     struct ctl_made_folder folder;
     struct sentence why = { "" };
     char from[PATH_MAX], to[PATH_MAX];

@@ -16,8 +16,11 @@
 #include "proto/base/machine.h"
 #include "proto/spec/spec.h"
 
-#define COLUMNS_MAX 16
-#define LINE_NAME   18 // the name of a line
+/* Version of the JSON that `-o json` prints; it is incremented when a field changes its meaning or is
+ * removed. */
+#define SCHEMA_VERSION 1
+#define COLUMNS_MAX    16
+#define LINE_NAME      18 // the name of a line
 
 struct ctl_table {
     char *columns;                    /* owned; the texts of the next two lists */
@@ -113,7 +116,7 @@ void ctl_line(const char *name, const char *fmt, ...)
 
 int ctl_print_json(json_t *object)
 {
-    json_object_set_new(object, "schema_version", json_integer(CTL_SCHEMA_VERSION));
+    json_object_set_new(object, "schema_version", json_integer(SCHEMA_VERSION));
     json_dumpf(object, stdout, JSON_INDENT(2) | JSON_SORT_KEYS);
     printf("\n");
     json_decref(object);

@@ -20,11 +20,9 @@
 
 /* Finds the blobs of a snapshot that hold tensors of a type that the servers do not compute with: integers,
  * bools, float64, complex64. The Python client stores such buffers of a model as raw bytes, and lists them
- * in the blob CTL_BUFFERS_BLOB in the syntax of safetensors: {"<name>": {"dtype": "I64", "shape": [..]},
+ * in the blob "cairn.buffers" in the syntax of safetensors: {"<name>": {"dtype": "I64", "shape": [..]},
  * ...}. This section also declares the number types that an export writes, with the name of each type in
  * each format. */
-
-#define CTL_BUFFERS_BLOB "cairn.buffers"
 
 struct ctl_number_type {
     const char *safetensors, *torch, *storage; /* "I64", "int64", "LongStorage" */
@@ -65,9 +63,7 @@ struct ctl_buffer {
  * The plan consists of entries for the snapshot's writer: planes, and pieces of text between them. CRC-32
  * sums of the written data are filled into the text that follows it, so only the text uses memory. */
 
-#define CTL_TORCH_FILE_NAME       "checkpoint.pt"
-#define CTL_TORCH_FOLDER_FILE     "__0_0.distcp"
-#define CTL_TORCH_FOLDER_METADATA ".metadata"
+#define CTL_TORCH_FOLDER_FILE "__0_0.distcp"
 
 struct ctl_torch_file; /* the text, and the checksum state */
 
@@ -181,60 +177,6 @@ void ctl_difference_add(struct ctl_difference *difference, uint64_t first_elem, 
 
 /* Returns |b - a| / |a| in the L2 norm; infinite if a is 0 and b is not; 0 if a and b are equal. */
 double ctl_difference_relative(const struct ctl_difference *difference);
-
-/* ==== text ==== */
-
-/* Text helpers that the snapshot commands share. */
-
-/* Writes "[512, 784]" into `out` and returns `out`. */
-#define CTL_SHAPE_BYTES (CAIRN_RANK_MAX * 22 + 3)
-static inline const char *ctl_shape(const struct shape *shape, char out[static CTL_SHAPE_BYTES])
-{
-    size_t used = (size_t)snprintf(out, CTL_SHAPE_BYTES, "[");
-    for (uint32_t d = 0; d < shape->rank && used < CTL_SHAPE_BYTES; d++)
-        used += (size_t)snprintf(out + used, CTL_SHAPE_BYTES - used, "%s%" PRIu64,
-                                 d > 0 ? ", " : "", shape->dim[d]);
-    if (used < CTL_SHAPE_BYTES) snprintf(out + used, CTL_SHAPE_BYTES - used, "]");
-    return out;
-}
-
-/* ==== export plan ==== */
-
-/* Plans an export: its files, and the tensors in each. Pure.
- *
- *   hf    model.safetensors, or, where that would be too large,
- *         model-00001-of-00002.safetensors, ..., model.safetensors.index.json
- *         As transformers writes it: complete tensors, one after the other. __metadata__ has "format", and
- *         maps the name of each alias of a complete tensor to the name of that tensor, which is stored once
- *         (as safetensors.torch.save_model does).
- *   dcp   __0_0.distcp, .metadata: a folder of torch.distributed.checkpoint     torch file, above
- *   torch checkpoint.pt, as torch.save writes it                                the same
- *
- * Blobs are not numbers and are left out, except for buffers that are stored as raw bytes (above). For hf,
- * all aliases are left out as tensors; for dcp, only the aliases of a part of a tensor. */
-
-#define CTL_EXPORT_INDEX_NAME "model.safetensors.index.json"
-#define CTL_EXPORT_PLANE_STEP 0 /* the plane of entries with torch's step count, one f32 */
-
-struct ctl_export_wish {
-    bool is_dcp, is_torch; /* neither: hf */
-    const struct ctl_buffer *buffers;
-    cairn_dtype dtype; /* the dtype of the model's tensors: CAIRN_F32 or CAIRN_BF16 */
-    /* The most tensor bytes in one file; only a file with a single, larger tensor exceeds this */
-    uint64_t file_bytes_max;
-};
-
-struct ctl_export_plan {
-    struct snapshot_file *files; /* owned */
-    size_t file_count, file_capacity;
-    char *index; /* owned; the contents of the index file beside the files; NULL: none */
-    const char *index_name;
-    size_t index_bytes;
-    struct ctl_torch_file *torch; /* owned; NULL for hf */
-    uint64_t data_bytes;          /* the bytes of all tensors */
-    size_t tensors; /* the tensors of the model; `blobs` and `aliases` count what is left out */
-    size_t blobs, aliases;
-};
 
 /* ==== made folder ==== */
 
