@@ -210,13 +210,10 @@ static int fill_rates(struct ctl *ctl, Cairn__JobAmend *amend)
     const cairn_status called = ask_job(ctl, &reply);
     if (called != CAIRN_OK) return status_exit((int)called);
     const Cairn__JobStatus *job = (const Cairn__JobStatus *)reply;
-    static Cairn__GroupSpec **groups;
-    groups = calloc(job->n_groups + 1, sizeof(Cairn__GroupSpec *));
-    if (groups == NULL) return ctl_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (job->spec == NULL)
         return ctl_fail(CAIRN_ERR_PROTOCOL, "the coordinator does not say what job %s is",
                         job->name);
-    amend->groups = groups;
+    amend->groups = job->groups; // those that change move to its front
     amend->revision = job->spec->revision;
     return fill_groups(ctl, job, amend);
 }
