@@ -335,7 +335,7 @@ bool admin_replaces(const Cairn__SnapshotStatus *plan, struct sentence *out)
 static bool has_ended(void *context)
 {
     struct session *s = context;
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     return s->ended;
 }
 

@@ -56,7 +56,7 @@ bool batch_is_surplus(const struct job *job)
 cairn_status api_batch_place(struct job *job, const struct cairn_round *round, uint32_t *micro)
 {
     if (job->spec.global_batch == 0) return CAIRN_OK;
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     cairn_status status = api_judge_round(job, round);
     if (status == CAIRN_OK && batch_is_surplus(job))
         status = refuse_surplus(job);
@@ -183,7 +183,7 @@ void api_await_added(struct job *job)
 cairn_status api_judge_fill(struct job *job, const struct cairn_round *round, uint32_t micro,
                             size_t tensor)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     if (tensor == CAIRN_API_NO_TENSOR) api_await_added(job);
     cairn_status status = api_judge_round(job, round);
     if (status == CAIRN_OK) status = note_filled(job, micro, tensor);
@@ -210,7 +210,7 @@ static cairn_status judge_thawed(const struct job *job, size_t tensor)
 
 static cairn_status judge_frozen(struct job *job, size_t tensor)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     return judge_thawed(job, tensor);
 }
 
@@ -241,7 +241,7 @@ cairn_status api_fill_many(struct job *job, const struct cairn_round *round, uin
                            const size_t *tensors, size_t count, size_t *wrong_out)
 {
     *wrong_out = count;
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     cairn_status status = api_judge_round(job, round);
     if (status == CAIRN_OK) status = judge_micro(job, micro);
     if (status == CAIRN_OK) status = fill_all(job, micro, tensors, count, wrong_out);
@@ -254,7 +254,7 @@ cairn_status api_fill_many(struct job *job, const struct cairn_round *round, uin
 static cairn_status fill_part(struct job *job, const struct cairn_round *round,
                               const struct portion *portion, struct assembly **out)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     cairn_status status = api_judge_round(job, round);
     if (status == CAIRN_OK) status = judge_micro(job, portion->micro);
     if (status == CAIRN_OK && job->filling.tensors[portion->tensor] == PUSHED)
@@ -283,7 +283,7 @@ static cairn_status send_assembly(struct job *job, const struct cairn_round *rou
     assemble_pattern(assembly, &pattern);
     if (!accumulate_wanted(job)) return op_begin(job, CAIRN_CHUNK_PUSH, &pattern, NULL);
     const struct cairn_mem mem = assemble_mem(assembly);
-    LOCKED(job->session, job->filling.adding++);
+    WITH_LOCK(&job->session->lock, job->filling.adding++);
     const cairn_status status = accumulate_add(job, round, micro, pattern.tensor, &pattern.piece,
                                                &mem);
     if (status == CAIRN_OK) assemble_free(assembly);
@@ -293,13 +293,12 @@ static cairn_status send_assembly(struct job *job, const struct cairn_round *rou
 /* Records the state of the tensor after a part was copied, or failed to be copied. */
 static void end_part(struct job *job, const struct portion *portion, bool whole)
 {
-    pthread_mutex_lock(&job->session->lock);
+    HOLD_LOCK(&job->session->lock);
     if (portion->round == job->filling.round && portion->micro == job->filling.micro)
         job->filling.tensors[portion->tensor] = whole                          ? PUSHED
                                                 : assemble_begun(job, portion) ? PUSHED_IN_PART
                                                                                : NOT_PUSHED;
     if (--job->filling.adding == 0) pthread_cond_broadcast(&job->session->changed);
-    pthread_mutex_unlock(&job->session->lock);
 }
 
 static cairn_status push_brought(struct job *job, const struct cairn_round *round,

@@ -98,7 +98,7 @@ cairn_status cairn_version_wait(cairn_job *handle, struct cairn_version at_least
     CAIRN_TRY(wait_version(job, &message, timeout_ms, &ready));
     *out = (struct cairn_version) { ready->generation, ready->step };
     message_free(&ready->base);
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     job->known.initialized = true;
     job->known.newest = *out;
     return CAIRN_OK;
@@ -499,7 +499,7 @@ static cairn_status cache_open(struct job *job)
 /* Returns the number of a new prefetch, and drops the blocks of versions older than this one. */
 static uint64_t cache_new_call(struct job *job, struct cairn_version version)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     drop_older(job, version);
     return ++job->cache->last_call;
 }
@@ -511,7 +511,7 @@ static struct block *cache_want(struct job *job, struct cairn_version version,
                                 struct unit_shape *shape, uint64_t call)
 {
     struct block *made = NULL;
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     struct block *block = find_block(job, version, NULL, shape);
     if (block == NULL && make_room(job, call))
         block = made = add_block(job, version, NULL, shape, NULL);
@@ -718,7 +718,7 @@ static void begin_block(struct block *block)
 
 static cairn_status find_unit(struct job *job, const char *name, size_t *unit_out)
 {
-    const bool has_cache = LOCKED(job->session, job->cache != NULL);
+    const bool has_cache = WITH_LOCK(&job->session->lock, job->cache != NULL);
     CAIRN_TRY(has_cache ? CAIRN_OK : cache_open(job));
     if (name == NULL) return client_fail(CAIRN_ERR_INVALID, "a unit's name is NULL");
     *unit_out = units_find(job->cache->units, name);
@@ -837,9 +837,9 @@ cairn_status cairn_unmap(cairn_job *handle, const struct cairn_view *view, void 
     API_JOB(job, handle);
     if (!struct_fits(view, sizeof *view))
         return client_fail(CAIRN_ERR_INVALID, "view must be one that cairn_map gave");
-    struct card *card = LOCKED(job->session, cache_card(job, view->loan));
+    struct card *card = WITH_LOCK(&job->session->lock, cache_card(job, view->loan));
     CAIRN_TRY(await_stream(card, stream));
-    cairn_status status = LOCKED(job->session, cache_give_back(job, view->loan));
+    cairn_status status = WITH_LOCK(&job->session->lock, cache_give_back(job, view->loan));
     if (status == CAIRN_ERR_VERSION_GONE)
         return client_fail(
             status,
@@ -884,7 +884,7 @@ static void note_lease(struct job *job, struct cairn_version version, int ttl_ms
 {
     const uint64_t now_ms = monotonic_ms(), until_ms = now_ms + (uint64_t)ttl_ms;
     struct leased *leased = &job->leased;
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     if (leased->until_ms <= now_ms || version_compare(version, leased->oldest) < 0)
         leased->oldest = version;
     if (until_ms > leased->until_ms) leased->until_ms = until_ms;

@@ -480,7 +480,7 @@ void attach_begin(struct job *job)
     open.seen_store = job->attachment.seen_store;
     job->attachment.state = JOB_ATTACHING;
     attachment_put_off(job, "");
-    open.world = LOCKED(s, job->attachment.launch);
+    open.world = WITH_LOCK(&s->lock, job->attachment.launch);
     job->attachment.request = ++s->control.last_request;
     control_send(s, CAIRN_MSG_JOB_OPEN, job->attachment.request, &open.base);
     if (job->attachment.spec_packed != NULL)
@@ -530,7 +530,7 @@ static void put_off_or_fail(struct job *job, cairn_status status, const char *te
 static cairn_status judge_step(const struct job *job, struct sentence *why)
 {
     const uint64_t now = job->attachment.reply->step;
-    const uint64_t was = LOCKED(job->session, job->known.newest.step);
+    const uint64_t was = WITH_LOCK(&job->session->lock, job->known.newest.step);
     if (!job->attachment.attached_once || now >= was) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_ROLLED_BACK,
                      "job %s was restored: it was at step %" PRIu64 ", and is at step %" PRIu64
@@ -658,13 +658,12 @@ static bool loans_are_back(const struct job *job)
 static void unlink_job(struct job *job)
 {
     struct session *s = job->session;
-    pthread_mutex_lock(&s->lock);
+    HOLD_LOCK(&s->lock);
     struct job **link = &s->jobs;
     while (*link != job) link = &(*link)->next;
     *link = job->next;
     job->closed = true;
     pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
 }
 
 void attach_release(struct job *job)

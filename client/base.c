@@ -166,25 +166,23 @@ void fork_watch(const void *owner, int fd)
     struct stat now;
     if (fstat(fd, &now) != 0) return;
     pthread_once(&forks_once, listen_for_forks);
-    pthread_mutex_lock(&watched_lock);
+    HOLD_LOCK(&watched_lock);
     struct watched *larger = realloc(watched_list, (watched_count + 1) * sizeof *watched_list);
     if (larger != NULL) {
         watched_list = larger;
         watched_list[watched_count++] = (struct watched) { owner, fd, now.st_dev, now.st_ino };
     }
-    pthread_mutex_unlock(&watched_lock);
 }
 
 void fork_forget(const void *owner)
 {
-    pthread_mutex_lock(&watched_lock);
+    HOLD_LOCK(&watched_lock);
     for (size_t i = 0; i < watched_count; i++)
         if (watched_list[i].owner == owner) watched_list[i--] = watched_list[--watched_count];
     if (watched_count == 0) {
         free(watched_list);
         watched_list = NULL;
     }
-    pthread_mutex_unlock(&watched_lock);
 }
 
 /* ==== handle ==== */
@@ -243,7 +241,7 @@ void *handle_open(enum handle_kind kind, void *object, handle_free_fn release)
 {
     void *handle = NULL;
     pthread_once(&forks_once, listen_for_forks);
-    pthread_mutex_lock(&slots_lock);
+    HOLD_LOCK(&slots_lock);
     if (first_free != 0 || add_slots()) {
         const size_t index = first_free - 1;
         struct slot *slot = &slots[index];
@@ -257,7 +255,6 @@ void *handle_open(enum handle_kind kind, void *object, handle_free_fn release)
                                 .process = process };
         handle = handle_of(index);
     }
-    pthread_mutex_unlock(&slots_lock);
     return handle;
 }
 
@@ -269,22 +266,20 @@ static int is_open(const struct slot *slot, enum handle_kind kind)
 void *handle_get(enum handle_kind kind, const void *handle)
 {
     void *object = NULL;
-    pthread_mutex_lock(&slots_lock);
+    HOLD_LOCK(&slots_lock);
     struct slot *slot = find_slot(handle);
     if (is_open(slot, kind)) {
         slot->refs++;
         object = slot->object;
     }
-    pthread_mutex_unlock(&slots_lock);
     return object;
 }
 
 void handle_hold(const void *handle)
 {
-    pthread_mutex_lock(&slots_lock);
+    HOLD_LOCK(&slots_lock);
     struct slot *slot = find_slot(handle);
     if (slot != NULL) slot->refs++;
-    pthread_mutex_unlock(&slots_lock);
 }
 
 /* Releases a reference, and with the last reference the slot. Called under the lock, which this

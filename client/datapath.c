@@ -323,7 +323,7 @@ static void note_silence(struct job *job)
             explain_silence(link, &silence);
     }
     if (more > 0) sentence_add(&silence, " (and so it is with %" PRIu32 " shards more)", more);
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     job->shards.silence = silence;
 }
 
@@ -480,7 +480,7 @@ void links_release(struct job *job)
         free(job->shards.links[i]);
     }
     free(job->shards.links);
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     job->shards = (struct job_shards) { .links = NULL };
 }
 

@@ -203,9 +203,7 @@ cairn_status card_of_device(int device, const char *what, struct card **card_out
 
 cairn_status card_of_thread(struct card *other, struct card **card_out)
 {
-    pthread_mutex_lock(&gpus.lock);
-    const cairn_status status = open_driver();
-    pthread_mutex_unlock(&gpus.lock);
+    const cairn_status status = WITH_LOCK(&gpus.lock, open_driver());
     int device = 0;
     if (status != CAIRN_OK) return status;
     if (gpus.driver.cuCtxGetDevice(&device) == CAIRN_CU_OK) return card_get(device, card_out);
@@ -679,7 +677,7 @@ static int begin_copy(const struct card *card, void *to, const void *from, size_
 static int begin_numbered(struct card *card, void *to, const void *from, size_t bytes,
                           enum card_direction direction, uint64_t *copy_out)
 {
-    pthread_mutex_lock(&card->copies_lock);
+    HOLD_LOCK(&card->copies_lock);
     int result = begin_copy(card, to, from, bytes, direction);
     if (result == CAIRN_CU_OK) {
         result = card->driver->cuEventRecord(card->copied, card->side);
@@ -688,7 +686,6 @@ static int begin_numbered(struct card *card, void *to, const void *from, size_t 
         else // nobody could wait for this copy later
             (void)card->driver->cuStreamSynchronize(card->side);
     }
-    pthread_mutex_unlock(&card->copies_lock);
     return result;
 }
 
@@ -887,18 +884,16 @@ static uint32_t changes;     /* changes of mappings in progress */
 
 bool card_change_begin(void)
 {
-    pthread_mutex_lock(&words_lock);
+    HOLD_LOCK(&words_lock);
     const bool may = words_taken == 0 || DEVICE_MUTANT(1);
     changes += may;
-    pthread_mutex_unlock(&words_lock);
     return may;
 }
 
 void card_change_end(void)
 {
-    pthread_mutex_lock(&words_lock);
+    HOLD_LOCK(&words_lock);
     if (--changes == 0) pthread_cond_broadcast(&words_changed);
-    pthread_mutex_unlock(&words_lock);
 }
 
 /* Inside the context. If the page cannot be pinned, memory that the driver allocates replaces it. */
@@ -951,12 +946,11 @@ static void card_make_words(struct card *card)
 
 static struct card_word *take_free(struct card *card)
 {
-    pthread_mutex_lock(&words_lock);
+    HOLD_LOCK(&words_lock);
     while (changes > 0 && !DEVICE_MUTANT(2)) pthread_cond_wait(&words_changed, &words_lock);
     struct card_word *word = card->words;
     if (word != NULL) card->words = word->next;
     words_taken += word != NULL;
-    pthread_mutex_unlock(&words_lock);
     return word;
 }
 
@@ -981,11 +975,10 @@ void card_word_set(struct card_word *word)
 {
     struct card *card = word->card;
     atomic_store_explicit((_Atomic uint32_t *)word->value, word->target, memory_order_release);
-    pthread_mutex_lock(&words_lock);
+    HOLD_LOCK(&words_lock);
     word->next = card->words;
     card->words = word;
     words_taken -= !DEVICE_MUTANT(3);
-    pthread_mutex_unlock(&words_lock);
 }
 
 cairn_status card_stream_await_word(struct card *card, void *stream, const struct card_wait *wait)

@@ -395,7 +395,7 @@ static bool make_room(struct job *job, struct sum *sum, size_t elems)
     if (sum->values != NULL && sum->elems == elems) return true;
     float *values = realloc(sum->values, (elems > 0 ? elems : 1) * sizeof *values);
     if (values == NULL) return false;
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     job->measured.stats.accumulated_bytes += elems * sizeof *values;
     job->measured.stats.accumulated_bytes -= sum->elems * sizeof *values;
     sum->values = values;
@@ -448,7 +448,7 @@ static void add_piece(struct sum *sum, const struct piece *piece, const struct c
 
 static struct sum *sum_of(struct job *job, size_t tensor)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     if (job->sums.of == NULL)
         job->sums.of = calloc(job->spec.tensor_count + 1, sizeof *job->sums.of);
     struct sum *sum = job->sums.of != NULL ? &job->sums.of[tensor] : NULL;
@@ -496,10 +496,9 @@ cairn_status accumulate_add(struct job *job, const struct cairn_round *round, ui
                             size_t tensor, const struct piece *piece, const struct cairn_mem *mem)
 {
     cairn_status status = add_inside(job, round, micro, tensor, piece, mem);
-    pthread_mutex_lock(&job->session->lock);
+    HOLD_LOCK(&job->session->lock);
     if (status != CAIRN_OK) job->filling.tensors[tensor] = NOT_PUSHED; // the caller may try again
     if (--job->filling.adding == 0) pthread_cond_broadcast(&job->session->changed);
-    pthread_mutex_unlock(&job->session->lock);
     return status;
 }
 
@@ -573,7 +572,7 @@ static void free_locked(struct assembly *assembly)
 void assemble_free(struct assembly *assembly)
 {
     struct session *s = assembly->job->session;
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     free_locked(assembly);
 }
 
@@ -704,7 +703,7 @@ cairn_status assemble_copy(struct assembly *assembly, const struct portion *p, b
         strides_span(&p->piece.strides, elems, dtype_size((int)p->mem.dtype)), NULL, &region);
     if (status == CAIRN_OK) copy_portion(assembly, p, p->mem.ptr);
     if (status == CAIRN_OK) memory_return(job->session, region);
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     assembly->copying--;
     if (status == CAIRN_OK)
         assembly->copied += elems;
@@ -726,7 +725,7 @@ cairn_status assemble_copy(struct assembly *assembly, const struct portion *p, b
 void assemble_put_back(struct assembly *assembly)
 {
     struct job *job = assembly->job;
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     LIST_INSERT_HEAD(&job->sums.assemblies, assembly, next);
 }
 
@@ -734,7 +733,7 @@ void assemble_undo(struct assembly *assembly, const struct portion *p)
 {
     struct job *job = assembly->job;
     copy_portion(assembly, p, NULL);
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     remove_box(assembly, &p->piece.box);
     assembly->copied -= box_element_count(&p->piece.box);
     LIST_INSERT_HEAD(&job->sums.assemblies, assembly, next);
@@ -745,7 +744,7 @@ void assemble_undo(struct assembly *assembly, const struct portion *p)
 
 struct assembly *assemble_ended(struct job *job, uint64_t round, uint32_t micro)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     struct assembly *ended = LIST_FIRST(&job->sums.assemblies);
     while (ended != NULL &&
            (ended->kind != CAIRN_CHUNK_PUSH || ended->round != round || ended->micro != micro))
@@ -759,7 +758,7 @@ cairn_status assemble_judge_put(struct job *job)
 {
     struct sentence why;
     bool missing = false;
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     const struct assembly *some = LIST_FIRST(&job->sums.assemblies);
     while (some != NULL && some->kind != CAIRN_CHUNK_PUT) some = LIST_NEXT(some, next);
     if (some != NULL && !job->known.initialized) {

@@ -70,7 +70,7 @@ void served_layout_put(struct served_layout *served)
 
 void served_layouts_add(struct job *job, struct served_layout *served)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     served->older = job->served;
     job->served = served;
 }
@@ -78,7 +78,7 @@ void served_layouts_add(struct job *job, struct served_layout *served)
 void served_layouts_serve_since(struct job *job, struct served_layout *served,
                                 struct cairn_version since)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     served->since = since;
     served->found = false;
 }
@@ -141,7 +141,7 @@ bool served_layouts_trim(struct job *job)
 void served_layouts_release(struct job *job)
 {
     while (job->served != NULL) {
-        struct served_layout *served = LOCKED(job->session, unlink_served(&job->served));
+        struct served_layout *served = WITH_LOCK(&job->session->lock, unlink_served(&job->served));
         served_layout_put(served);
     }
 }
@@ -177,7 +177,7 @@ struct piece client_tiles_own(struct job *job, size_t tensor)
                            .whole = true,
                            .tile = CAIRN_TILE_WHOLE,
                            .table_hash = CAIRN_TABLE_HASH_WHOLE };
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     if (job->tiles.declared != NULL) {
         const struct cairn_box *box = tiles_find(&job->tiles.declared->tiles, (uint32_t)tensor);
         piece.table_hash = job->tiles.declared->hash;
@@ -361,7 +361,7 @@ static void reading_free(struct reading *reading)
 
 void attachment_put_off(struct job *job, const char *why)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     sentence_set(&job->attachment.put_off, "%s", why);
 }
 

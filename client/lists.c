@@ -268,10 +268,9 @@ static cairn_status fill_list(const struct list *list, const struct cairn_round 
  * again. */
 static void accumulate_skip(struct job *job, size_t tensor)
 {
-    pthread_mutex_lock(&job->session->lock);
+    HOLD_LOCK(&job->session->lock);
     job->filling.tensors[tensor] = NOT_PUSHED;
     if (--job->filling.adding == 0) pthread_cond_broadcast(&job->session->changed);
-    pthread_mutex_unlock(&job->session->lock);
 }
 
 /* Adds up all entries. Each entry was counted in filling.adding, and the entry's call decrements

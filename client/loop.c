@@ -182,7 +182,7 @@ static void close_jobs(struct session *s)
 
 static struct command *next_command(struct session *s, struct command *before)
 {
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     struct command *command = before != NULL ? TAILQ_NEXT(before, next) : TAILQ_FIRST(&s->commands);
     return command;
 }
@@ -306,15 +306,14 @@ static void explain_awaited(struct job *job)
 {
     struct session *s = job->session;
     struct sentence awaited = { "" };
-    const bool asked = LOCKED(s, job->awaited.asked);
+    const bool asked = WITH_LOCK(&s->lock, job->awaited.asked);
     if (!asked) return;
     list_awaited(job, &awaited);
-    pthread_mutex_lock(&s->lock);
+    HOLD_LOCK(&s->lock);
     job->awaited.text = awaited;
     job->awaited.asked = false;
     job->awaited.answered = true;
     pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
 }
 
 /* ==== control ==== */
@@ -335,7 +334,7 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
 
 static void note_away(struct session *s, cairn_status status, const char *why)
 {
-    pthread_mutex_lock(&s->lock);
+    HOLD_LOCK(&s->lock);
     if (s->reach.welcome || s->reach.away_since_ms == 0) s->reach.away_since_ms = monotonic_ms();
     s->reach.welcome = false;
     s->reach.status = status;
@@ -343,7 +342,6 @@ static void note_away(struct session *s, cairn_status status, const char *why)
     for (struct ask *ask = LIST_FIRST(&s->asks); ask != NULL; ask = LIST_NEXT(ask, next))
         ask->request = 0;
     pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
 }
 
 static void retry_later(struct session *s)
@@ -419,7 +417,7 @@ static void look_at_flights(struct job *job, uint64_t now_ms)
 {
     bool fetches = false;
     for (uint32_t i = 0; i < job->shards.count; i++) fetches |= job->shards.links[i]->asked > 0;
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     const bool pushes = job->filling.pushes_open > 0;
     if (!fetches || job->turn.none_fetched_ms == 0) job->turn.none_fetched_ms = now_ms;
     if (!pushes || job->turn.none_pushed_ms == 0) job->turn.none_pushed_ms = now_ms;

@@ -95,7 +95,7 @@ cairn_status memory_lend(struct session *s, const void *ptr, size_t bytes, const
     size_t at;
     cairn_status status = CAIRN_OK;
     *base_out = NULL;
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     struct region *region = bytes > 0 ? find_region(s, ptr, &at) : NULL;
     const size_t left = region != NULL
                             ? region->bytes - (size_t)((const uint8_t *)ptr - region->base)
@@ -191,14 +191,14 @@ void memory_show(struct session *s)
 bool memory_is_shown(struct session *s, const void *base)
 {
     size_t at;
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     const struct region *region = find_region(s, base, &at);
     return region != NULL && region->shown != NULL;
 }
 
 static struct gone *next_gone(struct session *s)
 {
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     struct gone *gone = s->memory.gone;
     if (gone != NULL) s->memory.gone = gone->next;
     return gone;
@@ -282,7 +282,7 @@ bool memory_await_left(struct session *s)
     bool is_left = true;
     for (int i = 0; i < TRIES && is_left; i++) {
         if (i > 0) usleep(PAUSE_US);
-        is_left = LOCKED(s, s->memory.gone != NULL);
+        is_left = WITH_LOCK(&s->lock, s->memory.gone != NULL);
         if (!is_left) return i > 0;
         session_kick(s);
     }
@@ -312,7 +312,7 @@ static cairn_status add_region(struct session *s, struct region region)
 {
     size_t at;
     cairn_status status = CAIRN_OK;
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     if (s->memory.count == s->memory.capacity) {
         const size_t capacity = s->memory.capacity == 0 ? 16 : s->memory.capacity * 2;
         struct region *more = realloc(s->memory.regions, capacity * sizeof *more);

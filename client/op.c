@@ -45,7 +45,7 @@ static void wake(struct session *s, bool tells)
 
 void session_wake_due(struct session *s)
 {
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     if (s->wake.is_due) wake_now(s);
 }
 
@@ -169,7 +169,7 @@ static cairn_status give(struct op *op, struct card_word *word, bool *is_done_ou
 static bool withdraw_word(struct op *op, const struct card_word *word)
 {
     struct stream_waits *waits = &op->session->streams;
-    pthread_mutex_lock(&waits->lock);
+    HOLD_LOCK(&waits->lock);
     struct card_word **link = &op->words;
     while (*link != NULL && *link != word) link = &(*link)->next;
     const bool found = *link != NULL;
@@ -177,7 +177,6 @@ static bool withdraw_word(struct op *op, const struct card_word *word)
         (void)detach_words(op);
     else if (found)
         *link = word->next;
-    pthread_mutex_unlock(&waits->lock);
     return found;
 }
 
@@ -200,10 +199,9 @@ static cairn_status streams_await(struct op *op, struct card *card, void *stream
 static struct card_word *end_waits(struct op *op, bool *is_late_out)
 {
     struct stream_waits *waits = &op->session->streams;
-    pthread_mutex_lock(&waits->lock);
+    HOLD_LOCK(&waits->lock);
     struct card_word *words = detach_words(op);
     *is_late_out = op->is_late;
-    pthread_mutex_unlock(&waits->lock);
     return words;
 }
 
@@ -252,7 +250,7 @@ static void give_op(struct op *op)
 static void op_unref(void *object)
 {
     struct op *op = object;
-    const uint32_t left = LOCKED(op->session, --op->refs);
+    const uint32_t left = WITH_LOCK(&op->session->lock, --op->refs);
     if (left > 0) return;
     struct job *job = op->job;
     give_op(op);
@@ -282,7 +280,7 @@ struct op *op_create(struct job *job, uint8_t kind, bool with_handle)
         }
     }
     job_ref(job);
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     if (open_count(op) != NULL) (*open_count(op))++;
     return op;
 }

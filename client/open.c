@@ -31,7 +31,7 @@
 static void session_unref(void *object)
 {
     struct session *s = object;
-    const uint32_t left = LOCKED(s, --s->refs);
+    const uint32_t left = WITH_LOCK(&s->lock, --s->refs);
     if (left > 0) return;
     for (struct op *op; (op = SLIST_FIRST(&s->spare.ops)) != NULL; free(op))
         SLIST_REMOVE_HEAD(&s->spare.ops, next_spare);
@@ -224,7 +224,7 @@ cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub, 
  * no handle yet; its open fails because of `stopping`. */
 static cairn_job *next_job(struct session *s)
 {
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     cairn_job *handle = NULL;
     for (struct job *job = s->jobs; job != NULL && handle == NULL; job = job->next)
         if (!job->closing && job->handle != NULL) {
@@ -421,7 +421,7 @@ static struct job *new_job(struct session *s, const char *name, cairn_role role)
     randombytes_buf(&job->member.id, sizeof job->member.id);
     randombytes_buf(&job->member.token, sizeof job->member.token);
     if (job->member.id == 0) job->member.id = 1;
-    LOCKED(s, s->refs++);
+    WITH_LOCK(&s->lock, s->refs++);
     job->name = strdup(name);
     if (job->name == NULL) {
         free_job(job);
@@ -437,7 +437,7 @@ static bool list_job_run(struct command *command)
     struct job *job = command->job;
     struct session *s = job->session;
     command->job = NULL;
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     job->next = s->jobs;
     s->jobs = job;
     return true;
@@ -457,7 +457,7 @@ static cairn_status begin_attach(struct job *job)
 
 static struct sentence awaited_text(struct job *job)
 {
-    const struct sentence put_off = LOCKED(job->session, job->attachment.put_off);
+    const struct sentence put_off = WITH_LOCK(&job->session->lock, job->attachment.put_off);
     return put_off.text[0] != '\0' ? put_off : ask_opening_awaits(job);
 }
 
@@ -513,9 +513,8 @@ static void leave_job(struct job *job)
     const uint64_t deadline_ms = monotonic_ms() + CLOSE_MS;
     job->closing = true;
     session_kick(s);
-    pthread_mutex_lock(&s->lock);
+    HOLD_LOCK(&s->lock);
     while (!job->closed && !s->ended && session_sleep(s, deadline_ms)) {}
-    pthread_mutex_unlock(&s->lock);
 }
 
 static cairn_status open_inside(struct job *job, const struct cairn_job_spec *spec, int timeout_ms)
@@ -545,7 +544,7 @@ static cairn_status open_inside(struct job *job, const struct cairn_job_spec *sp
 static bool is_open(struct session *s, const char *name)
 {
     bool found = false;
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     for (const struct job *job = s->jobs; job != NULL && !found; job = job->next)
         found = !job->closing && strcmp(job->name, name) == 0;
     return found;
@@ -594,7 +593,7 @@ cairn_status cairn_job_stats(cairn_job *handle, struct cairn_stats *out)
     if (!struct_fits(out, offsetof(struct cairn_stats, accumulated_bytes)))
         return client_fail(CAIRN_ERR_INVALID, "out must be given, with its struct_size %zu",
                            sizeof *out);
-    const struct cairn_stats stats = LOCKED(job->session, job->measured.stats);
+    const struct cairn_stats stats = WITH_LOCK(&job->session->lock, job->measured.stats);
     struct_copy_out(out, &stats, sizeof stats);
     return CAIRN_OK;
 }

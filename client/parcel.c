@@ -295,7 +295,7 @@ struct parcel *parcel_new(struct job *job, const struct command *command, uint32
 static void parcel_count_packed(struct job *job, size_t more, size_t less)
 {
     struct cairn_stats *stats = &job->measured.stats;
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     stats->packed_bytes += more;
     stats->packed_bytes -= less;
     if (stats->packed_bytes > stats->packed_bytes_peak)
@@ -430,7 +430,7 @@ static void count_parcel(const struct parcel *parcel, bool shared)
 {
     struct session *s = parcel->job->session;
     struct cairn_stats *stats = &parcel->job->measured.stats;
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     if (parcel->kind == CAIRN_CHUNK_PUSH) stats->pushed_bytes += parcel->data.byte_count;
     if (parcel->kind == CAIRN_CHUNK_PUT) stats->put_bytes += parcel->data.byte_count;
     if (parcel->kind == CAIRN_CHUNK_FETCH) stats->fetched_bytes += parcel->data.byte_count;

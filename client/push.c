@@ -607,7 +607,7 @@ static bool copy_here(struct parcel *parcel, struct served_layout *served, uint6
     if (parcel->kind != CAIRN_CHUNK_FETCH) return false;
     if (parcel->target->card != NULL && parcel_open(parcel) != CAIRN_OK) return false;
     if (!mapped_read(parcel, served, chunk, piece)) return false;
-    LOCKED(parcel->job->session, mapped_count(parcel->job, parcel->data.byte_count));
+    WITH_LOCK(&parcel->job->session->lock, mapped_count(parcel->job, parcel->data.byte_count));
     parcel_arrived(parcel);
     return true;
 }
@@ -623,7 +623,7 @@ static bool copy_on_card(struct command *command)
         !published_view_copy(job, command->version, target->tensor, target->card, target->ptr))
         return false;
     const uint64_t bytes = box_element_count(&target->piece.box) * dtype_size(target->dtype);
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     mapped_count(job, bytes);
     job->measured.stats.device_fetched_bytes += bytes;
     return true;
@@ -803,13 +803,12 @@ static void transfer_fail_all(struct job *job, cairn_status status)
 void fail_calls(struct job *job, cairn_status status, const char *text)
 {
     struct session *s = job->session;
-    pthread_mutex_lock(&s->lock);
+    HOLD_LOCK(&s->lock);
     if (job->failure.status == CAIRN_OK) {
         job->failure.status = status;
         sentence_set(&job->failure.why, "%s", text);
     }
     pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
 }
 
 void fail_parcels(struct job *job, cairn_status status)

@@ -90,7 +90,7 @@ static uint8_t *puts_held(struct job *job)
     const size_t count = job->spec.tensor_count;
     if (count > CAIRN_PAGE_BYTES / HELD) return NULL;
     uint8_t *held = calloc(count + 1, HELD);
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     for (size_t i = 0; held != NULL && job->puts.notes != NULL && i < count; i++)
         if (job->puts.notes[i].known) memcpy(held + i * HELD, job->puts.notes[i].digest, HELD);
     return held;
@@ -134,7 +134,7 @@ static cairn_status puts_hash(struct job *job, size_t tensor, const struct piece
     CAIRN_TRY(memory_lend(job->session, mem->ptr, bytes, NULL, &region));
     hash_tensor(spec, &piece->strides, mem, elems, digest);
     memory_return(job->session, region);
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     memcpy(job->puts.notes[tensor].digest, digest, sizeof digest);
     job->puts.notes[tensor].known = true;
     return CAIRN_OK;
@@ -150,7 +150,7 @@ static bool client_tiles_hold(const struct job *job)
  * again. */
 static void puts_end(struct job *job, cairn_status status)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     if (status == CAIRN_OK) job->known.initialized = true;
     // A shard may have been lost with its part; all tensors may then be put again. If replicas have
     // other values, these can be corrected, too, but rank 0's values are those of the job.
@@ -205,7 +205,7 @@ static cairn_status puts_explain(struct job *job, cairn_status status, size_t co
  * rank 0's puts. */
 static bool is_source(struct job *job)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     const bool has_tiles = client_tiles_hold(job);
     return job->member.rank == 0 || has_tiles;
 }
@@ -215,7 +215,7 @@ static bool is_source(struct job *job)
 static cairn_status judge_state(struct job *job)
 {
     const bool source = is_source(job);
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     const bool initialized = job->known.initialized && (source || job->known.newest.step > 0);
     return initialized ? client_fail(CAIRN_ERR_EXISTS, "job %s has its state already; put nothing",
                                      job->name)
@@ -249,7 +249,7 @@ static cairn_status put_claimed(struct job *job, const struct command *pattern,
                         : op_finished(job, CAIRN_CHUNK_PUT, op_out);
     *sent_out = status == CAIRN_OK && source;
     if (status == CAIRN_OK) return CAIRN_OK;
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     puts_failed(job, pattern->tensor, pattern->plane);
     return status;
 }
@@ -283,7 +283,7 @@ static cairn_status put_brought(struct job *job, struct portion *portion)
     struct assembly *assembly;
     bool whole = false;
     cairn_status status;
-    status = LOCKED(job->session, claim_part(job, portion, &assembly));
+    status = WITH_LOCK(&job->session->lock, claim_part(job, portion, &assembly));
     if (status != CAIRN_OK) return status;
     status = assemble_copy(assembly, portion, &whole);
     if (status != CAIRN_OK) {
@@ -326,7 +326,8 @@ static cairn_status put_whole(struct job *job, struct command *pattern, const st
     CAIRN_TRY(judge_put_box(job, pattern->tensor, box, mem, &pattern->piece));
     CAIRN_TRY(judge_part(job, pattern, !pattern->piece.whole));
     CAIRN_TRY(api_prepare(mem, true, pattern)); // nothing is left to undo
-    cairn_status status = LOCKED(job->session, puts_claim(job, pattern->tensor, pattern->plane));
+    cairn_status status = WITH_LOCK(&job->session->lock,
+                                    puts_claim(job, pattern->tensor, pattern->plane));
     if (status == CAIRN_OK) status = put_claimed(job, pattern, mem, op_out, &sent);
     if (!sent) free(pattern->owned);
     return status;

@@ -79,7 +79,7 @@ static bool is_imported(struct session *s, const struct shown *shown)
 
 void mapped_settle(struct session *s)
 {
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     for (struct published *copy = s->published; copy != NULL; copy = copy->next)
         for (struct shown *shown = copy->shown; shown != NULL; shown = shown->next)
             shown->is_there = shown->is_there || is_imported(s, shown);
@@ -120,7 +120,7 @@ void mapped_on_mapping(void *session, struct fabric_mapping *mapping)
         note.side != (on_card ? CAIRN_PUBLISHED_DEVICE : CAIRN_PUBLISHED_HOST) ||
         (on_card && note.segment == note.segment_count))
         return;
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     add_shown(s, &note, mapping);
 }
 

@@ -61,7 +61,7 @@ cairn_status cairn_group_lr(cairn_job *handle, const char *name, double lr)
                            "group %s is not driven: the servers have its schedule, %s; "
                            "change it by cairn_job_amend, or declare CAIRN_SCHEDULE_DRIVEN",
                            name, schedule_name((int)job->spec.groups[group].schedule.kind));
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     job->filling.rates[group] = lr;
     return CAIRN_OK;
 }
@@ -72,7 +72,7 @@ static cairn_status driven_rates(struct job *job, double *room, double **driven_
 {
     size_t missing = SIZE_MAX;
     *driven_out = NULL;
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     for (size_t g = 0; g < job->spec.group_count; g++) {
         room[g] = is_driven(job, g) ? job->filling.rates[g] : 0;
         if (is_driven(job, g)) *driven_out = room;
@@ -194,7 +194,7 @@ static bool open_round(struct job *job, const Cairn__RoundOpened *opened, bool i
  * such a thread waits for nothing, and may send its sum. Then waits for the shards. */
 static cairn_status await_pushes(struct job *job, uint64_t deadline_ms)
 {
-    LOCKED(job->session, api_await_added(job));
+    WITH_LOCK(&job->session->lock, api_await_added(job));
     return api_await_none(job, &job->filling.pushes_open, "pushes", deadline_ms);
 }
 
@@ -203,7 +203,7 @@ static cairn_status await_pushes(struct job *job, uint64_t deadline_ms)
 static cairn_status begin_round(struct job *job, const struct ask_call *call, uint64_t deadline_ms,
                                 struct cairn_round *out)
 {
-    const bool initialized = LOCKED(job->session, job->known.initialized);
+    const bool initialized = WITH_LOCK(&job->session->lock, job->known.initialized);
     if (!initialized)
         return client_fail(CAIRN_ERR_NOT_READY,
                            "job %s: every worker calls cairn_init_done before its first "
@@ -226,13 +226,12 @@ static cairn_status begin_round(struct job *job, const struct ask_call *call, ui
                   open_round(job, (const Cairn__RoundOpened *)reply, is_write, out);
         message_free(reply);
     }
-    pthread_mutex_lock(&job->session->lock);
+    HOLD_LOCK(&job->session->lock);
     step_times_waited(&job->measured.times, CAIRN_TIME_WAIT, from_us);
     // If this worker attaches to a new coordinator, that coordinator must wait for the workers of
     // this round.
     if (status == CAIRN_OK && !is_write && job->attachment.launch != 0)
         job->attachment.launch = out->world;
-    pthread_mutex_unlock(&job->session->lock);
     return status;
 }
 
@@ -283,14 +282,14 @@ static cairn_status send_claimed(struct job *job, const struct cairn_round *roun
     if (status == CAIRN_OK) status = accumulate_send(job, round);
     if (status == CAIRN_OK) status = send_word(job, pushes_micro_end_run, round, 0, 0);
     if (status == CAIRN_OK) return CAIRN_OK;
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     if (job->filling.round == round->round) job->sums.ended = false;
     return status;
 }
 
 static cairn_status send_sums(struct job *job, const struct cairn_round *round)
 {
-    const bool mine = LOCKED(job->session, claim_sums(job, round));
+    const bool mine = WITH_LOCK(&job->session->lock, claim_sums(job, round));
     return mine ? send_claimed(job, round, CAIRN_OK) : CAIRN_OK;
 }
 
@@ -307,7 +306,7 @@ static cairn_status send_micro_end(struct job *job, const struct cairn_round *ro
  * the end but could not send it. */
 static bool claim_end(struct job *job, const struct cairn_round *round, uint32_t micro)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     const bool mine = job->filling.end_unsent && job->filling.round == round->round &&
                       job->filling.micro == micro + 1;
     if (mine) job->filling.end_unsent = false;
@@ -323,7 +322,7 @@ static cairn_status end_micro(struct job *job, const struct cairn_round *round, 
                   : api_judge_fill(job, round, micro, CAIRN_API_NO_TENSOR));
     cairn_status status = send_micro_end(job, round, micro);
     if (status == CAIRN_OK) return CAIRN_OK;
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     if (job->filling.round == round->round) job->filling.end_unsent = true;
     return status;
 }
@@ -337,7 +336,7 @@ cairn_status cairn_micro_end(cairn_job *handle, const struct cairn_round *round,
 
 static cairn_status note_committed(struct job *job, const struct cairn_round *round)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     if (job->filling.round == round->round)
         job->filling.committed = true; // else a write came in between
     return CAIRN_OK;
@@ -401,7 +400,7 @@ static cairn_status commit_once(struct job *job, const struct cairn_round *round
 /* Returns CAIRN_OK if the shards accepted everything that this worker sent in that round. */
 static cairn_status judge_refused(struct job *job, uint64_t round)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     return round == job->filling.refused_round
                ? client_fail(job->filling.refused_status, "%s", job->filling.refused_why.text)
                : CAIRN_OK;
@@ -435,7 +434,7 @@ static bool tell_times(struct job *job, uint64_t round, Cairn__StepTimes *out,
                        Cairn__WorkerMemory *memory)
 {
     cairn__worker_memory__init(memory);
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     const bool has_times = step_times_commit(&job->measured.times, round, out) &&
                            // a surplus worker did nothing that could be compared with others
                            !batch_is_surplus(job);
@@ -466,7 +465,7 @@ static cairn_status commit_round(struct job *job, const struct ask_call *call,
     message.n_driven = words->driven != NULL ? job->spec.group_count : 0;
     ProtobufCMessage *reply;
     cairn_status status = ask_coordinator(job, call, &message.base, deadline_ms, &reply);
-    LOCKED(job->session, step_times_ended(&job->measured.times, from_us));
+    WITH_LOCK(&job->session->lock, step_times_ended(&job->measured.times, from_us));
     if (status != CAIRN_OK) return status;
     status = await_pushes(job, deadline_ms);
     if (status == CAIRN_OK) status = judge_refused(job, round->round);
@@ -523,7 +522,7 @@ cairn_status cairn_commit(cairn_job *handle, const struct cairn_round *round, ui
  * already void, or if this worker cannot give it up. */
 static cairn_status judge_abandon(struct job *job, const struct cairn_round *round, bool *over_out)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     cairn_status status = api_judge_round(job, round);
     *over_out = status == CAIRN_ERR_EPOCH_CHANGED || (status == CAIRN_OK && batch_is_surplus(job));
     return *over_out ? CAIRN_OK : status;
@@ -562,7 +561,7 @@ static cairn_status judge_buffer(struct job *job, size_t tensor)
 {
     const struct tensor_spec *t = &job->spec.tensors[tensor];
     if (job->spec.global_batch == 0 || t->kind != CAIRN_BUFFER) return CAIRN_OK;
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     const bool may = job->filling.had_last;
     if (may) return CAIRN_OK;
     return client_fail(CAIRN_ERR_REFUSED,
@@ -578,7 +577,7 @@ static cairn_status judge_buffer(struct job *job, size_t tensor)
 
 static struct cairn_round open_write(struct job *job)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     const struct cairn_round round = job->writing.round;
     return round;
 }
@@ -621,7 +620,7 @@ static cairn_status judge_begin(struct job *job)
 {
     if (job->member.role != CAIRN_WORKER)
         return client_fail(CAIRN_ERR_REFUSED, "a reader cannot write");
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     const bool writing = job->writing.round.round != 0;
     const bool open = job->filling.round > job->filling.void_round && !job->filling.committed;
     if (writing)
@@ -642,7 +641,7 @@ cairn_status cairn_write_begin(cairn_job *handle, int timeout_ms)
     cairn_status status = begin_round(job, &write_begin, deadline_ms, &round);
     if (status == CAIRN_ERR_TIMEOUT) cancel_write(job, 0);
     if (status != CAIRN_OK) return status;
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     write_release(job);
     job->writing.round = round;
     job->puts.status = CAIRN_OK;
@@ -744,7 +743,7 @@ cairn_status api_write_put(struct job *job, uint64_t round, const char *tensor, 
 /* Returns the first failure of a put since the write began. */
 static cairn_status judge_puts(struct job *job)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     const cairn_status status = job->puts.status;
     const struct sentence why = job->puts.why;
     if (status == CAIRN_OK) return CAIRN_OK;

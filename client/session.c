@@ -28,7 +28,7 @@ void session_leave(struct session **s)
 
 void session_kick(struct session *s)
 {
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     // After the end, the loop no longer exists, and libuv aborts on a dead handle.
     if (!s->ended) uv_async_send(&s->loop.kick);
 }
@@ -44,7 +44,7 @@ bool session_sleep(struct session *s, uint64_t deadline_ms)
 
 void job_ref(struct job *job)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     job->refs++;
 }
 
@@ -52,13 +52,13 @@ void job_unref(struct job *job)
 {
     if (job == NULL) return;
     struct session *s = job->session;
-    const uint32_t left = LOCKED(s, --job->refs);
+    const uint32_t left = WITH_LOCK(&s->lock, --job->refs);
     if (left == 0) job->on_last_unref(job);
 }
 
 void job_note_clip_norm(struct job *job, double clip_norm)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     job->known.clip_norm = clip_norm;
 }
 
@@ -89,7 +89,7 @@ struct job *api_job(const cairn_job *handle)
 
 cairn_status api_check(struct job *job)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     const cairn_status failed = job->failure.status;
     if (failed != CAIRN_OK) client_fail(failed, "%s", job->failure.why.text);
     return failed;
@@ -169,7 +169,7 @@ void control_starve(struct session *s, const char *of)
 
 uint64_t control_job_read(struct job *job)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     job->reads.reported = job->reads.bytes;
     return job->reads.reported - job->reads.reported_before;
 }
@@ -251,7 +251,7 @@ void client_silence(struct job *job, struct sentence *out)
                           "one: close some, or raise the limit (ulimit -n); ");
         return;
     }
-    *out = LOCKED(job->session, job->shards.silence);
+    *out = WITH_LOCK(&job->session->lock, job->shards.silence);
     if (out->text[0] != '\0') sentence_add(out, "; ");
 }
 
@@ -280,23 +280,21 @@ static void enlist(struct ask *ask)
 static bool sleep_for_ask(struct ask *ask, uint64_t deadline_ms)
 {
     struct session *s = ask->job->session;
-    pthread_mutex_lock(&s->lock);
+    HOLD_LOCK(&s->lock);
     while (!ask->done && !s->ended && session_sleep(s, deadline_ms)) {}
     if (!ask->done && s->ended) {
         ask->done = true;
         ask->status = CAIRN_ERR_CLOSED;
         sentence_set(&ask->why, "the session was closed");
     }
-    const bool is_answered = ask->done;
-    pthread_mutex_unlock(&s->lock);
-    return is_answered;
+    return ask->done;
 }
 
 /* Takes the ask out of the list. The ask then belongs to the caller again, whatever its result is. */
 static void delist(struct ask *ask)
 {
     struct session *s = ask->job->session;
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     LIST_REMOVE(ask, next);
 }
 
@@ -321,7 +319,7 @@ static Cairn__Awaited *ask_until(struct job *job, uint16_t type, uint64_t until_
  * away, nobody can report for whom it waits. */
 static uint64_t away_for_ms(struct session *s)
 {
-    LOCK_SESSION(s);
+    HOLD_LOCK(&s->lock);
     return s->reach.welcome ? 0 : monotonic_ms() - s->reach.away_since_ms;
 }
 
@@ -333,15 +331,8 @@ static void say_rest(struct job *job, const struct ask_call *call, struct senten
                                     : "the coordinator, which waits for nobody: it is at work on "
                                       "this, or on its store");
     if (call->type != CAIRN_MSG_VERSION_WAIT) return;
-    const struct cairn_version newest = LOCKED(job->session, job->known.newest);
+    const struct cairn_version newest = WITH_LOCK(&job->session->lock, job->known.newest);
     sentence_add(out, " %" PRIu64 ".%" PRIu64, newest.generation, newest.step);
-}
-
-/* Returns true if cairn_detach_memory was called, and cairn_attach_memory was not called since. */
-static bool is_detached(struct session *s)
-{
-    LOCK_SESSION(s);
-    return s->detachment.wants_off;
 }
 
 static struct sentence awaited_text_ask(struct job *job, const struct ask_call *call,
@@ -351,7 +342,7 @@ static struct sentence awaited_text_ask(struct job *job, const struct ask_call *
     struct sentence silence, text;
     const uint64_t away_ms = away_for_ms(s);
     client_silence(job, &silence);
-    if (is_detached(s))
+    if (WITH_LOCK(&s->lock, s->detachment.wants_off))
         sentence_add(&silence, "this session let go of the shards' memory (cairn_detach_memory), "
                                "and calls that need the shards wait for its cairn_attach_memory; ");
     if (away_ms > 0)
@@ -565,7 +556,7 @@ static cairn_status await_any(struct op *const *ops, size_t count, struct op *fi
                               uint64_t deadline_ms, size_t *index_out, void **user_out)
 {
     struct session *s = first->session;
-    pthread_mutex_lock(&s->lock);
+    HOLD_LOCK(&s->lock);
     const uint64_t from_us = monotonic_us();
     size_t i = find_done(ops, count);
     const bool waited = i == count;
@@ -578,7 +569,6 @@ static cairn_status await_any(struct op *const *ops, size_t count, struct op *fi
         if (user_out != NULL) *user_out = ops[i]->user;
         if (status != CAIRN_OK) client_fail(status, "%s", op_why(ops[i]));
     }
-    pthread_mutex_unlock(&s->lock);
     return status;
 }
 
@@ -610,7 +600,7 @@ cairn_status cairn_wait_any(cairn_op *const *handles, size_t count, int timeout_
 cairn_status cairn_op_set_user(cairn_op *handle, void *user)
 {
     API_OP(op, handle);
-    LOCK_SESSION(op->session);
+    HOLD_LOCK(&op->session->lock);
     op->user = user;
     return CAIRN_OK;
 }
@@ -624,7 +614,7 @@ cairn_status cairn_op_set_user(cairn_op *handle, void *user)
 /* Records the pause, because it is repeated after an attach: a new coordinator knows no pauses. */
 static void note_pause(struct job *job, const char *what, uint64_t ends_ms)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     snprintf(job->pause.what, sizeof job->pause.what, "%s", what);
     job->pause.ends_ms = ends_ms;
 }

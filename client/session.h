@@ -46,6 +46,7 @@
 #include "client/base.h"
 #include "client/env.h"
 #include "client/op.h"
+#include "proto/base/machine.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/loop/loop.h"
@@ -373,25 +374,6 @@ struct session {
                                                                            handle);              \
     if (s == NULL) return handle_fail(handle, "session")
 void session_leave(struct session **s);
-
-/* Takes the session's lock until the end of the block. */
-#define LOCK_SESSION(s) \
-    struct session *locked_ __attribute__((cleanup(session_unlock), unused)) = session_lock(s)
-/* The value of an expression that is computed under the session's lock. */
-#define LOCKED(s, expression) \
-    ({                        \
-        LOCK_SESSION(s);      \
-        (expression);         \
-    })
-static inline struct session *session_lock(struct session *s)
-{
-    pthread_mutex_lock(&s->lock);
-    return s;
-}
-static inline void session_unlock(struct session **s)
-{
-    pthread_mutex_unlock(&(*s)->lock);
-}
 
 /* Wakes the loop thread to look at asks and commands. Any thread. */
 void session_kick(struct session *s);

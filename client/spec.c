@@ -421,7 +421,7 @@ cairn_status client_spec_fill(const struct cairn_job_spec *from, struct job_spec
 
 static void fill_info(struct job *job, struct cairn_job_info *info)
 {
-    LOCK_SESSION(job->session);
+    HOLD_LOCK(&job->session->lock);
     *info = (struct cairn_job_info) {
         .struct_size = sizeof *info,
         .name = job->name,

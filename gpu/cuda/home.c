@@ -314,20 +314,18 @@ static void release_segments(struct cuda *cuda, struct home_segment *segments, u
 
 static void cuda_give_addresses(struct cuda *cuda, uint64_t at)
 {
-    pthread_mutex_lock(&cuda->lock);
+    HOLD_LOCK(&cuda->lock);
     (void)cuda_spans_take(&cuda->used, at);
-    pthread_mutex_unlock(&cuda->lock);
 }
 
 /* ---- allocating ---- */
 
 static uint64_t cuda_take_addresses(struct cuda *cuda, struct cuda_span part, uint64_t bytes)
 {
-    pthread_mutex_lock(&cuda->lock);
+    HOLD_LOCK(&cuda->lock);
     uint64_t at = cuda_spans_gap(&cuda->used, part, bytes);
     const struct cuda_span span = { at, bytes };
     if (at != 0 && cuda_spans_add(&cuda->used, span) != CAIRN_OK) at = 0;
-    pthread_mutex_unlock(&cuda->lock);
     return at;
 }
 
@@ -485,18 +483,10 @@ static void count(struct cuda *cuda, uint64_t pinned, uint64_t refused)
 static cairn_status claim(struct cuda *cuda, struct cuda_span *span)
 {
     cairn_status status = CAIRN_OK;
-    pthread_mutex_lock(&cuda->lock);
+    HOLD_LOCK(&cuda->lock);
     cuda_spans_trim(&cuda->pinned, span);
     if (span->bytes > 0) status = cuda_spans_add(&cuda->pinned, *span);
-    pthread_mutex_unlock(&cuda->lock);
     return status;
-}
-
-static void forget(struct cuda *cuda, uint64_t at)
-{
-    pthread_mutex_lock(&cuda->lock);
-    (void)cuda_spans_take(&cuda->pinned, at);
-    pthread_mutex_unlock(&cuda->lock);
 }
 
 static cairn_status refuse_pin(struct cuda *cuda, uint64_t bytes, const char *reason,
@@ -530,7 +520,7 @@ static cairn_status pin_span(struct cuda *cuda, struct cuda_span span, struct se
         count(cuda, span.bytes, 0);
         return CAIRN_OK;
     }
-    forget(cuda, span.at);
+    WITH_LOCK(&cuda->lock, cuda_spans_take(&cuda->pinned, span.at));
     return refuse_pin(cuda, span.bytes, driver_error(&cuda->driver, result, text),
                       result == CAIRN_CU_OUT_OF_MEMORY
                           ? "the host has too little that may be pinned"
@@ -550,10 +540,9 @@ static cairn_status cuda_pin(struct home *home, void *host, uint64_t bytes, stru
 
 static struct cuda_span take_overlapping(struct cuda *cuda, struct cuda_span with)
 {
-    pthread_mutex_lock(&cuda->lock);
+    HOLD_LOCK(&cuda->lock);
     const struct cuda_span span = cuda_spans_overlapping(&cuda->pinned, with);
     if (span.bytes > 0) (void)cuda_spans_take(&cuda->pinned, span.at);
-    pthread_mutex_unlock(&cuda->lock);
     return span;
 }
 
@@ -583,10 +572,8 @@ static void cuda_unpin(struct home *home, void *host, uint64_t bytes)
 
 bool cuda_is_pinned(struct cuda *cuda, const void *host, uint64_t bytes)
 {
-    pthread_mutex_lock(&cuda->lock);
-    const bool is = cuda_spans_have(&cuda->pinned, (uint64_t)(uintptr_t)host, bytes);
-    pthread_mutex_unlock(&cuda->lock);
-    return is;
+    HOLD_LOCK(&cuda->lock);
+    return cuda_spans_have(&cuda->pinned, (uint64_t)(uintptr_t)host, bytes);
 }
 
 /* ==== import ==== */
@@ -746,13 +733,12 @@ static void describe_home(const struct cuda *cuda, int result, const char *doing
 
 static void note_failure(struct cuda *cuda, int result, const char *doing)
 {
-    pthread_mutex_lock(&cuda->lock);
+    HOLD_LOCK(&cuda->lock);
     if (!atomic_load(&cuda->has_failed)) {
         describe_home(cuda, result, doing, "; nothing there can be trusted any more",
                       &cuda->failure);
         atomic_store(&cuda->has_failed, true);
     }
-    pthread_mutex_unlock(&cuda->lock);
 }
 
 /* Reports a call that failed without further damage. */

@@ -1,6 +1,7 @@
 #ifndef CAIRN_BASE_MACHINE_H
 #define CAIRN_BASE_MACHINE_H
 
+#include <pthread.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -30,6 +31,29 @@ static inline uint64_t monotonic_us(void)
 static inline uint64_t monotonic_ms(void)
 {
     return monotonic_ns() / 1000000;
+}
+
+/* ==== locks ==== */
+
+/* Takes the lock until the end of the block. */
+#define HOLD_LOCK(lock) \
+    pthread_mutex_t *held_ __attribute__((cleanup(lock_leave), unused)) = lock_enter(lock)
+/* The value of an expression that is computed under the lock. */
+#define WITH_LOCK(lock, expression) \
+    ({                              \
+        HOLD_LOCK(lock);            \
+        (expression);               \
+    })
+
+static inline pthread_mutex_t *lock_enter(pthread_mutex_t *lock)
+{
+    pthread_mutex_lock(lock);
+    return lock;
+}
+
+static inline void lock_leave(pthread_mutex_t **lock)
+{
+    pthread_mutex_unlock(*lock);
 }
 
 /* ==== pages ==== */

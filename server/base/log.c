@@ -401,14 +401,13 @@ static void put_out(const char *line, size_t line_bytes)
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static uint64_t dropped;
     char text[LINE_BYTES];
-    pthread_mutex_lock(&lock);
+    HOLD_LOCK(&lock);
     if (has_room() && dropped > 0) {
         const size_t length = make_line(text, CAIRN_LOG_WARN, "lines dropped: nobody read them",
                                         CAIRN_FIELDS({ "lines", NULL, dropped }));
         if (write(STDERR_FILENO, text, length) == (ssize_t)length) dropped = 0;
     }
     if (!has_room() || write(STDERR_FILENO, line, line_bytes) < 0) dropped++;
-    pthread_mutex_unlock(&lock);
 }
 
 static void emit(enum log_level level, const struct log_field *fields, size_t field_count,

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "proto/base/machine.h"
+
 STAILQ_HEAD(task_list, task);
 
 struct pool_thread {
@@ -162,10 +164,9 @@ static void on_async_closed(uv_handle_t *handle)
 
 static void tell_threads(struct pool *pool)
 {
-    pthread_mutex_lock(&pool->lock);
+    HOLD_LOCK(&pool->lock);
     pool->closing = true;
     pthread_cond_broadcast(&pool->work);
-    pthread_mutex_unlock(&pool->lock);
 }
 
 static void close_wake(struct pool *pool, void (*on_closed)(void *context), void *context)
@@ -214,7 +215,7 @@ void pool_submit(struct pool *pool, struct task *task)
     // within its own call.
     while (task->is_small && task->items_taken < task->item_count)
         task->run(task, task->items_taken++, pool->thread_count);
-    pthread_mutex_lock(&pool->lock);
+    HOLD_LOCK(&pool->lock);
     if (task->items_taken == task->item_count) {
         STAILQ_INSERT_TAIL(&pool->ended, task, next);
         uv_async_send(&pool->wake);
@@ -225,7 +226,6 @@ void pool_submit(struct pool *pool, struct task *task)
         else
             pthread_cond_broadcast(&pool->work);
     }
-    pthread_mutex_unlock(&pool->lock);
 }
 
 /* Takes up to `max` items, and stops early when there are no more items, or when at least `idle` threads
@@ -235,11 +235,10 @@ static uint32_t take_items(struct pool *pool, struct pool_item *items_out, uint3
 {
     uint32_t count = 0;
     if (max == 0) return 0;
-    pthread_mutex_lock(&pool->lock);
+    HOLD_LOCK(&pool->lock);
     while (count < max && !pool->closing && pool->threads_idle < idle &&
            (items_out[count].task = take_item(pool, &items_out[count].item)) != NULL)
         count++;
-    pthread_mutex_unlock(&pool->lock);
     return count;
 }
 
@@ -256,9 +255,8 @@ uint32_t pool_take_ahead(struct pool *pool, struct pool_item *items_out, uint32_
 void pool_end(struct pool *pool, const struct pool_item *items, uint32_t count)
 {
     if (count == 0) return;
-    pthread_mutex_lock(&pool->lock);
+    HOLD_LOCK(&pool->lock);
     for (uint32_t i = 0; i < count && !pool->closing; i++) end_item(pool, items[i].task);
-    pthread_mutex_unlock(&pool->lock);
 }
 
 uint32_t pool_thread_count(const struct pool *pool)

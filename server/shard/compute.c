@@ -175,9 +175,7 @@ static void finish_list(struct compute *compute, struct compute_lane *lane, cons
     struct sentence why;
     const cairn_status status = works_await(&lane->works, &why);
     if (status != CAIRN_OK) {
-        pthread_mutex_lock(&compute->lock);
-        compute->why = why;
-        pthread_mutex_unlock(&compute->lock);
+        WITH_LOCK(&compute->lock, compute->why = why);
     }
     conclude_list(list, thread, status);
 }
@@ -303,9 +301,8 @@ bool compute_is_host(const struct compute *compute)
 
 void compute_why(struct compute *compute, struct sentence *why_out)
 {
-    pthread_mutex_lock(&compute->lock);
+    HOLD_LOCK(&compute->lock);
     *why_out = compute->why;
-    pthread_mutex_unlock(&compute->lock);
 }
 
 /* ==== works ==== */

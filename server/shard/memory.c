@@ -620,19 +620,17 @@ static void add_span(struct made_pages *made, struct made_pages_span span)
 
 void made_pages_add(struct made_pages *made, const void *at, uint64_t bytes)
 {
-    pthread_mutex_lock(&made->mutex);
+    HOLD_LOCK(&made->mutex);
     add_span(made, (struct made_pages_span) { (uintptr_t)at, (uintptr_t)at + bytes });
     pthread_cond_broadcast(&made->changed);
-    pthread_mutex_unlock(&made->mutex);
 }
 
 void made_pages_end(struct made_pages *made, bool all)
 {
-    pthread_mutex_lock(&made->mutex);
+    HOLD_LOCK(&made->mutex);
     if (!made->is_over) made->all = all;
     made->is_over = true;
     pthread_cond_broadcast(&made->changed);
-    pthread_mutex_unlock(&made->mutex);
 }
 
 static bool has_span(const struct made_pages *made, uintptr_t at, uintptr_t end)
@@ -645,12 +643,10 @@ static bool has_span(const struct made_pages *made, uintptr_t at, uintptr_t end)
 bool made_pages_await(struct made_pages *made, const void *at, uint64_t bytes)
 {
     const uintptr_t first = (uintptr_t)at;
-    pthread_mutex_lock(&made->mutex);
+    HOLD_LOCK(&made->mutex);
     while (!made->is_over && !has_span(made, first, first + bytes))
         pthread_cond_wait(&made->changed, &made->mutex);
-    const bool is_there = made->is_over ? made->all : true;
-    pthread_mutex_unlock(&made->mutex);
-    return is_there;
+    return made->is_over ? made->all : true;
 }
 
 /* ==== release ==== */

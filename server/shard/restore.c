@@ -97,11 +97,8 @@ static cairn_status hash_range(struct restore *restore, struct works *works,
     CAIRN_TRY(report_leaves(works, at,
                             form_dtype(&job->view->forms[number], (enum plane)range->plane),
                             &job->view->layout->geometry[tensor], range->leaf_count, &tree, why));
-    pthread_mutex_lock(&restore->mutex);
-    cairn_status status = report_add_tree(restore->report, tensor, (enum plane)range->plane, &tree,
-                                          why);
-    pthread_mutex_unlock(&restore->mutex);
-    return status;
+    HOLD_LOCK(&restore->mutex);
+    return report_add_tree(restore->report, tensor, (enum plane)range->plane, &tree, why);
 }
 
 static size_t bytes_of(const struct restore *restore, const struct sweep_range *range)
@@ -157,11 +154,9 @@ static cairn_status take_range(void *context, uint32_t thread, const struct swee
     struct restore *restore = context;
     if (!on_device(restore, range))
         return put_range(restore, &restore->host[thread], range, elems, why);
-    pthread_mutex_lock(&restore->device);
-    const cairn_status status = put_range(
-        restore, compute_files(&restore->loader.job->shard->device), range, elems, why);
-    pthread_mutex_unlock(&restore->device);
-    return status;
+    HOLD_LOCK(&restore->device);
+    return put_range(restore, compute_files(&restore->loader.job->shard->device), range, elems,
+                     why);
 }
 
 static cairn_status read_hashed(struct restore *restore, const struct snapshot *snapshot)

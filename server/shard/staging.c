@@ -158,10 +158,9 @@ void staging_touch(struct staging *staging, void (*touched)(void *context), void
 void staging_cancel(struct staging *staging)
 {
     if (staging->job == NULL) return;
-    pthread_mutex_lock(&staging->lock);
+    HOLD_LOCK(&staging->lock);
     atomic_store(&staging->canceled, true);
     pthread_cond_broadcast(&staging->freed);
-    pthread_mutex_unlock(&staging->lock);
 }
 
 cairn_status staging_check(const struct staging *staging, struct sentence *why)
@@ -232,21 +231,19 @@ static uint8_t *wait_for_slot(struct staging *staging)
 static uint8_t *take_room(struct staging *staging, size_t bytes)
 {
     if (!staging->again) return new_room(staging, ALIGN_UP(bytes, LINE));
-    pthread_mutex_lock(&staging->lock);
+    HOLD_LOCK(&staging->lock);
     uint8_t *at = find_slot(staging);
     if (at == NULL) at = wait_for_slot(staging);
-    pthread_mutex_unlock(&staging->lock);
     return at;
 }
 
 static void give_room(struct staging *staging, uint8_t *at)
 {
     if (!staging->again) return;
-    pthread_mutex_lock(&staging->lock);
+    HOLD_LOCK(&staging->lock);
     memcpy(at, &staging->spare, sizeof staging->spare);
     staging->spare = at;
     pthread_cond_signal(&staging->freed);
-    pthread_mutex_unlock(&staging->lock);
 }
 
 /* ---- a pass ---- */
