@@ -766,7 +766,8 @@ static void on_cluster_adopt(struct coord_session *session, uint32_t request, co
 /* ==== messages ==== */
 
 const struct coord_row coord_adopt_rows[] = {
-    { CAIRN_MSG_CLUSTER_ADOPT, CAIRN_FROM_ADMIN, .by_session = on_cluster_adopt },
+    { CAIRN_MSG_CLUSTER_ADOPT, CAIRN_FROM_ADMIN, .by_session = on_cluster_adopt,
+      .verb = "cluster adopt", .awaits = CAIRN_AWAITS_ALL_SHARDS },
     { CAIRN_MSG_PART, CAIRN_FROM_SHARD, .by_session = on_part_told },
     { CAIRN_MSG_PAGE, CAIRN_FROM_SHARD, .by_session = on_page },
     { 0 },

@@ -1038,7 +1038,9 @@ static cairn_status amend_tensors(struct job_spec_data *next, const Cairn__JobAm
 /* ==== messages ==== */
 
 const struct coord_row coord_amend_rows[] = {
-    { CAIRN_MSG_JOB_AMEND, CAIRN_FROM_ADMIN, .by_session = on_job_amend },
-    { CAIRN_MSG_JOB_AMEND, CAIRN_FROM_WORKER, .by_member = on_worker_amends },
+    { CAIRN_MSG_JOB_AMEND, CAIRN_FROM_ADMIN, .by_session = on_job_amend, .verb = "job amend",
+      .awaits = CAIRN_AWAITS_REPORTS },
+    { CAIRN_MSG_JOB_AMEND, CAIRN_FROM_WORKER, .by_member = on_worker_amends,
+      .awaits = CAIRN_AWAITS_REPORTS },
     { 0 },
 };

@@ -330,6 +330,15 @@ enum coord_sender {
     CAIRN_FROM_WORKER,  /* a request of an attached worker of the message's job */
 };
 
+/* Requests that wait until a coordinator that has just started can answer them. */
+enum coord_awaits {
+    CAIRN_AWAITS_NOTHING,
+    CAIRN_AWAITS_REPORTS, /* the answer depends on what the shards of known jobs report */
+    /* The answer depends on jobs that the store does not know. For such a job nobody knows which of its
+     * shards have yet to connect. */
+    CAIRN_AWAITS_ALL_SHARDS,
+};
+
 struct coord_member; /* job.h */
 
 /* A message that may be sent to the coordinator, and the one function that handles it. `message` is the
@@ -346,6 +355,9 @@ struct coord_row {
     bool (*by_part)(struct coord_job *job, uint32_t shard, const void *message);
     bool (*by_frame)(struct coord_session *session, const struct wire_frame *frame);
     bool is_notice; /* from trainers: the message is no request, and has no answer */
+    enum coord_awaits awaits;
+    /* from admins, for a request that changes something: its command line, for the log and the events */
+    const char *verb;
 };
 
 /* Each file that handles messages has a table of them; messages.c lists the tables. */
@@ -355,6 +367,8 @@ extern const struct coord_row coord_adopt_rows[], coord_amend_rows[], coord_dige
     coord_park_rows[], coord_reshard_rows[], coord_reshard_asked_rows[], coord_restore_rows[],
     coord_status_rows[], coord_tiles_rows[], coord_waiting_rows[];
 
+/* Returns how long a request of the session has to wait after the coordinator has started. */
+enum coord_awaits coord_message_awaits(const struct coord_session *session, uint16_t type);
 /* Handles a checked frame. False: the session's role may not send such a message, or it is malformed. */
 bool coord_handle_message(struct coord_session *session, const struct wire_frame *frame,
                           ProtobufCMessage *message);
@@ -365,7 +379,7 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
 
 /* Notes an admin's request if it changes something. The note names the request as the command line does,
  * and has as many of the arguments as fit. The note says how many arguments were left out. */
-void coord_asked_note(const struct coord_session *session, const struct wire_frame *frame,
+void coord_asked_note(const struct coord_session *session, const struct coord_row *row,
                       const ProtobufCMessage *message);
 
 #endif

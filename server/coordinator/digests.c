@@ -302,7 +302,7 @@ void coord_periodic_damaged(struct coord_job *job)
 }
 
 /* Called when a periodic snapshot has ended, successfully or not. */
-void coord_periodic_ended(const struct coord_snapshot *snapshot)
+static void note_periodic(const struct coord_snapshot *snapshot)
 {
     struct coord_job *job = snapshot->job;
     if (snapshot->status == CAIRN_ERR_NONFINITE) {
@@ -324,7 +324,7 @@ void coord_parting_unsaved(struct coord_job *job, const char *why)
                  job->spec.name, why);
 }
 
-void coord_parting_snapshot_ended(const struct coord_snapshot *snapshot)
+static void note_parting(const struct coord_snapshot *snapshot)
 {
     struct coord_parting *p = &snapshot->job->parting;
     p->state = CAIRN_PARTING_ENDED;
@@ -380,7 +380,7 @@ void coord_cost_note_step(struct coord_job *job)
     }
 }
 
-void coord_cost_ended(const struct coord_snapshot *snapshot)
+static void note_cost(const struct coord_snapshot *snapshot)
 {
     struct coord_cost *cost = &snapshot->job->snapshots.cost;
     if (!snapshot->has_files) return;
@@ -389,6 +389,13 @@ void coord_cost_ended(const struct coord_snapshot *snapshot)
     cost->has_ended = true;
     cost->is_committed = snapshot->status == CAIRN_OK;
     cost->write_us = 1000 * (uv_now(snapshot->job->cluster->loop) - snapshot->begun_ms);
+}
+
+void coord_snapshot_note_end(const struct coord_snapshot *snapshot)
+{
+    note_cost(snapshot);
+    if (snapshot->cause == CAIRN_SNAPSHOT_PERIODIC) note_periodic(snapshot);
+    if (snapshot->cause == CAIRN_SNAPSHOT_PARTING) note_parting(snapshot);
 }
 
 /* ---- advise ---- */

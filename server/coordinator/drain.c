@@ -510,7 +510,9 @@ void coord_drains_tick(struct coord *cluster)
 /* ==== messages ==== */
 
 const struct coord_row coord_drain_rows[] = {
-    { CAIRN_MSG_MEMBER_DRAIN, CAIRN_FROM_ADMIN, .by_session = on_member_drain },
-    { CAIRN_MSG_DRAIN_ME, CAIRN_FROM_SHARD, .by_session = on_drain_me },
+    { CAIRN_MSG_MEMBER_DRAIN, CAIRN_FROM_ADMIN, .by_session = on_member_drain,
+      .verb = "member drain", .awaits = CAIRN_AWAITS_REPORTS },
+    { CAIRN_MSG_DRAIN_ME, CAIRN_FROM_SHARD, .by_session = on_drain_me,
+      .awaits = CAIRN_AWAITS_REPORTS },
     { 0 },
 };

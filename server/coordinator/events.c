@@ -510,42 +510,17 @@ cairn_status coord_storage_open(struct coord *cluster, struct sentence *why)
 
 enum { WHAT_CHARS = 1200, DEPTH_MAX = 3 };
 
-/* The requests that change something, each with its command line. All other requests change
- * nothing. */
-static const struct {
-    uint16_t type;
-    const char *verb;
-} actions[] = {
-    { CAIRN_MSG_CLUSTER_ADOPT, "cluster adopt" },
-    { CAIRN_MSG_CLUSTER_FORGET, "cluster forget" },
-    { CAIRN_MSG_CLUSTER_BACKUP, "cluster backup" },
-    { CAIRN_MSG_KEY_TRUST, "key trust" },
-    { CAIRN_MSG_SHARD_FORGET, "shard forget" },
-    { CAIRN_MSG_RESHARD_ASK, "reshard" },
-    { CAIRN_MSG_MEMBER_DRAIN, "member drain" },
-    { CAIRN_MSG_JOB_AMEND, "job amend" },
-    { CAIRN_MSG_JOB_REMOVE, "job drop" },
-    { CAIRN_MSG_JOB_PARK, "job park" },
-    { CAIRN_MSG_SNAPSHOT_CREATE, "snapshot create" },
-    { CAIRN_MSG_SNAPSHOT_CANCEL, "snapshot cancel" },
-    { CAIRN_MSG_SNAPSHOT_REMOVE, "snapshot rm" },
-    { CAIRN_MSG_SNAPSHOT_PRUNE, "snapshot prune" },
-    { CAIRN_MSG_SNAPSHOT_TAG, "snapshot tag" },
-    { CAIRN_MSG_SNAPSHOT_RESTORE, "snapshot restore" },
-};
-
-static const char *verb_of(const struct wire_frame *frame, const ProtobufCMessage *message)
+/* Returns the command line of a request that changes something; NULL: it changes nothing. */
+static const char *verb_of(const struct coord_row *row, const ProtobufCMessage *message)
 {
     const Cairn__ReshardAsk *reshard = (const Cairn__ReshardAsk *)message;
-    if (frame->type == CAIRN_MSG_RESHARD_ASK)
+    if (row->type == CAIRN_MSG_RESHARD_ASK)
         return reshard->op == CAIRN_RESHARD_APPLY    ? "reshard apply"
                : reshard->op == CAIRN_RESHARD_CANCEL ? "reshard cancel"
                                                      : NULL;
-    if (frame->type == CAIRN_MSG_JOB_PARK && !((const Cairn__JobPark *)message)->parked)
+    if (row->type == CAIRN_MSG_JOB_PARK && !((const Cairn__JobPark *)message)->parked)
         return "job unpark";
-    for (size_t i = 0; i < sizeof actions / sizeof *actions; i++)
-        if (actions[i].type == frame->type) return actions[i].verb;
-    return NULL;
+    return row->verb;
 }
 
 /* ---- what it was given ---- */
@@ -673,10 +648,10 @@ static const char *job_of(const ProtobufCMessage *message)
     return job != NULL ? *job : "";
 }
 
-void coord_asked_note(const struct coord_session *session, const struct wire_frame *frame,
+void coord_asked_note(const struct coord_session *session, const struct coord_row *row,
                       const ProtobufCMessage *message)
 {
-    const char *verb = verb_of(frame, message);
+    const char *verb = verb_of(row, message);
     struct sentence who, what;
     if (verb == NULL) return;
     const protobuf_c_boolean *plan = field_named(message, "plan", PROTOBUF_C_TYPE_BOOL);
@@ -702,7 +677,8 @@ void coord_clock_look(struct coord *cluster)
 /* ==== messages ==== */
 
 const struct coord_row coord_events_rows[] = {
-    { CAIRN_MSG_CLUSTER_BACKUP, CAIRN_FROM_ADMIN, .asks = on_cluster_backup },
+    { CAIRN_MSG_CLUSTER_BACKUP, CAIRN_FROM_ADMIN, .asks = on_cluster_backup,
+      .verb = "cluster backup" },
     { CAIRN_MSG_EVENTS_GET, CAIRN_FROM_ADMIN, .by_session = on_events_get },
     { 0 },
 };

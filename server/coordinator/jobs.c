@@ -816,6 +816,7 @@ const struct coord_operation coord_dropping = {
 /* ==== messages ==== */
 
 const struct coord_row coord_jobs_rows[] = {
-    { CAIRN_MSG_JOB_REMOVE, CAIRN_FROM_ADMIN, .by_session = on_job_remove },
+    { CAIRN_MSG_JOB_REMOVE, CAIRN_FROM_ADMIN, .by_session = on_job_remove, .verb = "job drop",
+      .awaits = CAIRN_AWAITS_REPORTS },
     { 0 },
 };

@@ -950,8 +950,10 @@ cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, 
 /* ==== messages ==== */
 
 const struct coord_row coord_keep_rows[] = {
-    { CAIRN_MSG_SNAPSHOT_REMOVE, CAIRN_FROM_ADMIN, .asks = on_snapshot_remove },
-    { CAIRN_MSG_SNAPSHOT_PRUNE, CAIRN_FROM_ADMIN, .asks = on_snapshot_prune },
-    { CAIRN_MSG_SNAPSHOT_TAG, CAIRN_FROM_ADMIN, .asks = on_snapshot_tag },
+    { CAIRN_MSG_SNAPSHOT_REMOVE, CAIRN_FROM_ADMIN, .asks = on_snapshot_remove,
+      .verb = "snapshot rm" },
+    { CAIRN_MSG_SNAPSHOT_PRUNE, CAIRN_FROM_ADMIN, .asks = on_snapshot_prune,
+      .verb = "snapshot prune" },
+    { CAIRN_MSG_SNAPSHOT_TAG, CAIRN_FROM_ADMIN, .asks = on_snapshot_tag, .verb = "snapshot tag" },
     { 0 },
 };

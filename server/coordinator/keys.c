@@ -395,6 +395,6 @@ static cairn_status on_key_trust(struct coord_session *session, uint32_t request
 
 const struct coord_row coord_keys_rows[] = {
     { CAIRN_MSG_KEYS_GET, CAIRN_FROM_ADMIN, .by_session = on_keys_get },
-    { CAIRN_MSG_KEY_TRUST, CAIRN_FROM_ADMIN, .asks = on_key_trust },
+    { CAIRN_MSG_KEY_TRUST, CAIRN_FROM_ADMIN, .asks = on_key_trust, .verb = "key trust" },
     { 0 },
 };

@@ -620,7 +620,8 @@ static const struct coord_row own_rows[] = {
       .is_notice = true },
     { CAIRN_MSG_PAGE, CAIRN_FROM_TRAINER, .by_session = on_page, .is_notice = true },
     { CAIRN_MSG_WHO_IS_AWAITED, CAIRN_FROM_TRAINER, .by_session = on_trainer_asks_who_is_awaited },
-    { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_TRAINER, .asks = on_trainer_creates_snapshot },
+    { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_TRAINER, .asks = on_trainer_creates_snapshot,
+      .awaits = CAIRN_AWAITS_REPORTS },
     { CAIRN_MSG_REDUCED, CAIRN_FROM_PART, .by_part = on_reduced },
     { CAIRN_MSG_PUBLISHED, CAIRN_FROM_PART, .by_part = on_published },
     { CAIRN_MSG_ANSWER, CAIRN_FROM_PART, .by_part = on_answer },
@@ -630,12 +631,17 @@ static const struct coord_row own_rows[] = {
     { CAIRN_MSG_DONE, CAIRN_FROM_SHARD, .by_session = on_done },
     { CAIRN_MSG_ERROR, CAIRN_FROM_SHARD, .by_session = on_error },
     { CAIRN_MSG_HELD_JOBS, CAIRN_FROM_SHARD, .by_frame = on_held_jobs },
-    { CAIRN_MSG_CLUSTER_FORGET, CAIRN_FROM_ADMIN, .asks = on_cluster_forget },
-    { CAIRN_MSG_SHARD_FORGET, CAIRN_FROM_ADMIN, .asks = on_shard_forget },
+    { CAIRN_MSG_CLUSTER_FORGET, CAIRN_FROM_ADMIN, .asks = on_cluster_forget,
+      .verb = "cluster forget", .awaits = CAIRN_AWAITS_ALL_SHARDS },
+    { CAIRN_MSG_SHARD_FORGET, CAIRN_FROM_ADMIN, .asks = on_shard_forget, .verb = "shard forget",
+      .awaits = CAIRN_AWAITS_REPORTS },
     { CAIRN_MSG_JOB_SPEC_GET, CAIRN_FROM_ADMIN, .asks = on_job_spec_get },
-    { CAIRN_MSG_JOB_DIGEST_GET, CAIRN_FROM_ADMIN, .asks = on_job_digest_get },
-    { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_ADMIN, .asks = on_admin_creates_snapshot },
-    { CAIRN_MSG_SNAPSHOT_CANCEL, CAIRN_FROM_ADMIN, .asks = on_snapshot_cancel },
+    { CAIRN_MSG_JOB_DIGEST_GET, CAIRN_FROM_ADMIN, .asks = on_job_digest_get,
+      .awaits = CAIRN_AWAITS_REPORTS },
+    { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_ADMIN, .asks = on_admin_creates_snapshot,
+      .verb = "snapshot create", .awaits = CAIRN_AWAITS_REPORTS },
+    { CAIRN_MSG_SNAPSHOT_CANCEL, CAIRN_FROM_ADMIN, .asks = on_snapshot_cancel,
+      .verb = "snapshot cancel", .awaits = CAIRN_AWAITS_REPORTS },
     { CAIRN_MSG_WHO_IS_AWAITED, CAIRN_FROM_ADMIN, .by_session = on_admin_asks_who_is_awaited },
     { 0 },
 };
@@ -669,6 +675,12 @@ static const struct coord_row *find_row(uint32_t role, uint16_t type)
     return NULL;
 }
 
+enum coord_awaits coord_message_awaits(const struct coord_session *session, uint16_t type)
+{
+    const struct coord_row *row = find_row(session->role, type);
+    return row != NULL ? row->awaits : CAIRN_AWAITS_NOTHING;
+}
+
 bool coord_handle_message(struct coord_session *session, const struct wire_frame *frame,
                           ProtobufCMessage *message)
 {
@@ -682,8 +694,8 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
     if (session->role == CAIRN_ROLE_WIRE_ADMIN && frame->type == CAIRN_MSG_HEARTBEAT) return true;
     if (session->role != CAIRN_ROLE_WIRE_SHARD && request == 0 && (row == NULL || !row->is_notice))
         return false; // only a notice may come without a request id
-    if (session->role == CAIRN_ROLE_WIRE_ADMIN) coord_asked_note(session, frame, message);
     if (row == NULL) return false;
+    if (session->role == CAIRN_ROLE_WIRE_ADMIN) coord_asked_note(session, row, message);
     assert(number != NULL || (row->by_part == NULL && row->by_member == NULL));
     if (row->by_frame != NULL) return row->by_frame(session, frame);
     if (row->by_part != NULL) {

@@ -222,6 +222,7 @@ const struct coord_operation coord_parking = {
 /* ---- messages ---- */
 
 const struct coord_row coord_park_rows[] = {
-    { CAIRN_MSG_JOB_PARK, CAIRN_FROM_ADMIN, .by_session = on_job_park },
+    { CAIRN_MSG_JOB_PARK, CAIRN_FROM_ADMIN, .by_session = on_job_park, .verb = "job park",
+      .awaits = CAIRN_AWAITS_REPORTS },
     { 0 },
 };

@@ -462,6 +462,7 @@ void coord_reshard_spread(struct coord *cluster)
 /* ==== messages ==== */
 
 const struct coord_row coord_reshard_asked_rows[] = {
-    { CAIRN_MSG_RESHARD_ASK, CAIRN_FROM_ADMIN, .asks = on_reshard_ask },
+    { CAIRN_MSG_RESHARD_ASK, CAIRN_FROM_ADMIN, .asks = on_reshard_ask, .verb = "reshard",
+      .awaits = CAIRN_AWAITS_REPORTS },
     { 0 },
 };

@@ -800,6 +800,7 @@ bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_jo
 /* ==== messages ==== */
 
 const struct coord_row coord_restore_rows[] = {
-    { CAIRN_MSG_SNAPSHOT_RESTORE, CAIRN_FROM_ADMIN, .by_session = on_snapshot_restore },
+    { CAIRN_MSG_SNAPSHOT_RESTORE, CAIRN_FROM_ADMIN, .by_session = on_snapshot_restore,
+      .verb = "snapshot restore", .awaits = CAIRN_AWAITS_REPORTS },
     { 0 },
 };

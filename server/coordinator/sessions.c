@@ -260,22 +260,6 @@ static void on_hello(struct coord *cluster, struct peer *peer, const struct wire
 
 #define HELD_MAX 64 /* the cluster holds at most this many early requests */
 
-/* Requests whose answer depends on what shards hold, or on which shards are connected. */
-static const uint16_t depends[] = {
-    CAIRN_MSG_DRAIN_ME,        CAIRN_MSG_JOB_AMEND,        CAIRN_MSG_JOB_DIGEST_GET,
-    CAIRN_MSG_JOB_PARK,        CAIRN_MSG_JOB_REMOVE,       CAIRN_MSG_MEMBER_DRAIN,
-    CAIRN_MSG_RESHARD_ASK,     CAIRN_MSG_SHARD_FORGET,     CAIRN_MSG_SNAPSHOT_CANCEL,
-    CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_MSG_SNAPSHOT_RESTORE, CAIRN_MSG_CLUSTER_ADOPT,
-    CAIRN_MSG_CLUSTER_FORGET,
-};
-
-/* True if the answer depends on jobs that the store does not know. For such a job nobody knows which of
- * its shards have yet to connect. */
-static bool is_of_strangers(uint16_t type)
-{
-    return type == CAIRN_MSG_CLUSTER_ADOPT || type == CAIRN_MSG_CLUSTER_FORGET;
-}
-
 static bool is_told(const struct coord *cluster)
 {
     for (const struct coord_job *job = cluster->jobs; job != NULL; job = job->next) {
@@ -301,19 +285,21 @@ static bool are_all_here(const struct coord *cluster)
 
 /* True if the request is early, and has to wait. When the early phase is over, it does not come
  * back: if a shard disconnects later, the answers say that the shard is missing. */
-static bool is_early(struct coord *cluster, uint16_t type)
+static bool is_early(struct coord *cluster, enum coord_awaits awaits)
 {
     struct coord_earlies *e = &cluster->earlies;
     const uint64_t passed_ms = uv_now(cluster->loop) - cluster->clock.started_ms;
     const bool is_lease_over = passed_ms >= (uint64_t)cluster->options->lease_timeout_ms;
     if (!e->over) e->over = is_lease_over || is_told(cluster);
-    return !e->over || (is_of_strangers(type) && !is_lease_over && !are_all_here(cluster));
+    return !e->over ||
+           (awaits == CAIRN_AWAITS_ALL_SHARDS && !is_lease_over && !are_all_here(cluster));
 }
 
 struct coord_early {
     struct coord_early *next;
     struct coord_session *session; /* borrowed: the request is freed with the session */
     struct wire_frame frame;       /* frame.payload points to `bytes` */
+    enum coord_awaits awaits;
     uint8_t bytes[];
 };
 
@@ -322,10 +308,8 @@ static bool hold_early(struct coord_session *session, const struct wire_frame *f
 {
     struct coord *cluster = session->cluster;
     struct coord_earlies *e = &cluster->earlies;
-    size_t i = 0;
-    while (i < sizeof depends / sizeof *depends && depends[i] != frame->type) i++;
-    if (i == sizeof depends / sizeof *depends || frame->request == 0 ||
-        !is_early(cluster, frame->type))
+    const enum coord_awaits awaits = coord_message_awaits(session, frame->type);
+    if (awaits == CAIRN_AWAITS_NOTHING || frame->request == 0 || !is_early(cluster, awaits))
         return false;
     struct coord_early *early = e->count < HELD_MAX ? malloc(sizeof *early + frame->payload_bytes)
                                                     : NULL;
@@ -335,7 +319,7 @@ static bool hold_early(struct coord_session *session, const struct wire_frame *f
                             "ask again");
         return true;
     }
-    *early = (struct coord_early) { .session = session, .frame = *frame };
+    *early = (struct coord_early) { .session = session, .frame = *frame, .awaits = awaits };
     if (frame->payload_bytes > 0) memcpy(early->bytes, frame->payload, frame->payload_bytes);
     early->frame.payload = early->bytes;
     struct coord_early **at = &e->list;
@@ -351,7 +335,7 @@ static struct coord_early *take_early(struct coord *cluster)
 {
     struct coord_earlies *e = &cluster->earlies;
     struct coord_early **at = &e->list;
-    while (*at != NULL && is_early(cluster, (*at)->frame.type)) at = &(*at)->next;
+    while (*at != NULL && is_early(cluster, (*at)->awaits)) at = &(*at)->next;
     struct coord_early *early = *at;
     if (early == NULL) return NULL;
     *at = early->next;

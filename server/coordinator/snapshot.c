@@ -819,9 +819,7 @@ static void finish_snapshot(struct coord_snapshot *snapshot)
     struct coord_job *job = snapshot->job;
     struct coord_snapshot_waiters next;
     move_waiters(&snapshot->next, &next);
-    coord_cost_ended(snapshot);
-    if (snapshot->cause == CAIRN_SNAPSHOT_PERIODIC) coord_periodic_ended(snapshot);
-    if (snapshot->cause == CAIRN_SNAPSHOT_PARTING) coord_parting_snapshot_ended(snapshot);
+    coord_snapshot_note_end(snapshot);
     free_snapshot(snapshot);
     follow_snapshot(job, &next);
 }

@@ -95,8 +95,8 @@ struct coord_cost {
 /* A step of the job has ended, and has taken job->pace.last_us. Must be called before a snapshot of the
  * step's version begins. */
 void coord_cost_note_step(struct coord_job *job);
-/* The snapshot has ended, with success or not. */
-void coord_cost_ended(const struct coord_snapshot *snapshot);
+/* The snapshot has ended, with success or not: notes its cost and, by its cause, how it ended. */
+void coord_snapshot_note_end(const struct coord_snapshot *snapshot);
 
 /* ==== snapshots that are taken ==== */
 
@@ -325,8 +325,6 @@ struct coord_parting {
 
 /* Takes the next step of the parting snapshot. Returns true if the snapshot has ended. */
 bool coord_parting_advance(struct coord_job *job);
-/* Called when a parting snapshot has ended, with success or not. */
-void coord_parting_snapshot_ended(const struct coord_snapshot *snapshot);
 
 /* ==== periodic ==== */
 
@@ -370,8 +368,6 @@ void coord_periodic_failed(struct coord_job *job, uint64_t step, const char *why
  * the job is sound again. */
 void coord_periodic_damaged(struct coord_job *job);
 void coord_periodic_undamaged(struct coord_job *job);
-/* Called when a periodic snapshot has ended, with success or not. */
-void coord_periodic_ended(const struct coord_snapshot *snapshot);
 /* Reports that the job's state was not saved, and that only older snapshots of the job are durable. */
 void coord_parting_unsaved(struct coord_job *job, const char *why);
 
