@@ -120,6 +120,28 @@ struct coord_shard_drain {
     struct sentence why;
 };
 
+/* Another process that wants a shard's name. */
+struct coord_claim {
+    /* While another process of this name waits, the coordinator asks the shard's present process whether it
+     * lives. The probe says how far this is. */
+    enum seat_probe probe;
+    uint64_t asked_ms; /* coord_now_ms: when the probe was sent */
+    /* the address of another process that has this name, waits, and holds parts as well; .. */
+    char claimant[64];
+    uint64_t claimed_ms; /* .. when that process last connected; 0: never */
+    struct log_limit limit;
+};
+
+/* The figures of the shard's last Heartbeat. */
+struct coord_told {
+    Cairn__ShardStats stats; /* if has_stats */
+    bool has_stats;
+    Cairn__BytesTold *bytes; /* owned: [bytes_count] */
+    size_t bytes_count;
+    Cairn__MemoryTold *memory; /* owned: [memory_count] */
+    size_t memory_count;
+};
+
 /* A shard, known by its name. */
 struct coord_shard_entry {
     struct coord_shard_entry *next; /* in the cluster's list, by name */
@@ -131,14 +153,7 @@ struct coord_shard_entry {
      * its layout in force, one for its prepared layout */
     struct seat_part *held;
     size_t held_count;
-    /* While another process of this name waits, the coordinator asks the shard's present process whether it
-     * lives. The probe says how far this is. */
-    enum seat_probe probe;
-    uint64_t asked_ms; /* coord_now_ms: when the probe was sent */
-    /* the address of another process that has this name, waits, and holds parts as well; .. */
-    char claimant[64];
-    uint64_t claimed_ms; /* .. when that process last connected; 0: never */
-    struct log_limit claims;
+    struct coord_claim claim;
     bool ended; /* the shard's side closed its last connection: its process has most likely ended */
     uint64_t since_ms; /* when the shard last connected or disconnected, on the loop's clock */
     /* coord_now_ms: when the shard disconnected; time in which the coordinator was stopped does not
@@ -152,14 +167,9 @@ struct coord_shard_entry {
     bool is_networked, is_mapped;
     bool apart_said;                    /* the log has reported coord_shard_apart */
     char host[CAIRN_FABRIC_HOST_BYTES]; /* the shard's host; empty: not reported */
-    Cairn__ShardStats stats;            /* from the shard's last Heartbeat, if has_stats */
-    bool has_stats;
     /* why the shard cannot save snapshots; empty: it can, or has not reported */
     struct sentence storage;
-    Cairn__BytesTold *bytes; /* owned: [bytes_count]: from the shard's last Heartbeat */
-    size_t bytes_count;
-    Cairn__MemoryTold *memory; /* owned: [memory_count]: from the shard's last Heartbeat */
-    size_t memory_count;
+    struct coord_told told;
     /* the next fields are about the shard's present session: which parts the shard holds, and whether we
      * may act on these parts (standing.c) */
     struct coordinator_id seen;

@@ -297,8 +297,8 @@ static void on_shard_heartbeat(struct coord_session *session, uint32_t request, 
     if (session->entry == NULL) return;
     coord_unheard_take(session, message->unheard, message->n_unheard);
     if (message->stats == NULL) return;
-    session->entry->stats = *message->stats; // stats has only numbers, no pointers
-    session->entry->has_stats = true;
+    session->entry->told.stats = *message->stats; // stats has only numbers, no pointers
+    session->entry->told.has_stats = true;
     take_storage(session->entry, message->storage);
     coord_bytes_take(session->entry, message);
     coord_snapshot_on_progress(session->cluster, session->entry, message);

@@ -584,8 +584,8 @@ static bool movers_init(struct movers *movers, const struct coord_job *job)
     movers->count = 0;
     movers->movers = calloc((size_t)count + 1, sizeof *movers->movers);
     movers->list = calloc((size_t)count + 1, sizeof *movers->list);
-    const bool whole = takes != NULL && movers->movers != NULL && movers->list != NULL &&
-                       coord_reshard_mark_takers(job, takes);
+    const bool whole = takes != NULL && movers->movers != NULL && movers->list != NULL;
+    if (whole) coord_reshard_mark_takers(job, takes);
     for (uint32_t i = 0; whole && i < count; i++) {
         if (!takes[i] || !has_next(job, i)) continue;
         fill_mover(job, i, &movers->movers[movers->count]);

@@ -158,8 +158,8 @@ void coord_reshard_target_release(struct coord_reshard_target *target);
 /* Plans a run again, beginning at the present layout. Called when the run was found in the store, or the
  * job's tensors have changed. */
 cairn_status coord_reshard_plan_anew(struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
-/* Marks the shards that receive something in a slice. False: no memory. */
-bool coord_reshard_mark_takers(const struct coord_job *job, bool *takes);
+/* Marks the shards that receive something in a slice. */
+void coord_reshard_mark_takers(const struct coord_job *job, bool *takes);
 /* Packs the layout in force, with the shards that join added to it. NULL: no memory. */
 struct packed *coord_reshard_pack_wider(const struct coord_job *job);
 /* Plans the next slice towards the target. *next_out is NULL if the target is reached. */

@@ -144,9 +144,9 @@ static uint64_t beside_state_max(const struct coord_job *job)
     uint64_t most = 0;
     CAIRN_EACH_SHARD (job, s) {
         const struct coord_shard_entry *entry = job->shards[s].entry;
-        for (size_t i = 0; entry != NULL && i < entry->memory_count; i++)
-            if (is_of(&entry->memory[i], job) && beside_state(&entry->memory[i]) > most)
-                most = beside_state(&entry->memory[i]);
+        for (size_t i = 0; entry != NULL && i < entry->told.memory_count; i++)
+            if (is_of(&entry->told.memory[i], job) && beside_state(&entry->told.memory[i]) > most)
+                most = beside_state(&entry->told.memory[i]);
     }
     return most;
 }
@@ -161,8 +161,8 @@ static uint64_t device_capacity_of(const struct coord_job *job,
         job->spec.offload_fraction > 0)
         return 0;
     uint64_t taken = session->home->taken_bytes + slice_bytes;
-    for (size_t i = 0; i < entry->memory_count; i++)
-        if (!is_of(&entry->memory[i], job)) taken += entry->memory[i].device;
+    for (size_t i = 0; i < entry->told.memory_count; i++)
+        if (!is_of(&entry->told.memory[i], job)) taken += entry->told.memory[i].device;
     return taken < session->home->total_bytes ? session->home->total_bytes - taken : 1;
 }
 
@@ -177,8 +177,8 @@ static uint64_t capacity_of(const struct coord_job *job, const struct coord_shar
     const uint64_t device = device_capacity_of(job, entry, slice_bytes);
     if (device > 0) return device;
     if (entry == NULL || entry->memory_bytes == 0) return 0;
-    for (size_t i = 0; i < entry->memory_count; i++) {
-        const Cairn__MemoryTold *told = &entry->memory[i];
+    for (size_t i = 0; i < entry->told.memory_count; i++) {
+        const Cairn__MemoryTold *told = &entry->told.memory[i];
         taken += beside_state(told);
         if (is_of(told, job))
             has_part = true;
@@ -544,18 +544,13 @@ cairn_status coord_reshard_plan_anew(struct coord_job *job, struct sentence *why
     return CAIRN_OK;
 }
 
-bool coord_reshard_mark_takers(const struct coord_job *job, bool *takes)
+void coord_reshard_mark_takers(const struct coord_job *job, bool *takes)
 {
-    struct layout_tensor *tensors = plan_tensors(&job->spec);
-    if (tensors == NULL) return false;
-    struct plan_walk walk = { .tensors = tensors,
-                              .current = job->layout,
-                              .target = job->layouts.next };
+    // the owners are compared without their bytes, so the walk needs no tensors
+    struct plan_walk walk = { .current = job->layout, .target = job->layouts.next };
     struct plan_run run;
     while (plan_walk_next(&walk, &run))
         if (run.to != run.extent->shard) takes[run.to] = true;
-    free(tensors);
-    return true;
 }
 
 struct packed *coord_reshard_pack_wider(const struct coord_job *job)

@@ -486,11 +486,11 @@ static void vacate_entry(struct coord_shard_entry *entry)
     uv_update_time(session->cluster->loop); // the loop's time may be old by now
     entry->since_ms = uv_now(session->cluster->loop);
     entry->gone_ms = coord_now_ms(session->cluster);
-    entry->probe = CAIRN_SEAT_UNASKED;
-    cairn__shard_stats__init(&entry->stats);
-    entry->has_stats = false;
+    entry->claim.probe = CAIRN_SEAT_UNASKED;
+    cairn__shard_stats__init(&entry->told.stats);
+    entry->told.has_stats = false;
     entry->storage.text[0] = '\0';
-    entry->bytes_count = entry->memory_count = 0;
+    entry->told.bytes_count = entry->told.memory_count = 0;
     coord_shard_forget_parts(entry);
     coord_drain_gone(session->cluster, entry);
     coord_calls_shard_gone(entry);
@@ -550,8 +550,8 @@ static void on_probed(void *context, cairn_status status, const char *why)
 {
     struct coord_shard_entry *entry = context;
     (void)why; // an error is an answer, too
-    if (status == CAIRN_ERR_CLOSED || entry->probe != CAIRN_SEAT_ASKED) return;
-    entry->probe = CAIRN_SEAT_ANSWERED;
+    if (status == CAIRN_ERR_CLOSED || entry->claim.probe != CAIRN_SEAT_ASKED) return;
+    entry->claim.probe = CAIRN_SEAT_ANSWERED;
 }
 
 /* Asks the process that has the entry whether it is alive. Any other frame of this process would
@@ -562,8 +562,8 @@ static void ask_sitter(struct coord *cluster, struct coord_shard_entry *entry)
     if (gather == NULL) return; // the newcomer tries again
     const uint32_t request = coord_gather_ask(gather, entry);
     const Cairn__Probe probe = CAIRN__PROBE__INIT;
-    entry->probe = CAIRN_SEAT_ASKED;
-    entry->asked_ms = coord_now_ms(cluster);
+    entry->claim.probe = CAIRN_SEAT_ASKED;
+    entry->claim.asked_ms = coord_now_ms(cluster);
     coord_session_send(entry->session, CAIRN_MSG_PROBE, request, &probe.base);
     coord_gather_start(gather);
 }
@@ -573,15 +573,15 @@ void coord_shards_tick(struct coord *cluster)
     const uint64_t now_ms = coord_now_ms(cluster);
     const uint64_t lease_ms = (uint64_t)cluster->options->lease_timeout_ms;
     for (struct coord_shard_entry *entry = cluster->shards; entry != NULL; entry = entry->next) {
-        if (now_ms - entry->asked_ms < lease_ms) continue;
+        if (now_ms - entry->claim.asked_ms < lease_ms) continue;
         // the answer to the last probe is too old
-        if (entry->probe == CAIRN_SEAT_ANSWERED) entry->probe = CAIRN_SEAT_UNASKED;
-        if (entry->probe != CAIRN_SEAT_ASKED) continue;
-        entry->probe = CAIRN_SEAT_SILENT;
+        if (entry->claim.probe == CAIRN_SEAT_ANSWERED) entry->claim.probe = CAIRN_SEAT_UNASKED;
+        if (entry->claim.probe != CAIRN_SEAT_ASKED) continue;
+        entry->claim.probe = CAIRN_SEAT_SILENT;
         entry->session->closing = true;
         peer_close(entry->session->peer, CAIRN_ERR_TIMEOUT,
                    "it did not answer for %" PRIu64 " ms, and another shard of its name came",
-                   now_ms - entry->asked_ms);
+                   now_ms - entry->claim.asked_ms);
     }
 }
 
@@ -612,7 +612,7 @@ static cairn_status refuse_newcomer(struct coord_shard_entry *entry, const char 
         return fail_with(why, CAIRN_ERR_BUSY,
                          "a shard %s is connected from %s: checking whether it is alive",
                          entry->name, sitter);
-    entry->probe = CAIRN_SEAT_UNASKED;
+    entry->claim.probe = CAIRN_SEAT_UNASKED;
     if (verdict == CAIRN_SEAT_ENDS) {
         log_warn("refused a second shard %s from %s: the one at %s is alive", entry->name, newcomer,
                  sitter);
@@ -623,12 +623,12 @@ static cairn_status refuse_newcomer(struct coord_shard_entry *entry, const char 
     }
     sentence_set(why, "the one at %s serves, the one at %s waits for its place", sitter, newcomer);
     // only the first claim is noted, although the newcomer connects repeatedly
-    if (entry->claimed_ms == 0)
+    if (entry->claim.claimed_ms == 0)
         coord_event_note_shard(entry->session->cluster, CAIRN_EVENT_CLAIMED, NULL, entry->name,
                                why->text);
-    snprintf(entry->claimant, sizeof entry->claimant, "%s", newcomer);
-    entry->claimed_ms = coord_now_ms(entry->session->cluster);
-    log_limited(&entry->claims, CAIRN_LOG_WARN,
+    snprintf(entry->claim.claimant, sizeof entry->claim.claimant, "%s", newcomer);
+    entry->claim.claimed_ms = coord_now_ms(entry->session->cluster);
+    log_limited(&entry->claim.limit, CAIRN_LOG_WARN,
                 "two shards are named %s and both hold parts of jobs: the one at %s serves, "
                 "the one at %s waits for its place",
                 entry->name, sitter, newcomer);
@@ -650,7 +650,7 @@ static cairn_status claim_entry(struct coord *cluster, struct peer *peer, const 
                                       .same = entry->incarnation == hello->incarnation,
                                       .newcomer_holds = newcomer_holds(cluster, hello),
                                       .sitter_holds = sitter_holds(cluster, entry),
-                                      .probe = entry->probe };
+                                      .probe = entry->claim.probe };
     enum seat_verdict verdict = seat_judge(&claim);
     if (verdict == CAIRN_SEAT_TAKES || verdict == CAIRN_SEAT_RELIEVES) {
         replace_sitter(entry, peer_name(peer), verdict == CAIRN_SEAT_RELIEVES);
@@ -723,7 +723,7 @@ static bool take_entry(struct coord_session *session, const Cairn__Hello *hello)
     entry->memory_bytes = hello->memory_bytes;
     coord_drain_come(cluster, entry);
     cluster->arrivals++;
-    entry->claimed_ms = 0;
+    entry->claim.claimed_ms = 0;
     session->entry = entry;
     const bool obeys = coord_shard_judge_hello(cluster, entry, hello);
     log_info("shard %s is up at %s (%" PRIu32 " of %" PRId64 ")", entry->name,

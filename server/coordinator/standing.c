@@ -296,7 +296,7 @@ struct coord_shard_entry *coord_shard_get(struct coord *cluster, const char *nam
         free(entry);
         return NULL;
     }
-    cairn__shard_stats__init(&entry->stats);
+    cairn__shard_stats__init(&entry->told.stats);
     TAILQ_INIT(&entry->calls);
     entry->since_ms = uv_now(cluster->loop);
     entry->gone_ms = coord_now_ms(cluster);
@@ -311,8 +311,8 @@ void coord_shard_free(struct coord_shard_entry *entry)
     coord_waiters_release(&entry->drain.waiters);
     coord_waiters_release(&entry->drain.begun);
     free(entry->fabric_address);
-    free(entry->bytes);
-    free(entry->memory);
+    free(entry->told.bytes);
+    free(entry->told.memory);
     free(entry->held);
     free(entry->name);
     free(entry);

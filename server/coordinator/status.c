@@ -13,10 +13,10 @@ static void take_memory(struct coord_shard_entry *entry, const Cairn__Heartbeat 
 {
     const size_t count = message->n_memory < CAIRN_MEMORY_TOLD_MAX ? message->n_memory
                                                                    : CAIRN_MEMORY_TOLD_MAX;
-    entry->memory_count = 0;
-    Cairn__MemoryTold *memory = realloc(entry->memory, (count + 1) * sizeof *memory);
+    entry->told.memory_count = 0;
+    Cairn__MemoryTold *memory = realloc(entry->told.memory, (count + 1) * sizeof *memory);
     if (memory == NULL) return;
-    entry->memory = memory;
+    entry->told.memory = memory;
     for (size_t i = 0; i < count; i++) {
         memory[i] = *message->memory[i];
         // These fields belong to the message, which is freed. The other fields are numbers.
@@ -25,7 +25,7 @@ static void take_memory(struct coord_shard_entry *entry, const Cairn__Heartbeat 
         memory[i].base.unknown_fields = NULL;
         memory[i].base.n_unknown_fields = 0;
     }
-    entry->memory_count = count;
+    entry->told.memory_count = count;
 }
 
 void coord_bytes_take(struct coord_shard_entry *entry, const Cairn__Heartbeat *message)
@@ -33,13 +33,13 @@ void coord_bytes_take(struct coord_shard_entry *entry, const Cairn__Heartbeat *m
     take_memory(entry, message);
     const size_t count = message->n_bytes < CAIRN_BYTES_TOLD_MAX ? message->n_bytes
                                                                  : CAIRN_BYTES_TOLD_MAX;
-    entry->bytes_count = 0;
-    Cairn__BytesTold *bytes = realloc(entry->bytes, (count + 1) * sizeof *bytes);
+    entry->told.bytes_count = 0;
+    Cairn__BytesTold *bytes = realloc(entry->told.bytes, (count + 1) * sizeof *bytes);
     if (bytes == NULL) return;
-    entry->bytes = bytes;
+    entry->told.bytes = bytes;
     // a BytesTold has only numbers
     for (size_t i = 0; i < count; i++) bytes[i] = *message->bytes[i];
-    entry->bytes_count = count;
+    entry->told.bytes_count = count;
 }
 
 void coord_bytes_read(struct coord_member *member, uint64_t bytes)
@@ -107,8 +107,8 @@ const Cairn__BytesTold *coord_bytes_of(const struct coord_job *job, struct bytes
     cairn__bytes_told__init(&out->told[0]);
     CAIRN_EACH_SHARD (job, s) {
         const struct coord_shard_entry *entry = job->shards[s].entry;
-        for (size_t i = 0; i < entry->bytes_count; i++) {
-            const Cairn__BytesTold *told = &entry->bytes[i];
+        for (size_t i = 0; i < entry->told.bytes_count; i++) {
+            const Cairn__BytesTold *told = &entry->told.bytes[i];
             if (told->job != job->id) continue;
             Cairn__BytesTold *to = told->of_worker ? worker_bytes(out, job, told->rank)
                                                    : &out->told[0];
@@ -142,8 +142,8 @@ void coord_memory_show(const struct coord_job *job, struct coord_answer *answer,
         Cairn__MemoryTold *told = coord_answer_add(answer, &status->base, "memory");
         if (told == NULL) return;
         told->untold = true;
-        for (size_t i = 0; i < entry->memory_count; i++)
-            if (entry->memory[i].job == job->id) *told = entry->memory[i];
+        for (size_t i = 0; i < entry->told.memory_count; i++)
+            if (entry->told.memory[i].job == job->id) *told = entry->told.memory[i];
         told->job = job->id;
         told->shard_index = s;
         told->shard = entry->name;
@@ -201,7 +201,7 @@ static void fill_shards(struct coord_answer *answer, Cairn__JobStatus *s,
     s->pushed_bytes = all->pushed_shared + all->pushed_carried + all->put;
     s->fetched_bytes = all->fetched_shared + all->fetched_carried;
     s->shards = job->entry_count;
-    CAIRN_EACH_SHARD (job, i) s->shards_told += job->shards[i].entry->has_stats;
+    CAIRN_EACH_SHARD (job, i) s->shards_told += job->shards[i].entry->told.has_stats;
     coord_memory_show(job, answer, s);
 }
 
@@ -404,13 +404,13 @@ static void fill_shard(Cairn__MemberStatus *out, struct coord_shard_entry *entry
         out->version = entry->session->version;
         if (coord_shard_apart(entry)) out->apart = wire_text(CAIRN_SHARD_APART_TEXT);
         out->home = entry->session->home;
-        out->stats = entry->has_stats ? &entry->stats : NULL;
+        out->stats = entry->told.has_stats ? &entry->told.stats : NULL;
         out->storage = wire_text(entry->storage.text);
         out->unfit = wire_text(coord_shard_unfit(entry) ? entry->unfit.text : "");
         out->unheard = wire_text(coord_unheard_text(entry->session));
     }
     out->since_ms = now_ms - entry->since_ms;
-    out->state_bytes = entry->stats.state_bytes;
+    out->state_bytes = entry->told.stats.state_bytes;
     out->memory_bytes = entry->memory_bytes;
 }
 

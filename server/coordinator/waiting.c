@@ -127,7 +127,8 @@ static bool add_name(const void *context, bool is_shard, uint32_t number, struct
 static bool is_claimed(const struct coord *cluster, const struct coord_shard_entry *entry)
 {
     const uint64_t recent_ms = (uint64_t)cluster->options->lease_timeout_ms;
-    return entry->claimed_ms != 0 && coord_now_ms(cluster) - entry->claimed_ms < recent_ms;
+    return entry->claim.claimed_ms != 0 &&
+           coord_now_ms(cluster) - entry->claim.claimed_ms < recent_ms;
 }
 
 /* Says what the job waits for when a shard came back without its part. */
@@ -141,7 +142,7 @@ static void say_part(const struct coord_job *job, uint32_t shard, struct sentenc
         out,
         ", and holds parts of other jobs; the one at %s has it and waits for the name: end the one "
         "at %s and this job goes on, or restore a snapshot of this job and end the other",
-        entry->claimant, sitter);
+        entry->claim.claimant, sitter);
 }
 
 /* Adds that a worker was lost, if the job waits for a lost worker or is halted by a loss. */

@@ -47,8 +47,8 @@ static void take(int shard, Cairn__BytesTold *told, size_t count)
 static void tear_down(void)
 {
     for (int s = 0; s < SHARDS; s++) {
-        free(seats[s].bytes);
-        free(seats[s].memory);
+        free(seats[s].told.bytes);
+        free(seats[s].told.memory);
     }
 }
 

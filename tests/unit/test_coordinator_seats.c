@@ -104,11 +104,11 @@ TEST(a_shard_that_was_asked_just_before_the_coordinator_stood_still_keeps_its_se
     uv_timer_stop(&fake.cluster->clock.tick);
     usleep(3000); // so that the question is later than the tick, by the clock
     fake_shard_hello(&fake, 2);
-    fake_until(&fake, s1->probe == CAIRN_SEAT_ASKED);
+    fake_until(&fake, s1->claim.probe == CAIRN_SEAT_ASKED);
     usleep(100000);
     uv_timer_again(&fake.cluster->clock.tick);
     fake_until(&fake, fake.cluster->clock.stopped_ms > 0);
-    ck_assert(s1->session != NULL && s1->probe == CAIRN_SEAT_ASKED);
+    ck_assert(s1->session != NULL && s1->claim.probe == CAIRN_SEAT_ASKED);
 }
 
 /* ---- a part that is missed ---- */
