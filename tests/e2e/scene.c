@@ -156,12 +156,12 @@ void ask_line(const char *line)
 void expect_words(int status, ...)
 {
     va_list words;
-    ck_assert_msg(said.status == status, "%d instead of %d: %s%s", said.status, status, said.out,
-                  said.err);
+    ck_assert_msg(said.status == status, "%d instead of %d: %.2000s%.2000s", said.status, status,
+                  said.out, said.err);
     va_start(words, status);
     for (const char *word; (word = va_arg(words, const char *)) != NULL;)
         ck_assert_msg(strstr(said.out, word) != NULL || strstr(said.err, word) != NULL,
-                      "no \"%s\": %s%s", word, said.out, said.err);
+                      "no \"%s\": %.2000s%.2000s", word, said.out, said.err);
     va_end(words);
 }
 
@@ -180,7 +180,7 @@ void drain_shard(int shard)
 static const json_t *said_at(const char *path, json_t **all_out)
 {
     const json_t *at = *all_out = json_loads(said.out, 0, NULL);
-    ck_assert_msg(at != NULL, "no JSON: %s%s", said.out, said.err);
+    ck_assert_msg(at != NULL, "no JSON: %.2000s%.2000s", said.out, said.err);
     for (char key[64]; *path != '\0'; path += strcspn(path, ".") + (strchr(path, '.') != NULL)) {
         snprintf(key, sizeof key, "%.*s", (int)strcspn(path, "."), path);
         at = json_is_array(at) ? json_array_get(at, strtoul(key, NULL, 10))

@@ -113,8 +113,8 @@ const char *snapshot_folder(const char *name, const char *id);
     do {                                                                                    \
         const int64_t await_end_ms = now_ms() + CLUSTER_WAIT_MS;                            \
         while (!(condition)) {                                                              \
-            ck_assert_msg(now_ms() < await_end_ms, "never: %s; %s%s", #condition, said.out, \
-                          said.err);                                                        \
+            ck_assert_msg(now_ms() < await_end_ms, "never: %s; %.2000s%.2000s", #condition, \
+                          said.out, said.err);                                              \
             poll(NULL, 0, 2);                                                               \
         }                                                                                   \
     } while (0)
