@@ -360,6 +360,10 @@ static void note_layout(struct fake_peer *peer, const Cairn__LayoutChanged *mess
     };
 }
 
+/* Of the Error that is awaited, the word: so that whoever gets another message sees which row of a table it
+ * was. "": none is. */
+static const char *word_awaited = "";
+
 /* Kept until the cluster is closed. */
 static void *keep(struct fake_cluster *fake, ProtobufCMessage *message)
 {
@@ -387,8 +391,8 @@ void *fake_heard(struct fake_peer *peer, uint16_t type, uint32_t request)
             }
             const char *text = frame.type == CAIRN_MSG_ERROR ? ((Cairn__Error *)message)->text : "";
             ck_assert_msg(frame.type == type && frame.request == request,
-                          "wanted %s %u, got %s %u %s", message_name(type), request,
-                          message_name(frame.type), frame.request, text);
+                          "wanted %s %u %s, got %s %u %s", message_name(type), request,
+                          word_awaited, message_name(frame.type), frame.request, text);
             return keep(peer->cluster, message);
         }
         if (peer->ended) ck_abort_msg("closed while waiting for %s", message_name(type));
@@ -400,7 +404,9 @@ void *fake_heard(struct fake_peer *peer, uint16_t type, uint32_t request)
 void fake_expect_error(struct fake_peer *peer, uint32_t request, cairn_status status,
                        const char *word)
 {
-    Cairn__Error *error = fake_hear(peer, Error, request);
+    word_awaited = word;
+    const Cairn__Error *error = fake_hear(peer, Error, request);
+    word_awaited = "";
     ck_assert_msg(error->status == (int32_t)status && strstr(error->text, word) != NULL,
                   "wanted %s with \"%s\", got %s: %s", status_code_name((int)status), word,
                   status_code_name(error->status), error->text);

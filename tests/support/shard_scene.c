@@ -14,8 +14,9 @@
 
 static void on_deadline(uv_timer_t *timer)
 {
-    (void)timer;
-    ck_abort_msg("nothing came within %d ms", SCENE_DEADLINE_MS);
+    const struct scene *scene = timer->data;
+    ck_abort_msg("nothing came within %d ms%s%s", SCENE_DEADLINE_MS,
+                 scene->row != NULL ? ", of: " : "", scene->row != NULL ? scene->row : "");
 }
 
 static void turn(struct scene *scene)
@@ -673,6 +674,7 @@ static void open_scene(struct scene *scene, const char *kind, const struct shard
     log_init("test", CAIRN_LOG_ERROR);
     uv_loop_init(&scene->loop);
     uv_timer_init(&scene->loop, &scene->deadline);
+    scene->deadline.data = scene;
     scene->notes = calloc(4096, sizeof *scene->notes);
     if (strcmp(kind, "mem") == 0 && scene->hub == NULL) {
         const struct cairn_fabric_mem_options mem = { .seed = 7, .delay_max_ticks = 4 };

@@ -49,6 +49,8 @@ struct scene {
     struct fabric_poll poll;
     struct fabric_peer *peer; /* to the shard */
     unsigned sent, sends_over;
+    const char
+        *row;  /* what of a table is tried: the scene says so when nothing comes; NULL: none */
     bool deaf; /* the worker takes no payload: its DATA stays held */
 
     struct scene_frame *frames;

@@ -114,6 +114,7 @@ TEST_EACH(a_wrong_chunk_is_refused_and_changes_nothing, 0, PUSH_CASES)
     open_round();
     const uint64_t chunk = chunk_of(T_WEIGHT);
     struct chunk_header push = scene_chunk_header(&scene, CAIRN_CHUNK_PUSH, 1, chunk);
+    scene.row = wrong->what;
     spoil(wrong, &push);
     const size_t bytes = wrong->payload_bytes != 0 ? wrong->payload_bytes : bytes_of(chunk);
     const cairn_status status = refusal_of(&push, bytes);

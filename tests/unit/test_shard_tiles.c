@@ -433,6 +433,7 @@ TEST(a_piece_that_is_not_the_declared_one_is_refused)
     };
     scene_round_begin(&scene, 5, 0, WORKERS);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        scene.row = wrong[i].what;
         struct chunk_header push = *wrong[i].header;
         push.round = scene.round;
         push.dtype = wrong[i].dtype;
@@ -490,6 +491,7 @@ TEST(a_wrong_list_of_tiles_is_refused_and_changes_nothing)
     };
     const uint64_t before = job()->memory.tables, hash = tiles_digest(&tiles[1]);
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        scene.row = wrong[i].what;
         const cairn_status status = refused_list(wrong[i].member, &wrong[i].box, 1);
         ck_assert_msg(status == wrong[i].status, "%s: %s", wrong[i].what,
                       status_code_name((int)status));
@@ -644,6 +646,7 @@ TEST(moments_before_there_is_a_state_are_whole_and_of_rank_0)
           SCENE_CHUNK_LEAVES * sizeof(float), CAIRN_ERR_NOT_FOUND },
     };
     for (size_t i = 0; i < sizeof puts / sizeof *puts; i++) {
+        scene.row = puts[i].what;
         struct chunk_header put = tile_header(CAIRN_CHUNK_PUT, 1, chunk_of(puts[i].tensor));
         put.table_hash = 0;
         put.tile = puts[i].tile;

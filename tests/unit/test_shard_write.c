@@ -246,6 +246,7 @@ TEST(nobody_but_the_writer_puts_and_only_while_it_writes)
     ck_assert_int_eq(put(1, ROUND, 0, CAIRN_PLANE_PARAM), CAIRN_ERR_BUSY); // not open here yet
     open_write();
     for (size_t i = 0; i < sizeof puts / sizeof *puts; i++) {
+        scene.row = puts[i].who;
         const cairn_status status = put(puts[i].member, puts[i].round, puts[i].chunk,
                                         puts[i].plane);
         ck_assert_msg(status == puts[i].status, "%s: %s", puts[i].who,
