@@ -230,13 +230,20 @@ void pump(struct node *a, struct node *b, const unsigned *value, unsigned target
     }
 }
 
+void node_pass(struct node *from, struct node *to, struct fabric_peer *peer, uint64_t id,
+               const void *payload, size_t payload_bytes)
+{
+    const unsigned arrived = to->arrived;
+    node_send(from, peer, id, payload, payload_bytes);
+    pump(from, to != from ? to : NULL, &to->arrived, arrived + 1);
+}
+
 void node_carry(struct node *from, struct node *to, struct fabric_peer *peer, uint64_t id,
                 void *payload, size_t payload_bytes)
 {
     const unsigned i = to->arrived, sent = from->sent, received = to->received;
     fill(payload, payload_bytes, id);
-    node_send(from, peer, id, payload, payload_bytes);
-    pump(from, to, &to->arrived, i + 1);
+    node_pass(from, to, peer, id, payload, payload_bytes);
     if (to->manner == NODE_HOLDS) node_receive(to, i);
     pump(from, to, &to->received, received + 1);
     pump(from, to, &from->sent, sent + 1);

@@ -69,6 +69,9 @@ void node_drop(struct node *node, unsigned i);
 /* Drives one or two nodes (b may be NULL) until *value >= target; fails the test after the
  * deadline. */
 void pump(struct node *a, struct node *b, const unsigned *value, unsigned target);
+/* Sends it where nothing else is on its way, and drives both until it has arrived. */
+void node_pass(struct node *from, struct node *to, struct fabric_peer *peer, uint64_t id,
+               const void *payload, size_t payload_bytes);
 /* Fills the payload by its id, sends it, and drives both until it is received, whole, and the sender's
  * again. */
 void node_carry(struct node *from, struct node *to, struct fabric_peer *peer, uint64_t id,

@@ -49,8 +49,7 @@ TEST_EACH(payloads_of_every_size_arrive_whole_in_both_directions, 0, KINDS)
 TEST_EACH(a_message_without_payload_is_only_its_header, 0, KINDS)
 {
     meet(_i);
-    node_send(&a, to_b, 42, NULL, 0);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, to_b, 42, NULL, 0);
     pump(&a, &b, &a.sent, 1);
     ck_assert_uint_eq(b.arrivals[0].note.id, 42);
     assert_quiet(&b);
@@ -162,8 +161,7 @@ TEST_EACH(a_buffer_that_is_too_small_is_refused_and_the_message_stays_held, 0, K
     meet(_i);
     for (unsigned i = 0; i < 2; i++) {
         fill(bytes, sizes[i], i);
-        node_send(&a, to_b, i, bytes, sizes[i]);
-        pump(&a, &b, &b.arrived, i + 1);
+        node_pass(&a, &b, to_b, i, bytes, sizes[i]);
         uint8_t small[64];
         ck_assert_int_eq(fabric_receive(b.arrivals[i].message, small, sizeof small, on_never, NULL),
                          CAIRN_ERR_INVALID);
@@ -264,8 +262,7 @@ TEST_EACH(closing_a_peer_is_quiet_here_and_both_can_meet_again, 0, KINDS)
     ck_assert_uint_eq(a.downs, 0); // it asked for it
     fabric_peer_close(to_a);
     to_b = node_connect_to(&a, &b); // both live on and may meet again
-    node_send(&a, to_b, 2, bytes, 8);
-    pump(&a, &b, &b.arrived, 2);
+    node_pass(&a, &b, to_b, 2, bytes, 8);
 }
 
 static void on_gone(void *arg, struct fabric_peer *peer, cairn_status why)
@@ -278,8 +275,7 @@ TEST_EACH(a_peer_whose_process_is_gone_goes_down_once_and_sends_to_it_say_closed
 {
     const struct note note = { 0 };
     meet(_i);
-    node_send(&a, to_b, 1, bytes, 8);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, to_b, 1, bytes, 8);
     fabric_close(b.fabric);
     b.fabric = NULL;
     pump(&a, NULL, &a.downs, 1);

@@ -241,8 +241,7 @@ static cairn_status begin_landing(uint8_t *at, unsigned id)
     struct fabric_peer *to_a = node_connect_to(&b, &a);
     const unsigned arrived = a.arrived;
     fill(host, BIG, id);
-    node_send(&b, to_a, id, host, BIG);
-    pump(&a, &b, &a.arrived, arrived + 1);
+    node_pass(&b, &a, to_a, id, host, BIG);
     return fabric_receive(a.arrivals[arrived].message, at, BIG, on_landed, NULL);
 }
 

@@ -94,8 +94,7 @@ TEST(a_peer_that_answers_late_is_connected)
         ck_assert_int_lt(now_ms(), end_ms);
         peer = try_deaf(&took_ms);
     }
-    node_send(&here, peer, 1, NULL, 0);
-    pump(&deaf, &here, &deaf.arrived, 1);
+    node_pass(&here, &deaf, peer, 1, NULL, 0);
 }
 
 /* True if a connection of ours to the port of `deaf` is there. */
@@ -139,8 +138,7 @@ TEST(what_it_says_is_heard_all_the_same)
     int64_t took_ms;
     ck_assert_ptr_null(try_deaf(&took_ms));
     const int64_t begin_ms = now_ms();
-    node_send(&deaf, node_connect_to(&deaf, &here), 1, NULL, 0);
-    pump(&deaf, &here, &here.arrived, 1);
+    node_pass(&deaf, &here, node_connect_to(&deaf, &here), 1, NULL, 0);
     ck_assert_int_lt(now_ms() - begin_ms, 2000); // UCX connects to nobody for that
 }
 

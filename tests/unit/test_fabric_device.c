@@ -142,8 +142,7 @@ TEST_EACH(memory_of_a_card_goes_by_reference_whatever_its_size_to_who_imports_it
         uint8_t *from = memory.base + BYTES - sizes[i];
         fill(memory.bytes + BYTES - sizes[i], sizes[i], i);
         ck_assert_str_eq(fabric_payload_path(to_b, from, sizes[i]), "device");
-        node_send(&a, to_b, i, from, sizes[i]);
-        pump(&a, &b, &b.arrived, i + 1);
+        node_pass(&a, &b, to_b, i, from, sizes[i]);
         const struct fabric_message *message = b.arrivals[i].message;
         ck_assert_str_eq(fabric_message_path(message), "device");
         ck_assert(is_filled(fabric_message_view(message), sizes[i], i));
@@ -166,8 +165,7 @@ TEST_EACH(what_is_received_is_copied_by_the_importers_hand_and_its_failure_is_to
     struct memory memory = make_memory(&a, BYTES);
     fill(memory.bytes, BYTES, 7);
     counts.copies_fail = _i == 1;
-    node_send(&a, to_b, 7, memory.base, BYTES);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, to_b, 7, memory.base, BYTES);
     node_receive(&b, 0);
     pump(&a, &b, &b.received, 1);
     pump(&a, &b, &a.sent, 1);
@@ -241,8 +239,7 @@ TEST(memory_stays_readable_while_it_is_held_when_its_owner_has_dropped_it_and_is
     pump(&a, &b, &shown, 1);
     ck_assert_uint_eq(descriptors_here(), before + 1); // the importer has closed its own
     fabric_mapping_hold(kept);
-    node_send(&a, to_b, 5, memory.base, BYTES);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, to_b, 5, memory.base, BYTES);
     fabric_region_drop(memory.region);
     pump(&a, &b, &gone, 1);
     ck_assert_uint_eq(descriptors_here(), before);
@@ -298,8 +295,7 @@ TEST(a_descriptor_that_is_not_what_it_is_said_to_be_ends_its_connection_with_a_s
     pump_for_ms(&a, &b, 5);
     ck_assert_uint_eq(descriptors_here(), before - 2); // both ends of the connection, and no other
     to_b = node_connect_to(&a, &b);
-    node_send(&a, to_b, 2, "next", 4);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, to_b, 2, "next", 4);
 }
 
 /* Want of room, or a card that failed: what is shown is not mapped, and nothing else comes of it. */
@@ -311,8 +307,7 @@ TEST_EACH(who_cannot_import_keeps_the_connection_until_something_is_sent_and_is_
     ck_assert_int_eq(fabric_region_show(first.region, to_b), CAIRN_OK);
     ck_assert_int_eq(fabric_region_show(second.region, to_b), CAIRN_OK);
     pump(&a, &b, &b.refusals, 1);
-    node_send(&a, to_b, 1, "still", 5);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, to_b, 1, "still", 5);
     pump_for_ms(&a, &b, 5);
     ck_assert_uint_eq(a.downs, 0);
     ck_assert(!fabric_peer_imports(to_b, card));
@@ -325,8 +320,7 @@ TEST_EACH(who_cannot_import_keeps_the_connection_until_something_is_sent_and_is_
     fabric_peer_close(to_b);
     to_b = node_connect_to(&a, &b);
     ck_assert(!fabric_peer_imports(to_b, card));
-    node_send(&a, to_b, 2, "next", 4);
-    pump(&a, &b, &b.arrived, 2);
+    node_pass(&a, &b, to_b, 2, "next", 4);
     pair_close();
     ck_assert_uint_eq(counts.released, 0);
 }
@@ -341,8 +335,7 @@ TEST(what_is_sent_by_reference_to_who_cannot_import_ends_one_connection_and_not_
     fabric_peer_close(to_b);
     to_b = node_connect_to(&a, &b);
     ck_assert(!fabric_peer_imports(to_b, card));
-    node_send(&a, to_b, 2, "next", 4);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, to_b, 2, "next", 4);
     ck_assert_uint_eq(a.downs, 1);
 }
 

@@ -64,8 +64,7 @@ TEST_EACH(what_is_received_far_lies_there_and_its_checksum_is_said, 0, KINDS)
         struct receive receive;
         fill(bytes, size, i);
         memset(landing, CANARY, sizeof landing);
-        node_send(&a, to_b, i, bytes, size);
-        pump(&a, &b, &b.arrived, i + 1);
+        node_pass(&a, &b, to_b, i, bytes, size);
         receive_far(i, at, &receive);
         pump(&a, &b, &receive.ends, 1);
         pump(&a, &b, &a.sent, i + 1);

@@ -469,8 +469,7 @@ TEST(silent_strangers_are_few_and_do_not_stay)
     ck_assert_uint_eq(refused(), 20);
     for (unsigned i = MAPPED_STRANGERS_MAX; i < CROWD; i++) close(fds[i]);
     node_open(&there, "mapped", NULL);
-    node_send(&there, node_connect_to(&there, &here), 1, NULL, 0);
-    pump(&here, &there, &here.arrived, 1); // and a member is served
+    node_pass(&there, &here, node_connect_to(&there, &here), 1, NULL, 0); // and a member is served
 }
 
 /* A connection of that user; the credentials are those of its beginning. */

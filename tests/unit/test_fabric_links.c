@@ -73,8 +73,7 @@ TEST(a_node_that_ends_unwatched_leaves_no_connection)
 {
     open_nodes();
     struct fabric_peer *peer = node_connect_to(&a, &b);
-    node_send(&a, peer, 1, NULL, 0);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, peer, 1, NULL, 0);
     fabric_peer_close(peer);
     pump_for_ms(&a, &b, 5);
     ck_assert_uint_eq(node_stats(&a).endpoints_now, 1);
@@ -101,13 +100,10 @@ static void leave_something(struct fabric_peer *to_b, struct fabric_peer *to_a, 
 {
     a.manner = b.manner = NODE_HOLDS;
     if ((how & RECEIVES) == 0) {
-        const unsigned arrived = b.arrived;
-        node_send(&a, to_b, 2, bytes, BIG);
-        pump(&a, &b, &b.arrived, arrived + 1);
+        node_pass(&a, &b, to_b, 2, bytes, BIG);
     } else {
         const unsigned arrived = a.arrived;
-        node_send(&b, to_a, 2, bytes, BIG);
-        pump(&a, &b, &a.arrived, arrived + 1);
+        node_pass(&b, &a, to_a, 2, bytes, BIG);
         node_receive(&a, arrived); // only b can end it
     }
     fabric_peer_close(to_b);
@@ -121,13 +117,11 @@ TEST_EACH(what_a_closed_peer_left_behind_ends_and_both_nodes_meet_again_at_once,
     open_nodes();
     if ((_i & MADE_BY_US) != 0) {
         to_b = node_connect_to(&a, &b);
-        node_send(&a, to_b, 1, NULL, 0);
-        pump(&a, &b, &b.arrived, 1);
+        node_pass(&a, &b, to_b, 1, NULL, 0);
         to_a = node_connect_to(&b, &a);
     } else {
         to_a = node_connect_to(&b, &a);
-        node_send(&b, to_a, 1, NULL, 0);
-        pump(&a, &b, &a.arrived, 1);
+        node_pass(&b, &a, to_a, 1, NULL, 0);
         to_b = node_connect_to(&a, &b);
     }
     other = node_connect_to(&a, &b);

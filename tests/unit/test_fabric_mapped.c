@@ -67,8 +67,7 @@ static void speaks_with_itself(const char *kind)
     fill(memory.at, BYTES, 1);
     fill(bytes, BYTES, 2);
     ck_assert_str_eq(fabric_peer_path(to_a), "mapped");
-    node_send(&a, to_a, 1, memory.at, BYTES);
-    pump(&a, NULL, &a.arrived, 1);
+    node_pass(&a, &a, to_a, 1, memory.at, BYTES);
     ck_assert_uint_eq(shown, 1);
     memory.at[5000] ^= 0xff;
     ck_assert_uint_eq(view_of(&a, 0)[5000], memory.at[5000]);
@@ -121,8 +120,7 @@ TEST(a_payload_of_a_region_is_read_where_it_lies_and_is_on_loan_until_it_is_drop
     open_three();
     struct node_memory memory = node_memory_noted(&a, BYTES, "grad");
     fill(memory.at, BYTES, 1);
-    node_send(&a, to_b, 1, memory.at + 4096, BYTES - 4096);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, to_b, 1, memory.at + 4096, BYTES - 4096);
     memory.at[5000] ^= 0xff; // a sender that is wrong, which shows that nothing was copied
     ck_assert_uint_eq(view_of(&b, 0)[5000 - 4096], memory.at[5000]);
     pump_for_ms(&a, &b, 20);
@@ -168,8 +166,7 @@ TEST(memory_that_cannot_be_mapped_is_read_by_copies_which_is_said_once)
     fill(bytes, BYTES, 2);
     node_send(&a, to_b, 1, bytes, BYTES); // makes the staging area of the sender
     bound_addresses(&was);
-    node_send(&a, to_b, 2, memory.at, BYTES);
-    pump(&a, &b, &b.arrived, 2);
+    node_pass(&a, &b, to_b, 2, memory.at, BYTES);
     ck_assert_int_eq(setrlimit(RLIMIT_AS, &was), 0);
     ck_assert_uint_eq(shown, 0);
     ck_assert_uint_eq(b.refusals, 1);
@@ -191,8 +188,7 @@ TEST(what_is_in_flight_stays_readable_when_its_region_is_dropped)
     open_three();
     struct node_memory memory = node_memory_noted(&a, BYTES, "grad");
     fill(memory.at, BYTES, 1);
-    node_send(&a, to_b, 1, memory.at, BYTES);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, to_b, 1, memory.at, BYTES);
     node_memory_end(&memory); // its owner has no part of it left
     pump(&a, &b, &gone, 1);
     ck_assert(is_filled(view_of(&b, 0), BYTES, 1));
@@ -268,8 +264,7 @@ TEST(a_peer_that_never_releases_stops_itself_and_nobody_else)
     node_send(&a, to_b, 2, NULL, 0); // what needs no room passes
     pump(&a, &b, &b.arrived, 33);
     for (unsigned i = 1; i <= MANY; i++) {
-        node_send(&a, to_c, 1, bytes, BYTES);
-        pump(&a, &c, &c.arrived, i);
+        node_pass(&a, &c, to_c, 1, bytes, BYTES);
     }
     fabric_stats(a.fabric, &stats);
     ck_assert_uint_eq(stats.sends_now, MANY - 32);
@@ -294,8 +289,7 @@ TEST(copies_for_a_peer_that_is_given_up_are_not_overwritten_while_it_reads_them)
     fabric_peer_close(to_b);
     fill(bytes, BYTES, 2);
     for (unsigned i = 1; i <= 100; i++) { // through all pages that are free
-        node_send(&a, to_c, 2, bytes, BYTES);
-        pump(&a, &c, &c.arrived, i);
+        node_pass(&a, &c, to_c, 2, bytes, BYTES);
     }
     pump_for_ms(&a, &b, 20);
     ck_assert(is_filled(view_of(&b, 0), BYTES, 1));
@@ -311,8 +305,7 @@ TEST(a_region_of_a_sender_that_gave_us_up_is_not_received_as_if_it_were_whole)
 {
     open_three();
     struct node_memory memory = node_memory_noted(&a, BYTES, "grad");
-    node_send(&a, to_b, 1, memory.at, BYTES);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, to_b, 1, memory.at, BYTES);
     fabric_peer_close(to_b);
     pump(&a, NULL, &a.sent, 1); // closed: its owner may write again, and b has not heard
     ck_assert_uint_eq(a.send_errors, 1);
@@ -387,8 +380,7 @@ TEST(with_a_folder_the_socket_is_a_file_there_and_goes_with_the_fabric)
     node_open(&a, "mapped", &options);
     node_open(&b, "mapped", &options);
     to_b = node_connect_to(&a, &b);
-    node_send(&a, to_b, 1, bytes, BYTES);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, to_b, 1, bytes, BYTES);
     ck_assert_int_ne(rmdir(folder), 0); // not empty
     node_close(&a);
     node_close(&b);
@@ -430,8 +422,7 @@ TEST(on_loopback_alone_auto_is_mapped_and_listens_on_no_port)
     ck_assert_str_eq(fabric_address_kind(address, count), "mapped");
     to_b = node_connect_to(&a, &b);
     ck_assert_str_eq(fabric_peer_path(to_b), "mapped");
-    node_send(&a, to_b, 1, bytes, BYTES);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, to_b, 1, bytes, BYTES);
     node_close(&b);
     node_open(&b, "auto", &named);
     ck_assert_uint_eq(descriptors_listening(getpid()), 1);
@@ -457,8 +448,7 @@ TEST(who_says_that_he_is_on_another_host_is_not_mapped)
         struct fabric_peer *to_a = node_connect_to(&b, &a);
         ck_assert_str_eq(fabric_peer_path(to_b), i == 1 ? "ucx" : "mapped");
         ck_assert_str_eq(fabric_peer_path(to_a), i == 1 ? "ucx" : "mapped");
-        node_send(&a, to_b, 1, bytes, BYTES);
-        pump(&a, &b, &b.arrived, 1);
+        node_pass(&a, &b, to_b, 1, bytes, BYTES);
         fabric_peer_close(to_b);
         node_close(&b);
     }
@@ -523,8 +513,7 @@ TEST(auto_without_a_place_for_its_socket_is_ucx_and_says_why)
     struct fabric_peer *to_a = node_connect_to(&b, &a);
     ck_assert_str_eq(fabric_peer_path(to_b), "ucx");
     ck_assert_str_eq(fabric_peer_path(to_a), "ucx");
-    node_send(&a, to_b, 1, bytes, 100);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, to_b, 1, bytes, 100);
 }
 
 SUITE(30, .tear_down = pair_close);

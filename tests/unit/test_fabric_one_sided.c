@@ -35,8 +35,7 @@ TEST(a_payload_of_a_region_is_read_by_its_receiver_and_released_by_the_read)
 {
     struct node_memory memory = open_agreed();
     fill(memory.at + 4096, BIG, 7);
-    node_send(&a, to_b, 7, memory.at + 4096, BIG);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, to_b, 7, memory.at + 4096, BIG);
     ck_assert_str_eq(fabric_message_path(b.arrivals[0].message), "one-sided");
     ck_assert_ptr_null(fabric_message_view(b.arrivals[0].message));
     pump_for_ms(&a, &b, 20);
@@ -147,8 +146,7 @@ TEST(a_region_that_is_dropped_stays_readable_for_what_is_held)
 {
     struct node_memory memory = open_agreed();
     fill(memory.at, BIG, 9);
-    node_send(&a, to_b, 9, memory.at, BIG);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, to_b, 9, memory.at, BIG);
     fabric_region_drop(memory.region);
     memory.region = NULL;
     pump_for_ms(&a, &b, 20);
@@ -347,8 +345,7 @@ TEST_EACH(a_key_that_is_damaged_is_refused_by_name_and_what_lies_there_comes_who
 TEST(frames_of_strangers_and_what_is_none_change_nothing)
 {
     const struct node_memory memory = open_agreed();
-    node_send(&a, to_b, 1, memory.at, BIG);
-    pump(&a, &b, &b.arrived, 1);
+    node_pass(&a, &b, to_b, 1, memory.at, BIG);
     for (uint32_t kind = 0; kind < 9; kind++) {
         const union ucx_frame frame = { .head = ucx_frame_head((enum ucx_frame_kind)kind, 0x1234) };
         say(&frame, sizeof frame, NULL, 0);

@@ -51,12 +51,10 @@ TEST_EACH(a_node_that_falls_silent_is_given_up, 0, 2)
 {
     struct fabric_peer *there = NULL;
     if (_i == 1) { // the connection is the other one's
-        node_send(&silent, node_connect_to(&silent, &here), 1, NULL, 0);
-        pump(&here, &silent, &here.arrived, 1);
+        node_pass(&silent, &here, node_connect_to(&silent, &here), 1, NULL, 0);
     }
     there = node_connect_to(&here, &silent);
-    node_send(&here, there, 1, NULL, 0);
-    pump(&here, &silent, &silent.arrived, 1);
+    node_pass(&here, &silent, there, 1, NULL, 0);
     node_cut_sockets(true);
     node_send(&here, there, 2, bytes, BIG);
     await_down();
@@ -104,8 +102,7 @@ TEST(a_node_that_answers_late_and_falls_silent_then_is_given_up)
     struct fabric_peer *there = try_silent();
     node_cut_sockets(false);
     if (there == NULL) return;
-    node_send(&here, there, 1, NULL, 0);
-    pump(&here, &silent, &silent.arrived, 1);
+    node_pass(&here, &silent, there, 1, NULL, 0);
     node_cut_sockets(true);
     node_send(&here, there, 2, bytes, BIG);
     const int64_t begin_ms = now_ms();

@@ -15,8 +15,7 @@ TEST_EACH(a_view_is_the_payload_or_nothing_and_the_message_is_received_all_the_s
     pair_open(kinds[_i], NULL);
     for (unsigned i = 0; i < 3; i++) {
         fill(bytes, sizes[i], i);
-        node_send(&a, to_b, i, bytes, sizes[i]);
-        pump(&a, &b, &b.arrived, i + 1);
+        node_pass(&a, &b, to_b, i, bytes, sizes[i]);
         const uint8_t *view = fabric_message_view(b.arrivals[i].message);
         if (view != NULL) ck_assert(is_filled(view, sizes[i], i));
         if (_i == UCX) ck_assert_ptr_null(view);
