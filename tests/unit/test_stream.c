@@ -152,6 +152,14 @@ static void connect_near(const struct stream_options *options)
         while (!(condition)) uv_run(&loop, UV_RUN_ONCE); \
     } while (0)
 
+/* It has ended once, with this status and a sentence that has the word. */
+static void expect_end(struct end *end, cairn_status status, const char *word)
+{
+    run_until(end->close_count == 1);
+    ck_assert_int_eq(end->status, status);
+    ck_assert_msg(strstr(end->why, word) != NULL, "%s", end->why);
+}
+
 static void send_near(uint32_t request, const void *payload, size_t payload_bytes)
 {
     ck_assert_int_eq(stream_send_bytes(near.stream, 3, request, payload, payload_bytes, NULL),
@@ -313,8 +321,7 @@ TEST(a_peer_that_takes_no_pages_is_closed)
     }
     ck_assert_int_eq(status, CAIRN_ERR_BUSY);
     ck_assert_uint_gt(held, CAIRN_STREAM_PAGED_BYTES - PAGED);
-    run_until(near.close_count == 1);
-    ck_assert_int_eq(near.status, CAIRN_ERR_BUSY);
+    expect_end(&near, CAIRN_ERR_BUSY, "");
     ck_assert_uint_eq(packed->holds, 1);
     packed_release(packed);
 }
@@ -380,8 +387,7 @@ TEST_EACH(a_connect_closed_at_once_ends_once, 0, 2)
     stream_close(near.stream, CAIRN_ERR_CANCELED, "no more wanted");
     stream_close(near.stream, CAIRN_ERR_IO, "a later reason");
     ck_assert_int_eq(near.close_count, 0);
-    run_until(near.close_count == 1);
-    ck_assert_int_eq(near.status, CAIRN_ERR_CANCELED);
+    expect_end(&near, CAIRN_ERR_CANCELED, "");
     ck_assert_str_eq(near.why, "no more wanted");
     ck_assert_int_eq(near.open_count, 0);
 }
@@ -390,9 +396,7 @@ TEST(a_peer_that_is_not_there_is_unreachable)
 {
     address.port = cairn_scratch_port();
     connect_near(&plain);
-    run_until(near.close_count == 1);
-    ck_assert_int_eq(near.status, CAIRN_ERR_UNREACHABLE);
-    ck_assert_ptr_nonnull(strstr(near.why, "connection refused"));
+    expect_end(&near, CAIRN_ERR_UNREACHABLE, "connection refused");
     ck_assert_ptr_nonnull(strstr(near.why, "127.0.0.1:"));
 }
 
@@ -400,8 +404,7 @@ TEST(a_name_that_is_none_is_unreachable)
 {
     snprintf(address.host, sizeof address.host, "no such name");
     connect_near(&plain);
-    run_until(near.close_count == 1);
-    ck_assert_int_eq(near.status, CAIRN_ERR_UNREACHABLE);
+    expect_end(&near, CAIRN_ERR_UNREACHABLE, "");
 }
 
 // A listener whose queue is full answers nothing: connecting hangs until the deadline.
@@ -422,9 +425,7 @@ TEST(a_silent_host_is_a_timeout)
     address.port = ntohs(addr.sin_port);
     ck_assert_int_eq(
         stream_connect(&loop, &address, 50, &plain, &events, &near, &near.stream, NULL), CAIRN_OK);
-    run_until(near.close_count == 1);
-    ck_assert_int_eq(near.status, CAIRN_ERR_TIMEOUT);
-    ck_assert_ptr_nonnull(strstr(near.why, "within 50 ms"));
+    expect_end(&near, CAIRN_ERR_TIMEOUT, "within 50 ms");
     for (int i = 0; i < 8; i++) close(clients[i]);
     close(fd);
 }
@@ -455,17 +456,14 @@ TEST(a_peer_that_does_not_read_is_closed_and_memory_stays_bounded)
     ck_assert_int_eq(status, CAIRN_ERR_BUSY);
     ck_assert_ptr_nonnull(strstr(why.text, "does not read"));
     ck_assert_int_eq(stream_send_bytes(far.stream, 3, 0, payload, 1, &why), CAIRN_ERR_CLOSED);
-    run_until(far.close_count == 1);
-    ck_assert_int_eq(far.status, CAIRN_ERR_BUSY);
+    expect_end(&far, CAIRN_ERR_BUSY, "");
     close(fd);
 }
 
 TEST(garbage_closes_with_a_reason)
 {
     const int fd = raw_client("GET / HTTP/1.1\r\n\r\n", 18);
-    run_until(far.close_count == 1);
-    ck_assert_int_eq(far.status, CAIRN_ERR_PROTOCOL);
-    ck_assert_ptr_nonnull(strstr(far.why, "not Cairn's protocol"));
+    expect_end(&far, CAIRN_ERR_PROTOCOL, "not Cairn's protocol");
     ck_assert_int_eq(far.frame_count, 0);
     close(fd);
 }
