@@ -310,7 +310,7 @@ static void note_periodic(const struct coord_snapshot *snapshot)
         return;
     }
     if (snapshot->status != CAIRN_OK) {
-        const bool is_pinned = snapshot->stage != CAIRN_SNAPSHOT_PINNING;
+        const bool is_pinned = snapshot->is_pinned;
         coord_periodic_failed(job, is_pinned ? snapshot->version.step : coord_job_version(job).step,
                               snapshot->why.text);
         return;

@@ -13,6 +13,7 @@
 /* Frees the snapshot without answering its waiters. */
 static void free_snapshot(struct coord_snapshot *snapshot)
 {
+    (void)coord_steps_cancel(&snapshot->steps);
     if (snapshot->job != NULL && snapshot->job->snapshots.running == snapshot)
         snapshot->job->snapshots.running = NULL;
     coord_waiters_release(&snapshot->now.at_begin);
@@ -38,11 +39,16 @@ static void tell_folder(const struct coord_snapshot *snapshot, const char *path)
     message.path = wire_text(path);
     CAIRN_EACH_SHARD (snapshot->job, i) {
         const struct coord_shard_entry *entry = snapshot->job->shards[i].entry;
-        const bool is_prepared = snapshot->stage == CAIRN_SNAPSHOT_PINNING &&
-                                 entry->session != NULL;
+        const bool is_prepared = !snapshot->is_pinned && entry->session != NULL;
         if (part_is_open(snapshot->parts[i]) || is_prepared)
             coord_session_send(entry->session, CAIRN_MSG_PIN_FOLDER, 0, &message.base);
     }
+}
+
+/* True if no shard works on the snapshot any more. */
+static bool commits(const struct coord_snapshot *snapshot)
+{
+    return coord_steps_at(&snapshot->steps) == CAIRN_SNAPSHOT_COMMITS;
 }
 
 /* Records a failure, and tells the working shards to stop. Only the first failure is kept. */
@@ -53,7 +59,7 @@ static void fail_snapshot(struct coord_snapshot *snapshot, cairn_status status, 
     snapshot->status = status == CAIRN_OK ? CAIRN_ERR_INTERNAL : status;
     sentence_set(&snapshot->why, "%s%s%s", name, *name == '\0' ? "" : ": ", text);
     // the shards' work is useless now
-    if (snapshot->stage != CAIRN_SNAPSHOT_WORKING) tell_folder(snapshot, "");
+    if (!commits(snapshot)) tell_folder(snapshot, "");
 }
 
 /* ==== progress ==== */
@@ -133,7 +139,7 @@ static void snapshot_to_view(const struct coord_snapshot *snapshot, const char *
     out->shards = snapshot->job->entry_count;
     out->periodic = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC;
     // the snapshot has no version and no manifest yet
-    if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) return;
+    if (!snapshot->is_pinned) return;
     out->generation = snapshot->version.generation;
     out->step = snapshot->version.step;
     out->created_unix_ms = snapshot->manifest.created_unix_s * 1000;
@@ -169,7 +175,7 @@ static cairn_status remove_begun(const struct coord_snapshot *snapshot)
 {
     struct snapshot_removed removed;
     struct sentence why;
-    const char *root = snapshot->work.cluster->storage.path, *job = snapshot->manifest.spec.name;
+    const char *root = snapshot->steps.cluster->storage.path, *job = snapshot->manifest.spec.name;
     const cairn_status status = snapshot_remove(root, job, snapshot->id, &removed, &why);
     if (status != CAIRN_OK && status != CAIRN_ERR_NOT_FOUND)
         log_warn("the files of snapshot %s of job %s stay for now: %s", snapshot->id, job,
@@ -179,18 +185,14 @@ static cairn_status remove_begun(const struct coord_snapshot *snapshot)
 
 /* Makes the snapshot's folder and id. May run on any thread, like work_on_snapshot(), so it uses
  * only the snapshot and constant fields of the cluster. */
-static void make_snapshot_folder(struct coord_work *work)
+static cairn_status make_snapshot_folder(struct coord_steps *steps, struct sentence *why)
 {
-    struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
-    snapshot->folder_status = coord_storage_seen(work->cluster, &snapshot->folder_why);
-    if (snapshot->folder_status != CAIRN_OK) return;
-    snapshot->folder_status = snapshot_folder_make(
-        work->cluster->storage.path, snapshot->manifest.spec.name, snapshot->version.generation,
-        snapshot->version.step, snapshot->id, &snapshot->folder, &snapshot->folder_why);
-    if (snapshot->folder_status == CAIRN_OK)
-        snapshot->folder_status = snapshot_begun_set(work->cluster->storage.path,
-                                                     snapshot->manifest.spec.name, snapshot->id,
-                                                     snapshot->job_id, &snapshot->folder_why);
+    struct coord_snapshot *snapshot = (struct coord_snapshot *)steps;
+    const char *root = steps->cluster->storage.path, *job = snapshot->manifest.spec.name;
+    CAIRN_TRY(coord_storage_seen(steps->cluster, why));
+    CAIRN_TRY(snapshot_folder_make(root, job, snapshot->version.generation, snapshot->version.step,
+                                   snapshot->id, &snapshot->folder, why));
+    return snapshot_begun_set(root, job, snapshot->id, snapshot->job_id, why);
 }
 
 /* Makes `latest` name the snapshot, before those who wait for the snapshot are answered. First
@@ -204,7 +206,7 @@ static void note_latest(const struct coord_snapshot *snapshot)
     cairn_status status = snapshot_open(snapshot->folder, &opened, &why);
     if (status == CAIRN_OK) {
         snapshot_close(&opened);
-        status = coord_snapshot_note_latest(snapshot->work.cluster, snapshot->manifest.spec.name,
+        status = coord_snapshot_note_latest(snapshot->steps.cluster, snapshot->manifest.spec.name,
                                             snapshot->id, &why);
     }
     if (status != CAIRN_OK)
@@ -215,9 +217,10 @@ static void note_latest(const struct coord_snapshot *snapshot)
 /* Computes the content root from the parts, stores it in the manifest, and commits the manifest if
  * the snapshot has files. On failure, removes the folder. May run on any thread, so it uses only
  * the snapshot, which has a copy of the spec. */
-static void work_on_snapshot(struct coord_work *work)
+static cairn_status work_on_snapshot(struct coord_steps *steps, struct sentence *why)
 {
-    struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
+    struct coord_snapshot *snapshot = (struct coord_snapshot *)steps;
+    (void)why; // snapshot->why has the first failure
     struct manifest *m = &snapshot->manifest;
     struct hash root;
     if (snapshot->status == CAIRN_OK)
@@ -228,12 +231,13 @@ static void work_on_snapshot(struct coord_work *work)
         snapshot->status = fail_with(&snapshot->why, CAIRN_ERR_NO_MEMORY,
                                      "out of memory for the manifest");
     if (snapshot->status == CAIRN_OK && snapshot->has_files)
-        snapshot->status = manifest_commit_signed(snapshot->folder, m,
-                                                  coord_keys_signer(work->cluster), &snapshot->why);
+        snapshot->status = manifest_commit_signed(
+            snapshot->folder, m, coord_keys_signer(snapshot->steps.cluster), &snapshot->why);
     if (snapshot->status == CAIRN_OK && snapshot->has_files) note_latest(snapshot);
     if (snapshot->folder != NULL &&
         (snapshot->status == CAIRN_OK || remove_begun(snapshot) == CAIRN_OK))
-        snapshot_begun_forget(work->cluster->storage.path, m->spec.name, snapshot->id);
+        snapshot_begun_forget(steps->cluster->storage.path, m->spec.name, snapshot->id);
+    return CAIRN_OK;
 }
 
 /* ==== snapshot ==== */
@@ -242,7 +246,7 @@ static void work_on_snapshot(struct coord_work *work)
  * shards. See snapshot.h. */
 
 static bool prepare_snapshot(struct coord_snapshot *snapshot);
-static void advance_snapshot(struct coord_snapshot *snapshot);
+static const struct coord_operation_plan snapshot_plan;
 
 /* ---- parts ---- */
 
@@ -320,9 +324,7 @@ void coord_snapshot_on_part(struct coord_job *job, uint32_t shard, const Cairn__
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
     struct sentence why;
-    if (snapshot == NULL || snapshot->number != part->snapshot ||
-        snapshot->stage != CAIRN_SNAPSHOT_PINNED)
-        return;
+    if (snapshot == NULL || snapshot->number != part->snapshot) return;
     if (!part_is_open(snapshot->parts[shard])) return;
     const struct coord_shard_entry *entry = job->shards[shard].entry;
     const cairn_status status = take_part(snapshot, part,
@@ -334,7 +336,7 @@ void coord_snapshot_on_part(struct coord_job *job, uint32_t shard, const Cairn__
     }
     snapshot->parts[shard] = status == CAIRN_OK ? CAIRN_PART_IN : CAIRN_PART_NONE;
     if (status != CAIRN_OK) fail_snapshot(snapshot, status, entry->name, why.text);
-    advance_snapshot(snapshot);
+    coord_steps_advance(&snapshot->steps);
 }
 
 /* ---- the beginning ---- */
@@ -343,8 +345,8 @@ void coord_snapshot_on_part(struct coord_job *job, uint32_t shard, const Cairn__
  * such a digest over. */
 static bool is_abandoned(const struct coord_snapshot *snapshot)
 {
-    return snapshot->stage == CAIRN_SNAPSHOT_PINNING && !snapshot->has_files &&
-           LIST_EMPTY(&snapshot->now.at_begin) && LIST_EMPTY(&snapshot->now.at_end);
+    return !snapshot->is_pinned && !snapshot->has_files && LIST_EMPTY(&snapshot->now.at_begin) &&
+           LIST_EMPTY(&snapshot->now.at_end);
 }
 
 bool coord_snapshot_waiting(const struct coord_job *job, struct sentence *out)
@@ -352,8 +354,8 @@ bool coord_snapshot_waiting(const struct coord_job *job, struct sentence *out)
     const struct coord_snapshot *snapshot = job->snapshots.running;
     bool is_away = false;
     out->text[0] = '\0';
-    if (snapshot == NULL || snapshot->stage == CAIRN_SNAPSHOT_PINNING) coord_job_waiting(job, out);
-    if (snapshot != NULL && snapshot->making_folder)
+    if (snapshot == NULL || !snapshot->is_pinned) coord_job_waiting(job, out);
+    if (snapshot != NULL && coord_steps_at(&snapshot->steps) == CAIRN_SNAPSHOT_MAKES_FOLDER)
         sentence_set(out, "the disk of snapshots.path");
     CAIRN_EACH_SHARD (job, i) {
         is_away |= job->shards[i].entry->session == NULL;
@@ -397,7 +399,7 @@ static struct coord_snapshot *new_snapshot(struct coord_job *job)
     manifest_init(&snapshot->manifest);
     snapshot->job = job;
     snapshot->job_id = job->id;
-    snapshot->work.cluster = job->cluster;
+    coord_steps_start(&snapshot->steps, &snapshot_plan, job->cluster, job);
     snapshot->parts = calloc(job->shard_room, 1);
     snapshot->progress = calloc(job->shard_room, sizeof *snapshot->progress);
     if (snapshot->parts != NULL && snapshot->progress != NULL) return snapshot;
@@ -434,6 +436,13 @@ static cairn_status judge_snapshot(const struct coord_job *job, bool has_files,
     return has_files ? judge_storage(job, why) : CAIRN_OK;
 }
 
+/* The shards have allocated memory, or the snapshot does not wait for this any longer. */
+static void note_prepared(struct coord_snapshot *snapshot)
+{
+    if (coord_steps_at(&snapshot->steps) == CAIRN_SNAPSHOT_PREPARES)
+        coord_steps_go(&snapshot->steps, CAIRN_SNAPSHOT_READY, false);
+}
+
 static void start_snapshot(struct coord_job *job, struct coord_snapshot *snapshot, bool has_files)
 {
     const bool inherits = job->snapshots.running == snapshot;
@@ -442,17 +451,18 @@ static void start_snapshot(struct coord_job *job, struct coord_snapshot *snapsho
     snapshot->stuck_ms = 0;
     if (inherits) return; // the core already knows of the snapshot
     job->snapshots.running = snapshot;
-    if (!prepare_snapshot(snapshot)) snapshot->is_ready = true;
+    if (!prepare_snapshot(snapshot)) note_prepared(snapshot);
     coord_snapshot_resume(job, false);
 }
 
 void coord_snapshot_resume(struct coord_job *job, bool awaits_step)
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
-    if (awaits_step || snapshot == NULL || !snapshot->is_ready || snapshot->is_asked ||
+    if (awaits_step || snapshot == NULL ||
+        coord_steps_at(&snapshot->steps) != CAIRN_SNAPSHOT_READY ||
         !coord_operation_may_begin(job, CAIRN_OPERATION_SNAPSHOT))
         return;
-    snapshot->is_asked = true;
+    coord_steps_go(&snapshot->steps, CAIRN_SNAPSHOT_PINS, false);
     const struct round_event pin = { .kind = CAIRN_ROUND_PIN, .snapshot = snapshot->number };
     coord_job_event(job, &pin);
 }
@@ -461,7 +471,7 @@ void coord_snapshot_resume(struct coord_job *job, bool awaits_step)
  * snapshot. */
 static void hurry_snapshot(struct coord_job *job)
 {
-    if (job->snapshots.running != NULL) job->snapshots.running->is_ready = true;
+    if (job->snapshots.running != NULL) note_prepared(job->snapshots.running);
     coord_snapshot_resume(job, false);
 }
 
@@ -577,58 +587,47 @@ static void send_pins(struct coord_snapshot *snapshot)
     }
 }
 
-static void on_folder(struct coord_work *work)
+/* The folder cannot be made before the version is pinned, because its name contains the step. The
+ * shards copy meanwhile. */
+static bool needs_folder(const struct coord_steps *steps)
 {
-    struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
-    if (work->cluster->closing ||
-        snapshot->job == NULL) { // a folder without a manifest is no snapshot
-        free_snapshot(snapshot);
-        return;
-    }
-    snapshot->making_folder = false;
-    if (snapshot->folder_status == CAIRN_OK) {
-        coord_storage_used(work->cluster);
+    const struct coord_snapshot *snapshot = (const struct coord_snapshot *)steps;
+    return snapshot->has_files && snapshot->status == CAIRN_OK;
+}
+
+static cairn_status begin_files(struct coord_steps *steps, cairn_status status,
+                                struct sentence *why)
+{
+    struct coord_snapshot *snapshot = (struct coord_snapshot *)steps;
+    if (status == CAIRN_OK) {
+        coord_storage_used(steps->cluster);
     } else {
-        fail_snapshot(snapshot, snapshot->folder_status, "", snapshot->folder_why.text);
-        storage_watch_doubt(&work->cluster->storage.watch);
+        fail_snapshot(snapshot, status, "", why->text);
+        storage_watch_doubt(&steps->cluster->storage.watch);
     }
     tell_folder(snapshot, snapshot->status == CAIRN_OK ? snapshot->folder : "");
     if (snapshot->status == CAIRN_OK) {
         log_info("snapshot %s of job %s begins", snapshot->id, snapshot->job->spec.name);
         answer_begun(snapshot);
     }
-    advance_snapshot(snapshot);
-}
-
-/* Makes the folder on another thread while the shards copy. The folder cannot be made earlier, because
- * its name contains the step. */
-static void begin_folder(struct coord_snapshot *snapshot)
-{
-    snapshot->work.run = make_snapshot_folder;
-    snapshot->work.done = on_folder;
-    snapshot->making_folder = coord_work_start(&snapshot->work, snapshot->job->cluster, NULL, 0);
-    if (snapshot->making_folder) return;
-    fail_snapshot(snapshot, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
+    return CAIRN_OK;
 }
 
 void coord_snapshot_on_pin(struct coord_job *job, uint64_t number, struct cairn_version version)
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
-    if (snapshot == NULL || snapshot->number != number || snapshot->stage != CAIRN_SNAPSHOT_PINNING)
-        return;
+    if (snapshot == NULL || snapshot->number != number || snapshot->is_pinned) return;
     snapshot->version = version;
     snapshot->status = fill_manifest(snapshot);
     // the shards may have prepared memory
     if (snapshot->status != CAIRN_OK) tell_folder(snapshot, "");
-    snapshot->stage = CAIRN_SNAPSHOT_PINNED;
+    snapshot->is_pinned = true;
+    coord_steps_go(&snapshot->steps, CAIRN_SNAPSHOT_MAKES_FOLDER, false);
     if (snapshot->status == CAIRN_OK) {
         send_pins(snapshot);
-        if (snapshot->has_files)
-            begin_folder(snapshot);
-        else
-            answer_begun(snapshot);
+        if (!snapshot->has_files) answer_begun(snapshot);
     }
-    advance_snapshot(snapshot);
+    coord_steps_advance(&snapshot->steps);
 }
 
 /* ==== prepare ==== */
@@ -647,7 +646,7 @@ static void on_prepared(struct coord_job *job, const void *about, cairn_status s
     if (status != CAIRN_OK) log_debug("job %s: a snapshot: %s", job->spec.name, why);
     if (status != CAIRN_OK && job->snapshots.ahead == number) coord_snapshot_unprepare(job);
     if (job->snapshots.running == NULL || job->snapshots.running->number != number) return;
-    job->snapshots.running->is_ready = true;
+    note_prepared(job->snapshots.running);
     coord_snapshot_resume(job, coord_pace_nears_step(job));
 }
 
@@ -787,9 +786,9 @@ static void answer_snapshot(struct coord_snapshot *snapshot)
     log_info("snapshot %s of job %s committed: %" PRIu32 " files, %" PRIu64 " bytes, %" PRIu64
              " ms",
              snapshot->id, snapshot->job->spec.name, status->files, status->bytes,
-             uv_now(snapshot->work.cluster->loop) - snapshot->begun_ms);
-    coord_scrub_want(snapshot->work.cluster, snapshot->job->spec.name, snapshot->id);
-    coord_event_note(snapshot->work.cluster, CAIRN_EVENT_SNAPSHOT, snapshot->job->spec.name, NULL,
+             uv_now(snapshot->steps.cluster->loop) - snapshot->begun_ms);
+    coord_scrub_want(snapshot->steps.cluster, snapshot->job->spec.name, snapshot->id);
+    coord_event_note(snapshot->steps.cluster, CAIRN_EVENT_SNAPSHOT, snapshot->job->spec.name, NULL,
                      "%s of step %" PRIu64, snapshot->id, snapshot->version.step);
     coord_waiters_answer(&snapshot->now.at_end, CAIRN_MSG_SNAPSHOT_STATUS, &status->base);
 }
@@ -800,7 +799,7 @@ static void answer_failed(struct coord_snapshot *snapshot)
     log_warn("%s of job %s failed: %s", snapshot->has_files ? "snapshot" : "digest",
              snapshot->job->spec.name, snapshot->why.text);
     if (snapshot->has_files)
-        coord_event_note(snapshot->work.cluster, CAIRN_EVENT_SNAPSHOT_FAILED,
+        coord_event_note(snapshot->steps.cluster, CAIRN_EVENT_SNAPSHOT_FAILED,
                          snapshot->job->spec.name, NULL, "%s", snapshot->why.text);
     coord_waiters_fail(&snapshot->now.at_begin, snapshot->status, snapshot->why.text);
     coord_waiters_fail(&snapshot->now.at_end, snapshot->status, snapshot->why.text);
@@ -824,29 +823,49 @@ static void finish_snapshot(struct coord_snapshot *snapshot)
     follow_snapshot(job, &next);
 }
 
-static void on_worked(struct coord_work *work)
+static bool has_all_parts(const struct coord_steps *steps)
 {
-    struct coord_snapshot *snapshot = (struct coord_snapshot *)work;
-    if (work->cluster->closing || snapshot->job == NULL)
-        free_snapshot(snapshot);
-    else
-        finish_snapshot(snapshot);
+    const struct coord_snapshot *snapshot = (const struct coord_snapshot *)steps;
+    CAIRN_EACH_SHARD (snapshot->job, i) {
+        if (part_is_open(snapshot->parts[i])) return false;
+    }
+    return true;
 }
 
-/* If no part is awaited any more, hands the snapshot to the other thread. */
-static void advance_snapshot(struct coord_snapshot *snapshot)
+static void done_snapshot(struct coord_steps *steps)
 {
-    if (snapshot->stage != CAIRN_SNAPSHOT_PINNED || snapshot->making_folder) return;
-    CAIRN_EACH_SHARD (snapshot->job, i) {
-        if (part_is_open(snapshot->parts[i])) return;
-    }
-    snapshot->stage = CAIRN_SNAPSHOT_WORKING;
-    snapshot->work.run = work_on_snapshot;
-    snapshot->work.done = on_worked;
-    if (coord_work_start(&snapshot->work, snapshot->job->cluster, NULL, 0)) return;
-    fail_snapshot(snapshot, CAIRN_ERR_NO_MEMORY, "", "no thread for the snapshot");
-    finish_snapshot(snapshot);
+    finish_snapshot((struct coord_snapshot *)steps);
 }
+
+static void fail_commit(struct coord_steps *steps, cairn_status status, const char *why)
+{
+    fail_snapshot((struct coord_snapshot *)steps, status, "", why);
+    finish_snapshot((struct coord_snapshot *)steps);
+}
+
+static void release_snapshot(struct coord_steps *steps)
+{
+    free_snapshot((struct coord_snapshot *)steps);
+}
+
+/* A snapshot that has failed gets its parts nevertheless, and its folder is removed where it would
+ * be committed. */
+static const struct coord_step snapshot_steps[] = {
+    [CAIRN_SNAPSHOT_PREPARES] = { CAIRN_STEP_WAIT, CAIRN_STAGE_PREPARING },
+    [CAIRN_SNAPSHOT_READY] = { CAIRN_STEP_WAIT, CAIRN_STAGE_READY },
+    [CAIRN_SNAPSHOT_PINS] = { CAIRN_STEP_WAIT, CAIRN_STAGE_PINNED },
+    [CAIRN_SNAPSHOT_MAKES_FOLDER] = { CAIRN_STEP_THREAD, CAIRN_STAGE_PINNED,
+                                      .is_needed = needs_folder, .run = make_snapshot_folder,
+                                      .end = begin_files },
+    [CAIRN_SNAPSHOT_GETS_PARTS] = { CAIRN_STEP_WAIT, CAIRN_STAGE_PINNED,
+                                    .is_ready = has_all_parts },
+    [CAIRN_SNAPSHOT_COMMITS] = { CAIRN_STEP_THREAD, CAIRN_STAGE_PINNED, .run = work_on_snapshot },
+    [CAIRN_SNAPSHOT_OVER] = { CAIRN_STEP_LAST },
+};
+
+static const struct coord_operation_plan snapshot_plan = { snapshot_steps, .done = done_snapshot,
+                                                           .failed = fail_commit,
+                                                           .release = release_snapshot };
 
 /* ---- given up ---- */
 
@@ -854,24 +873,23 @@ static void lose_part(struct coord_job *job, uint32_t shard)
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
     coord_snapshot_unprepare(job); // the shard has lost the memory it prepared
-    if (snapshot == NULL || snapshot->stage != CAIRN_SNAPSHOT_PINNED) return;
-    if (!part_is_open(snapshot->parts[shard])) return;
+    if (snapshot == NULL || !part_is_open(snapshot->parts[shard])) return;
     snapshot->parts[shard] = CAIRN_PART_NONE;
     fail_snapshot(snapshot, CAIRN_ERR_CLOSED, job->shards[shard].entry->name,
                   "it went away while writing");
-    advance_snapshot(snapshot);
+    coord_steps_advance(&snapshot->steps);
 }
 
 /* Ends a failed snapshot now, without waiting for shards that have not answered. The files that
  * these shards may still write are in no manifest. */
 static void end_now(struct coord_snapshot *snapshot)
 {
-    if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) {
+    if (!snapshot->is_pinned) {
         finish_snapshot(snapshot);
         return;
     }
     memset(snapshot->parts, CAIRN_PART_NONE, snapshot->job->shard_count);
-    advance_snapshot(snapshot);
+    coord_steps_advance(&snapshot->steps);
 }
 
 void coord_snapshot_abort(struct coord_job *job, const char *reason)
@@ -880,7 +898,7 @@ void coord_snapshot_abort(struct coord_job *job, const char *reason)
     if (snapshot == NULL) return;
     coord_waiters_fail(&snapshot->next.at_begin, CAIRN_ERR_CANCELED, reason);
     coord_waiters_fail(&snapshot->next.at_end, CAIRN_ERR_CANCELED, reason);
-    if (snapshot->stage == CAIRN_SNAPSHOT_WORKING) return;
+    if (commits(snapshot)) return;
     fail_snapshot(snapshot, CAIRN_ERR_CANCELED, "", reason);
     end_now(snapshot);
 }
@@ -895,14 +913,12 @@ void coord_snapshot_orphan(struct coord_job *job, const char *reason)
                                               &snapshot->at_cancel };
     for (size_t i = 0; i < sizeof waiters / sizeof *waiters; i++)
         coord_waiters_fail(waiters[i], CAIRN_ERR_CANCELED, reason);
-    snapshot->job = NULL;
-    job->snapshots.running = NULL;
 }
 
 void coord_snapshot_part_missed(struct coord_job *job, uint32_t shard)
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
-    if (snapshot == NULL || snapshot->stage != CAIRN_SNAPSHOT_PINNING) return;
+    if (snapshot == NULL || snapshot->is_pinned) return;
     fail_snapshot(snapshot, CAIRN_ERR_CLOSED, job->shards[shard].entry->name,
                   "it restarted without its part");
     end_now(snapshot);
@@ -913,7 +929,7 @@ static const struct coord_shard_entry *stuck_at(const struct coord_snapshot *sna
 {
     CAIRN_EACH_SHARD (snapshot->job, i) {
         const struct coord_job_shard *s = &snapshot->job->shards[i];
-        const bool stuck = snapshot->stage == CAIRN_SNAPSHOT_PINNING
+        const bool stuck = !snapshot->is_pinned
                                ? !s->up
                                : snapshot->status != CAIRN_OK && part_is_open(snapshot->parts[i]);
         if (stuck) return s->entry;
@@ -938,10 +954,10 @@ static bool is_any_silent(const struct coord_job *job)
 static void end_preparing(struct coord_job *job)
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
-    if (snapshot == NULL || snapshot->is_ready) return;
+    if (snapshot == NULL) return;
     const uint64_t most_ms = 1000 * (uint64_t)policy_prepare_within_s(&job->spec.policy);
-    snapshot->is_ready = is_any_silent(job) ||
-                         uv_now(job->cluster->loop) - snapshot->begun_ms >= most_ms;
+    if (is_any_silent(job) || uv_now(job->cluster->loop) - snapshot->begun_ms >= most_ms)
+        note_prepared(snapshot);
 }
 
 /* Gives up a snapshot that has waited for a shard for longer than a lease. The shard is away, or
@@ -953,7 +969,7 @@ static void tick_snapshot(struct coord_job *job)
     end_preparing(job);
     coord_snapshot_resume(job, coord_pace_nears_step(job));
     struct coord_snapshot *snapshot = job->snapshots.running;
-    if (snapshot == NULL || snapshot->stage == CAIRN_SNAPSHOT_WORKING) return;
+    if (snapshot == NULL || commits(snapshot)) return;
     const struct coord_shard_entry *entry = stuck_at(snapshot);
     const uint64_t now_ms = coord_now_ms(job->cluster);
     const uint64_t patience_ms = (uint64_t)job->cluster->options->lease_timeout_ms;
@@ -981,7 +997,7 @@ cairn_status coord_snapshot_cancel(struct coord_job *job, const char *id,
     if (*id != '\0' && strcmp(coord_snapshot_id(snapshot), id) != 0)
         return fail_with(why, CAIRN_ERR_NOT_FOUND, "no snapshot %.100s of job %s is being taken",
                          id, job->spec.name);
-    if (snapshot->stage == CAIRN_SNAPSHOT_WORKING)
+    if (commits(snapshot))
         return fail_with(why, CAIRN_ERR_BUSY,
                          "no shard is at work any more: the snapshot waits only for the disk of "
                          "snapshots.path, then ends");
@@ -989,28 +1005,25 @@ cairn_status coord_snapshot_cancel(struct coord_job *job, const char *id,
         return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     fail_snapshot(snapshot, CAIRN_ERR_CANCELED, "",
                   "an operator gave it up (`cairn snapshot cancel`)");
-    if (snapshot->stage == CAIRN_SNAPSHOT_PINNING) finish_snapshot(snapshot);
+    if (!snapshot->is_pinned) finish_snapshot(snapshot);
     return CAIRN_OK;
 }
 
 /* ---- nobody waits any more ---- */
 
 /* Called when the job is freed, so nobody is told. A folder that stays without a manifest is no
- * snapshot. */
-static void release_snapshot(struct coord_job *job)
+ * snapshot. A snapshot that is still there is freed when its thread is done. */
+static void detach_snapshot(struct coord_job *job)
 {
-    if (job->snapshots.running != NULL) free_snapshot(job->snapshots.running);
+    if (job->snapshots.running != NULL) job->snapshots.running->job = NULL;
+    job->snapshots.running = NULL;
 }
 
 /* ---- as an operation ---- */
 
-static enum operation_stage stage_of_snapshot(const struct coord_job *job)
+static struct coord_steps *steps_of_snapshot(struct coord_job *job)
 {
-    const struct coord_snapshot *snapshot = job->snapshots.running;
-    return snapshot == NULL     ? CAIRN_STAGE_NONE
-           : snapshot->is_asked ? CAIRN_STAGE_PINNED
-           : snapshot->is_ready ? CAIRN_STAGE_READY
-                                : CAIRN_STAGE_PREPARING;
+    return job->snapshots.running != NULL ? &job->snapshots.running->steps : NULL;
 }
 
 static void note_step(struct coord_job *job)
@@ -1025,12 +1038,12 @@ static void lose_snapshot(struct coord_job *job)
 }
 
 const struct coord_operation coord_snapshotting = {
-    .stage = stage_of_snapshot,
+    .steps = steps_of_snapshot,
     .tick = tick_snapshot,
     .stepped = note_step,
     .shard_down = lose_part,
     .lost = lose_snapshot,
-    .release = release_snapshot,
+    .release = detach_snapshot,
     .refuse = refuse_second,
     .until = "for a snapshot or digest that is being taken",
 };

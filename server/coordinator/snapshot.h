@@ -11,6 +11,7 @@
 #include "proto/snapshot_io/snapshot_io.h"
 #include "proto/spec/spec.h"
 #include "server/coordinator/base.h"
+#include "server/coordinator/operations.h"
 #include "server/coordinator/round.h"
 #include "server/core/decision.h"
 
@@ -157,8 +158,7 @@ void coord_snapshot_prepare_ahead(struct coord_job *job, uint64_t steps);
 void coord_snapshot_unprepare(struct coord_job *job);
 /* The job is lost or is to be dropped: its snapshot ends as soon as the snapshot's thread has ended. */
 void coord_snapshot_abort(struct coord_job *job, const char *reason);
-/* The job is about to be freed: fails the waiting requests with `reason`, and detaches the snapshot from
- * the job. */
+/* The job is about to be freed: fails the waiting requests with `reason`. */
 void coord_snapshot_orphan(struct coord_job *job, const char *reason);
 
 /* ==== digests ==== */
@@ -213,7 +213,15 @@ cairn_status coord_content_root(const struct manifest *manifest, struct coord_di
  * an operator cancels it. In that case the other shards are told to stop, the folder is removed when all of
  * them have stopped, and training is not disturbed. */
 
-enum coord_snapshot_stage { CAIRN_SNAPSHOT_PINNING, CAIRN_SNAPSHOT_PINNED, CAIRN_SNAPSHOT_WORKING };
+enum coord_snapshot_step {
+    CAIRN_SNAPSHOT_PREPARES, /* the shards allocate memory */
+    CAIRN_SNAPSHOT_READY,    /* no other operation may be in the way */
+    CAIRN_SNAPSHOT_PINS,     /* the core was told to pin a version */
+    CAIRN_SNAPSHOT_MAKES_FOLDER,
+    CAIRN_SNAPSHOT_GETS_PARTS,
+    CAIRN_SNAPSHOT_COMMITS,
+    CAIRN_SNAPSHOT_OVER
+};
 
 /* The state of a shard's part. BEGUN: the first message of the part has arrived, and others will follow. */
 enum part_state { CAIRN_PART_NONE, CAIRN_PART_AWAITED, CAIRN_PART_BEGUN, CAIRN_PART_IN };
@@ -229,18 +237,14 @@ struct coord_snapshot_waiters {
 };
 
 struct coord_snapshot {
-    struct coord_work work;
+    struct coord_steps steps;
     /* borrowed; NULL: the job was freed. The job is not restored while a snapshot of it runs */
     struct coord_job *job;
     uint64_t number;
     uint64_t job_id; /* id of the job */
     bool has_files;
     enum snapshot_cause cause;
-    enum coord_snapshot_stage stage;
-    /* true: the shards have allocated memory for the snapshot, or the snapshot does not wait for this */
-    bool is_ready;
-    bool is_asked; /* true: the core has been told to pin the snapshot */
-    bool making_folder;
+    bool is_pinned; /* true: `version` is known, and the shards were told of it */
     struct cairn_version version;
     uint64_t begun_ms; /* on the loop's clock */
     /* coord_now_ms + 1: since when the snapshot has waited for a shard that may never answer; 0: it does
@@ -248,9 +252,7 @@ struct coord_snapshot {
     uint64_t stuck_ms;
     cairn_status status; /* the first failure */
     struct sentence why;
-    /* the next fields are used by the thread that makes the folder, until the folder is made */
-    cairn_status folder_status;
-    struct sentence folder_why;
+    /* used by the thread that makes the folder, until the folder is made */
     char id[CAIRN_SNAPSHOT_ID_BYTES];
     uint64_t bytes; /* bytes of all files */
     /* true: the manifest has a payload, which came with the first part that arrived */
@@ -273,7 +275,8 @@ struct coord_snapshot {
 /* Returns the id of the snapshot; "": it has none yet. */
 static inline const char *coord_snapshot_id(const struct coord_snapshot *snapshot)
 {
-    return snapshot->making_folder ? "" : snapshot->id; // the other thread is writing the id
+    // "": the other thread is writing the id
+    return coord_steps_at(&snapshot->steps) == CAIRN_SNAPSHOT_MAKES_FOLDER ? "" : snapshot->id;
 }
 
 /* Returns a new number, never 0. Shards refer to a snapshot by its number when they report hashes. */

@@ -199,8 +199,9 @@ static void free_job(void)
 TEST(a_job_that_is_freed_leaves_a_cut_at_work_to_its_thread)
 {
     const uint32_t request = ask_snapshot(&admin, true);
-    fake_until(&fake, toy()->snapshots.running != NULL &&
-                          toy()->snapshots.running->stage == CAIRN_SNAPSHOT_WORKING);
+    fake_until(&fake,
+               toy()->snapshots.running != NULL &&
+                   coord_steps_at(&toy()->snapshots.running->steps) == CAIRN_SNAPSHOT_COMMITS);
     free_job();
     fake_expect_error(&admin, request, CAIRN_ERR_CANCELED, "it was adopted");
     fake_until(&fake, fake.cluster->works == NULL);
@@ -212,7 +213,8 @@ TEST(a_job_that_is_freed_leaves_a_cut_that_makes_its_folder_to_the_thread)
     // Else a tick may pin it, and the folder be there in the same turn of the loop.
     fake_until(&fake, !coord_pace_nears_step(toy()));
     const uint32_t request = ask_snapshot(&admin, false);
-    fake_until(&fake, toy()->snapshots.running != NULL && toy()->snapshots.running->making_folder);
+    fake_until(&fake,
+               toy()->snapshots.running != NULL && toy()->snapshots.running->steps.has_thread);
     free_job();
     fake_expect_error(&admin, request, CAIRN_ERR_CANCELED, "it was adopted");
     fake_until(&fake, fake.cluster->works == NULL);

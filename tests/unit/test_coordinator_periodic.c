@@ -271,7 +271,7 @@ static void step_and_hold(void)
     fake.shards[0].holds_part = true;
     train();
     fake_until(&fake, // the folder is the other thread's while it is made
-               toy()->snapshots.running != NULL && !toy()->snapshots.running->making_folder &&
+               toy()->snapshots.running != NULL && !toy()->snapshots.running->steps.has_thread &&
                    toy()->snapshots.running->folder != NULL);
     fake_pump(&fake);
     pinned = fake.shards[0];
