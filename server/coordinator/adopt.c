@@ -740,34 +740,32 @@ const struct coord_operation coord_adopting = { .being = "adopted" };
 
 /* Begins an adoption. If the message says `plan`, the adoption only finds out which jobs can be
  * adopted. The session is answered at the end. */
-static void on_cluster_adopt(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_cluster_adopt(struct coord_session *session, uint32_t request,
+                                     const void *any, struct sentence *why)
 {
     const Cairn__ClusterAdopt *message = any;
     struct coord *cluster = session->cluster;
     struct coord_adoption *adoption = cluster->adoption != NULL ? NULL
                                                                 : calloc(1, sizeof *adoption);
-    if (adoption == NULL) {
-        coord_session_error(session, request, CAIRN_ERR_BUSY,
-                            "the shards are being adopted already, or there is no memory");
-        return;
-    }
+    if (adoption == NULL)
+        return fail_with(why, CAIRN_ERR_BUSY,
+                         "the shards are being adopted already, or there is no memory");
     coord_steps_start(&adoption->steps, &adoption_plan, cluster, NULL);
     adoption->plan = message->plan;
     cluster->adoption = adoption;
-    if (!coord_waiters_add(&adoption->waiter, session, request)) {
+    const cairn_status status = coord_waiters_add(&adoption->waiter, session, request, why);
+    if (status == CAIRN_OK)
+        coord_steps_advance(&adoption->steps);
+    else
         free_adoption(adoption);
-        coord_session_error(session, request, CAIRN_ERR_BUSY,
-                            "too many requests wait on this connection");
-        return;
-    }
-    coord_steps_advance(&adoption->steps);
+    return status;
 }
 
 /* ==== messages ==== */
 
 const struct coord_row coord_adopt_rows[] = {
-    { CAIRN_MSG_CLUSTER_ADOPT, CAIRN_FROM_ADMIN, .by_session = on_cluster_adopt,
-      .verb = "cluster adopt", .awaits = CAIRN_AWAITS_ALL_SHARDS },
+    { CAIRN_MSG_CLUSTER_ADOPT, CAIRN_FROM_ADMIN, .asks = on_cluster_adopt, .verb = "cluster adopt",
+      .awaits = CAIRN_AWAITS_ALL_SHARDS },
     { CAIRN_MSG_PART, CAIRN_FROM_SHARD, .by_session = on_part_told },
     { CAIRN_MSG_PAGE, CAIRN_FROM_SHARD, .by_session = on_page },
     { 0 },

@@ -107,24 +107,14 @@ static void expel_all(struct coord_job *job, uint64_t revision)
     }
 }
 
-/* Swaps the job's spec, layout and shards with those of the staged job, and gives the job the
- * staged job's generation. */
+/* Gives the job the staged job's shape, and the staged job the job's. */
 static void swap_in_staged_job(struct coord_job *job, struct coord_job *staged)
 {
-    const struct coord_job was = *job;
-    job->spec = staged->spec;
-    job->planned = staged->planned;
-    job->layout = staged->layout;
-    job->shards = staged->shards;
-    job->shard_count = staged->shard_count;
-    job->generation = staged->generation;
+    const struct coord_shape was = job->shape;
+    job->shape = staged->shape;
+    staged->shape = was;
     job->reserved.generation = staged->reserved.generation;
-    job->base_step = staged->base_step;
     job->members.read_bytes = 0;
-    staged->spec = was.spec;
-    staged->planned = was.planned;
-    staged->layout = was.layout;
-    staged->shards = was.shards;
 }
 
 /* The amendment is durable: the job becomes what the staged job is, and the old state is freed. */
@@ -800,24 +790,18 @@ static cairn_status judge_admin(const struct coord_job *job, struct sentence *wh
 }
 
 /* Does for an admin what on_worker_amends does for a worker. */
-static void on_job_amend(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_job_amend(struct coord_session *session, uint32_t request, const void *any,
+                                 struct sentence *why)
 {
     const Cairn__JobAmend *amend = any;
-    struct coord_job *job = coord_job_find(session->cluster, amend->name);
-    struct sentence why;
-    cairn_status status = CAIRN_ERR_NOT_FOUND;
-    sentence_set(&why, "there is no job \"%.128s\"; `cairn job list` shows those there are",
-                 amend->name);
-    if (job != NULL) status = judge_admin(job, &why);
-    if (status == CAIRN_OK && !coord_waiters_add(&job->amends.waiters, session, request))
-        status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
-    if (status != CAIRN_OK) {
-        coord_session_error(session, request, status, why.text);
-        return;
-    }
+    struct coord_job *job = coord_job_named(session->cluster, amend->name, why);
+    if (job == NULL) return CAIRN_ERR_NOT_FOUND;
+    CAIRN_TRY(judge_admin(job, why));
+    CAIRN_TRY(coord_waiters_add(&job->amends.waiters, session, request, why));
     job->amends.revision = 0;
-    status = amend_job(job, NULL, amend, &why);
-    if (status != CAIRN_OK) coord_waiters_fail(&job->amends.waiters, status, why.text);
+    const cairn_status status = amend_job(job, NULL, amend, why);
+    if (status != CAIRN_OK) coord_waiters_fail(&job->amends.waiters, status, why->text);
+    return CAIRN_OK;
 }
 
 /* ---- as an operation ---- */
@@ -1038,7 +1022,7 @@ static cairn_status amend_tensors(struct job_spec_data *next, const Cairn__JobAm
 /* ==== messages ==== */
 
 const struct coord_row coord_amend_rows[] = {
-    { CAIRN_MSG_JOB_AMEND, CAIRN_FROM_ADMIN, .by_session = on_job_amend, .verb = "job amend",
+    { CAIRN_MSG_JOB_AMEND, CAIRN_FROM_ADMIN, .asks = on_job_amend, .verb = "job amend",
       .awaits = CAIRN_AWAITS_REPORTS },
     { CAIRN_MSG_JOB_AMEND, CAIRN_FROM_WORKER, .by_member = on_worker_amends,
       .awaits = CAIRN_AWAITS_REPORTS },

@@ -300,17 +300,20 @@ void coord_free_by(struct coord *cluster, void (*free_it)(void *what), void *wha
 
 /* ---- those who wait ---- */
 
-bool coord_waiters_add(struct coord_waiters *list, struct coord_session *session, uint32_t request)
+cairn_status coord_waiters_add(struct coord_waiters *list, struct coord_session *session,
+                               uint32_t request, struct sentence *why)
 {
-    if (session->wait_count >= CAIRN_SESSION_WAITS_MAX) return false;
-    struct coord_waiter *waiter = calloc(1, sizeof *waiter);
-    if (waiter == NULL) return false;
+    struct coord_waiter *waiter = session->wait_count < CAIRN_SESSION_WAITS_MAX
+                                      ? calloc(1, sizeof *waiter)
+                                      : NULL;
+    if (waiter == NULL)
+        return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
     session->wait_count++;
     waiter->session = session;
     waiter->request = request;
     LIST_INSERT_HEAD(list, waiter, of_list);
     LIST_INSERT_HEAD(&session->waiters, waiter, of_session);
-    return true;
+    return CAIRN_OK;
 }
 
 static void free_waiter(struct coord_waiter *waiter)
@@ -547,6 +550,7 @@ struct coord_job *coord_job_named(struct coord *cluster, const char *name, struc
 {
     struct coord_job *job = coord_job_find(cluster, name);
     if (job == NULL)
-        sentence_set(why, "there is no job \"%s\"; `cairn job list` shows those there are", name);
+        sentence_set(why, "there is no job \"%.128s\"; `cairn job list` shows those there are",
+                     name);
     return job;
 }

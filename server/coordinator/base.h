@@ -32,8 +32,10 @@ struct coord_waiter {
 
 LIST_HEAD(coord_waiters, coord_waiter);
 
-/* False: the session waits for too many answers, or there is no memory. */
-bool coord_waiters_add(struct coord_waiters *list, struct coord_session *session, uint32_t request);
+/* CAIRN_ERR_BUSY: the session waits for too many answers, or there is no memory. */
+CAIRN_MUST_CHECK cairn_status coord_waiters_add(struct coord_waiters *list,
+                                                struct coord_session *session, uint32_t request,
+                                                struct sentence *why);
 /* Called when the coordinator stops: frees the waiters. They get no answer; their connections end
  * instead. */
 void coord_waiters_release(struct coord_waiters *list);

@@ -418,34 +418,29 @@ static cairn_status judge_drain(const struct coord *cluster, const struct coord_
 /* Drains a shard, at an operator's request. Done is sent when the shard is drained or, without
  * `wait`, when the store has recorded the drain. A coordinator that starts later continues the
  * drain. */
-static void on_member_drain(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_member_drain(struct coord_session *session, uint32_t request,
+                                    const void *any, struct sentence *why)
 {
     const Cairn__MemberDrain *message = any;
     struct coord *cluster = session->cluster;
     struct coord_shard_entry *entry = coord_shard_find(cluster, message->name);
-    struct sentence why;
-    cairn_status status =
-        entry == NULL ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
-                                  "there is no shard \"%.128s\"; `cairn cluster status` lists them",
-                                  message->name)
-                      : judge_drain(cluster, entry, &why);
-    if (status == CAIRN_OK &&
-        !coord_waiters_add(message->wait ? &entry->drain.waiters : &entry->drain.begun, session,
-                           request))
-        status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
-    if (status != CAIRN_OK) {
-        coord_session_error(session, request, status, why.text);
-        return;
-    }
+    if (entry == NULL)
+        return fail_with(why, CAIRN_ERR_NOT_FOUND,
+                         "there is no shard \"%.128s\"; `cairn cluster status` lists them",
+                         message->name);
+    CAIRN_TRY(judge_drain(cluster, entry, why));
+    CAIRN_TRY(coord_waiters_add(message->wait ? &entry->drain.waiters : &entry->drain.begun,
+                                session, request, why));
     log_info("shard %s is to be drained, by an operator's word", entry->name);
     coord_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, entry->name, "by an operator's word");
     entry->leaving = true;
     entry->drain.is_unfit = false;
-    status = store_drain(cluster, entry, &why);
+    const cairn_status status = store_drain(cluster, entry, why);
     if (status != CAIRN_OK)
-        fail_drain(cluster, entry, status, why.text);
+        fail_drain(cluster, entry, status, why->text);
     else
         advance_drain(entry, cluster);
+    return CAIRN_OK;
 }
 
 /* Drains a shard at its own request, because it is being stopped. The shard says how much time it
@@ -510,8 +505,8 @@ void coord_drains_tick(struct coord *cluster)
 /* ==== messages ==== */
 
 const struct coord_row coord_drain_rows[] = {
-    { CAIRN_MSG_MEMBER_DRAIN, CAIRN_FROM_ADMIN, .by_session = on_member_drain,
-      .verb = "member drain", .awaits = CAIRN_AWAITS_REPORTS },
+    { CAIRN_MSG_MEMBER_DRAIN, CAIRN_FROM_ADMIN, .asks = on_member_drain, .verb = "member drain",
+      .awaits = CAIRN_AWAITS_REPORTS },
     { CAIRN_MSG_DRAIN_ME, CAIRN_FROM_SHARD, .by_session = on_drain_me,
       .awaits = CAIRN_AWAITS_REPORTS },
     { 0 },

@@ -325,9 +325,11 @@ static cairn_status on_cluster_backup(struct coord_session *session, uint32_t re
     backup->cluster = cluster;
     cluster->backup = backup;
     backup->path = strdup(message->path);
-    if (backup->path == NULL || !coord_waiters_add(&backup->waiter, session, request)) {
+    cairn_status status = backup->path != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    if (status == CAIRN_OK) status = coord_waiters_add(&backup->waiter, session, request, why);
+    if (status != CAIRN_OK) {
         free_backup(backup);
-        return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+        return status;
     }
     backup->picture.backup = backup;
     backup->picture.task =

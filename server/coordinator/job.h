@@ -238,6 +238,29 @@ struct coord_planned {
     uint64_t *shard_bytes; /* owned: [layout->shard_count] bytes of state; NULL: not counted yet */
 };
 
+/* The shape of a job: its tensors and terms, and where they lie. A new generation of the job replaces the
+ * shape as a whole (amend.c), so everything that belongs to a generation is a row here.
+ *   spec         owned
+ *   layout       owned
+ *   shards       owned: [shard_room], by index in the layout; the shards that join follow the shards of the
+ *                layout
+ *   shard_count  the number of shards, holes included; no index is used a second time
+ *   shard_room   the most that shard_count may become
+ *   entry_count  the number of shards without the holes
+ *   base_step    the step at which the generation began */
+#define COORD_SHAPE                       \
+    {                                     \
+        struct job_spec_data spec;        \
+        struct layout *layout;            \
+        struct coord_job_shard *shards;   \
+        uint32_t shard_count, shard_room; \
+        uint32_t entry_count;             \
+        struct coord_planned planned;     \
+        uint64_t generation;              \
+        uint64_t base_step;               \
+    }
+struct coord_shape COORD_SHAPE;
+
 struct coord_job {
     struct coord_job *next; /* in the cluster's list, by name */
     struct coord *cluster;
@@ -249,22 +272,15 @@ struct coord_job {
     bool initialized; /* the initial state is complete and durable */
     /* true: the job was loaded from the store, and its shards have not reported its version yet */
     bool version_unknown;
-    uint64_t generation, epoch;
-    uint64_t base_step; /* the step at which the generation began */
+    uint64_t epoch;
+    union {
+        struct coord_shape shape;
+        struct COORD_SHAPE; /* the same, by the names of its fields */
+    };
     struct origin origin;
     /* the job's maker, until the event of the job's creation names the maker */
     char made_by[CAIRN_NAME_MAX + 16];
     struct coord_reserved reserved;
-
-    struct job_spec_data spec; /* owned */
-    struct layout *layout;     /* owned */
-    /* owned: [shard_room], by index in the layout; the shards that join follow the shards of the layout */
-    struct coord_job_shard *shards;
-    /* shard_count: the number of shards, holes included. shard_room: the most that shard_count may become.
-     * No index is used a second time */
-    uint32_t shard_count, shard_room;
-    uint32_t entry_count; /* the number of shards without the holes */
-    struct coord_planned planned;
 
     /* NULL in CREATING. In LOST the core is dead, unless loss.may_return */
     struct round_machine *core;

@@ -777,27 +777,23 @@ static void put_out(struct coord_job *job)
     coord_job_openers_fail(job->cluster, job->spec.name, CAIRN_ERR_CANCELED, text.text);
 }
 
-static void on_job_remove(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_job_remove(struct coord_session *session, uint32_t request, const void *any,
+                                  struct sentence *why)
 {
     const Cairn__JobRemove *message = any;
-    struct sentence why;
-    struct coord_job *job = coord_job_find(session->cluster, message->name);
-    struct coord_drop *drop = NULL;
-    cairn_status status = job == NULL ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
-                                                  "there is no job %.128s; see `cairn job list`",
-                                                  message->name)
-                                      : judge_drop(job, message->force, &why);
-    if (status == CAIRN_OK && (drop = new_drop(job, true)) == NULL)
-        status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    if (status == CAIRN_OK && !coord_waiters_add(&drop->waiter, session, request))
-        status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
-    if (status == CAIRN_OK) {
-        put_out(job);
-        begin_drop(drop, job);
-        return;
+    struct coord_job *job = coord_job_named(session->cluster, message->name, why);
+    if (job == NULL) return CAIRN_ERR_NOT_FOUND;
+    CAIRN_TRY(judge_drop(job, message->force, why));
+    struct coord_drop *drop = new_drop(job, true);
+    if (drop == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    const cairn_status status = coord_waiters_add(&drop->waiter, session, request, why);
+    if (status != CAIRN_OK) {
+        free_drop(drop);
+        return status;
     }
-    if (drop != NULL) free_drop(drop);
-    coord_session_error(session, request, status, why.text);
+    put_out(job);
+    begin_drop(drop, job);
+    return CAIRN_OK;
 }
 
 /* ---- as an operation ---- */
@@ -816,7 +812,7 @@ const struct coord_operation coord_dropping = {
 /* ==== messages ==== */
 
 const struct coord_row coord_jobs_rows[] = {
-    { CAIRN_MSG_JOB_REMOVE, CAIRN_FROM_ADMIN, .by_session = on_job_remove, .verb = "job drop",
+    { CAIRN_MSG_JOB_REMOVE, CAIRN_FROM_ADMIN, .asks = on_job_remove, .verb = "job drop",
       .awaits = CAIRN_AWAITS_REPORTS },
     { 0 },
 };

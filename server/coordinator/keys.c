@@ -375,8 +375,7 @@ static cairn_status on_key_trust(struct coord_session *session, uint32_t request
     if (keys->is_changing || cluster->adoption != NULL)
         return fail_with(why, CAIRN_ERR_BUSY, "the keys are being changed: ask again");
     CAIRN_TRY((message->untrust ? judge_untrust : judge_trust)(keys, message->key, why));
-    if (!coord_waiters_add(&keys->waiter, session, request))
-        return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+    CAIRN_TRY(coord_waiters_add(&keys->waiter, session, request, why));
     char line[CAIRN_KEY_LINE_BYTES];
     public_key_line(&keys->changing.key, line);
     keys->is_changing = true;

@@ -101,8 +101,10 @@ static cairn_status on_job_digest_get(struct coord_session *session, uint32_t re
     return coord_snapshot_begin(job, false, session, request, true, why);
 }
 
-static cairn_status on_admin_creates_snapshot(struct coord_session *session, uint32_t request,
-                                              const void *any, struct sentence *why)
+/* Begins a snapshot for an admin or a worker, who is answered when the snapshot has begun or, if the
+ * message says `wait`, when the snapshot is committed. */
+static cairn_status on_snapshot_create(struct coord_session *session, uint32_t request,
+                                       const void *any, struct sentence *why)
 {
     const Cairn__SnapshotCreate *create = any;
     struct coord_job *job = coord_job_named(session->cluster, create->job, why);
@@ -595,20 +597,6 @@ static void on_trainer_asks_who_is_awaited(struct coord_session *session, uint32
     coord_session_send(session, CAIRN_MSG_AWAITED, request, &awaited.base);
 }
 
-/* Begins a snapshot for a worker. The worker is answered when the snapshot has begun or, if the
- * message says `wait`, when the snapshot is committed. */
-static cairn_status on_trainer_creates_snapshot(struct coord_session *session, uint32_t request,
-                                                const void *any, struct sentence *why)
-{
-    const Cairn__SnapshotCreate *message = any;
-    struct coord_job *job = coord_job_find(session->cluster, message->job);
-    if (job == NULL)
-        return fail_with(why, CAIRN_ERR_NOT_FOUND,
-                         "there is no job %s; `cairn job list` shows those there are",
-                         message->job);
-    return coord_snapshot_begin(job, true, session, request, message->wait, why);
-}
-
 /* ==== the tables ==== */
 
 static const struct coord_row own_rows[] = {
@@ -620,7 +608,7 @@ static const struct coord_row own_rows[] = {
       .is_notice = true },
     { CAIRN_MSG_PAGE, CAIRN_FROM_TRAINER, .by_session = on_page, .is_notice = true },
     { CAIRN_MSG_WHO_IS_AWAITED, CAIRN_FROM_TRAINER, .by_session = on_trainer_asks_who_is_awaited },
-    { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_TRAINER, .asks = on_trainer_creates_snapshot,
+    { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_TRAINER, .asks = on_snapshot_create,
       .awaits = CAIRN_AWAITS_REPORTS },
     { CAIRN_MSG_REDUCED, CAIRN_FROM_PART, .by_part = on_reduced },
     { CAIRN_MSG_PUBLISHED, CAIRN_FROM_PART, .by_part = on_published },
@@ -638,7 +626,7 @@ static const struct coord_row own_rows[] = {
     { CAIRN_MSG_JOB_SPEC_GET, CAIRN_FROM_ADMIN, .asks = on_job_spec_get },
     { CAIRN_MSG_JOB_DIGEST_GET, CAIRN_FROM_ADMIN, .asks = on_job_digest_get,
       .awaits = CAIRN_AWAITS_REPORTS },
-    { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_ADMIN, .asks = on_admin_creates_snapshot,
+    { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_ADMIN, .asks = on_snapshot_create,
       .verb = "snapshot create", .awaits = CAIRN_AWAITS_REPORTS },
     { CAIRN_MSG_SNAPSHOT_CANCEL, CAIRN_FROM_ADMIN, .asks = on_snapshot_cancel,
       .verb = "snapshot cancel", .awaits = CAIRN_AWAITS_REPORTS },

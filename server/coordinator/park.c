@@ -153,21 +153,14 @@ static void begin_park(struct coord_job *job)
         coord_steps_go(steps, WAITS_FOR_ROUND, true);
 }
 
-static void on_job_park(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_job_park(struct coord_session *session, uint32_t request, const void *any,
+                                struct sentence *why)
 {
     const Cairn__JobPark *message = any;
-    struct coord_job *job = coord_job_find(session->cluster, message->name);
-    struct sentence why;
-    cairn_status status = job == NULL ? fail_with(&why, CAIRN_ERR_NOT_FOUND,
-                                                  "there is no job %.128s; see `cairn job list`",
-                                                  message->name)
-                                      : judge_park(job, message->parked, &why);
-    if (status == CAIRN_OK && !coord_waiters_add(&job->park.waiters, session, request))
-        status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
-    if (status != CAIRN_OK) {
-        coord_session_error(session, request, status, why.text);
-        return;
-    }
+    struct coord_job *job = coord_job_named(session->cluster, message->name, why);
+    if (job == NULL) return CAIRN_ERR_NOT_FOUND;
+    CAIRN_TRY(judge_park(job, message->parked, why));
+    CAIRN_TRY(coord_waiters_add(&job->park.waiters, session, request, why));
     // A job that is not parked needs no unparking. Whether a job is parked is not known until all
     // parts have reported, because an earlier incarnation of the coordinator may have parked some
     // of them.
@@ -175,12 +168,13 @@ static void on_job_park(struct coord_session *session, uint32_t request, const v
     const bool is_so = park->steps.at == NULL && !message->parked && job->rounds.heard;
     if (is_so) {
         answer_park(job);
-        return;
+        return CAIRN_OK;
     }
     begin_park(job);
     park->wanted = message->parked;
     coord_gate_update(job); // shuts the gate
     coord_steps_advance(&park->steps);
+    return CAIRN_OK;
 }
 
 /* ---- as an operation ---- */
@@ -222,7 +216,7 @@ const struct coord_operation coord_parking = {
 /* ---- messages ---- */
 
 const struct coord_row coord_park_rows[] = {
-    { CAIRN_MSG_JOB_PARK, CAIRN_FROM_ADMIN, .by_session = on_job_park, .verb = "job park",
+    { CAIRN_MSG_JOB_PARK, CAIRN_FROM_ADMIN, .asks = on_job_park, .verb = "job park",
       .awaits = CAIRN_AWAITS_REPORTS },
     { 0 },
 };

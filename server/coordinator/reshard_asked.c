@@ -400,10 +400,7 @@ static cairn_status on_reshard_ask(struct coord_session *session, uint32_t reque
         answer_all(session, request, ask, &reply);
         return CAIRN_OK;
     }
-    if (job == NULL)
-        return fail_with(why, CAIRN_ERR_NOT_FOUND,
-                         "there is no job \"%.128s\"; `cairn job list` shows those there are",
-                         ask->job);
+    if (coord_job_named(session->cluster, ask->job, why) == NULL) return CAIRN_ERR_NOT_FOUND;
     Cairn__ReshardJob *out = coord_answer_add(&reply.answer, &reply.told.base, "jobs");
     const cairn_status status = out != NULL ? answer_job(job, ask, &reply, out, why)
                                             : fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");

@@ -512,7 +512,9 @@ bool coord_reshard_tell_later(struct coord_session *session, uint32_t request,
     asked->first = first;
     asked->last = last;
     asked->told = copy_progress(told);
-    if (asked->told == NULL || !coord_waiters_add(&asked->waiter, session, request)) {
+    struct sentence unsaid;
+    if (asked->told == NULL ||
+        coord_waiters_add(&asked->waiter, session, request, &unsaid) != CAIRN_OK) {
         asked_free(asked);
         return false;
     }

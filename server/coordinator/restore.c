@@ -685,26 +685,21 @@ static cairn_status judge_ask(struct coord_restore *restore, const Cairn__Snapsh
                : fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
 }
 
-static void on_snapshot_restore(struct coord_session *session, uint32_t request, const void *any)
+static cairn_status on_snapshot_restore(struct coord_session *session, uint32_t request,
+                                        const void *any, struct sentence *why)
 {
     const Cairn__SnapshotRestore *message = any;
-    struct sentence why;
     struct coord_restore *restore = restore_new(session->cluster);
-    if (restore == NULL) {
-        coord_session_error(session, request, CAIRN_ERR_NO_MEMORY, "out of memory");
-        return;
-    }
+    if (restore == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     restore->plan = message->plan;
     restore->waiver = (struct trust_waiver) { message->allow_unsigned, message->allow_untrusted };
-    cairn_status status = judge_ask(restore, message, &why);
-    if (status == CAIRN_OK && !coord_waiters_add(&restore->waiter, session, request))
-        status = fail_with(&why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
-    if (status == CAIRN_OK) {
+    cairn_status status = judge_ask(restore, message, why);
+    if (status == CAIRN_OK) status = coord_waiters_add(&restore->waiter, session, request, why);
+    if (status == CAIRN_OK)
         coord_steps_advance(&restore->steps);
-        return;
-    }
-    coord_session_error(session, request, status, why.text);
-    restore_free(restore);
+    else
+        restore_free(restore);
+    return status;
 }
 
 /* ==== proof ==== */
@@ -800,7 +795,7 @@ bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_jo
 /* ==== messages ==== */
 
 const struct coord_row coord_restore_rows[] = {
-    { CAIRN_MSG_SNAPSHOT_RESTORE, CAIRN_FROM_ADMIN, .by_session = on_snapshot_restore,
+    { CAIRN_MSG_SNAPSHOT_RESTORE, CAIRN_FROM_ADMIN, .asks = on_snapshot_restore,
       .verb = "snapshot restore", .awaits = CAIRN_AWAITS_REPORTS },
     { 0 },
 };

@@ -488,9 +488,11 @@ cairn_status coord_snapshot_begin(struct coord_job *job, bool has_files,
                                                           : new_snapshot(job);
     if (snapshot == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     struct coord_snapshot_waiters *waiters = follows ? &snapshot->next : &snapshot->now;
-    if (!coord_waiters_add(wait ? &waiters->at_end : &waiters->at_begin, session, request)) {
+    const cairn_status status = coord_waiters_add(wait ? &waiters->at_end : &waiters->at_begin,
+                                                  session, request, why);
+    if (status != CAIRN_OK) {
         if (snapshot != job->snapshots.running) free_snapshot(snapshot);
-        return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+        return status;
     }
     if (!follows) start_snapshot(job, snapshot, has_files);
     return CAIRN_OK;
@@ -1001,8 +1003,7 @@ cairn_status coord_snapshot_cancel(struct coord_job *job, const char *id,
         return fail_with(why, CAIRN_ERR_BUSY,
                          "no shard is at work any more: the snapshot waits only for the disk of "
                          "snapshots.path, then ends");
-    if (!coord_waiters_add(&snapshot->at_cancel, session, request))
-        return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+    CAIRN_TRY(coord_waiters_add(&snapshot->at_cancel, session, request, why));
     fail_snapshot(snapshot, CAIRN_ERR_CANCELED, "",
                   "an operator gave it up (`cairn snapshot cancel`)");
     if (!snapshot->is_pinned) finish_snapshot(snapshot);

@@ -72,7 +72,7 @@ TEST(a_parked_job_is_dropped_or_restored_as_any_other)
     crew_check_root(cluster.address, &bits_job, BITS_GOLDEN_ROOT);
     says(0, "", "job park %s", BITS_JOB);
     says(0, "", "job drop %s --yes", BITS_JOB);
-    says(4, "there is no job bits", "job unpark %s", BITS_JOB);
+    says(4, "there is no job \"bits\"", "job unpark %s", BITS_JOB);
 }
 
 SUITE(60, .tear_down = stop);
