@@ -48,59 +48,66 @@ static void take_in(struct coord_job *job)
     coord_gate_update(job);
 }
 
-static void on_joined(struct coord_job *job, const void *about, cairn_status status,
-                      const char *text)
+static cairn_status ask_joiners(struct coord_steps *steps, struct sentence *why)
 {
-    struct coord_reshard *r = &job->reshard;
-    struct sentence why;
-    if (r->asking == NULL || r->serial != *(const uint32_t *)about) return;
-    r->asking = NULL;
-    for (uint32_t i = 0; i < r->joiner_count && status == CAIRN_OK; i++)
-        if (r->joiners[i].entry->session == NULL || r->joiners[i].entry->session->closing)
-            status = fail_with(&why, CAIRN_ERR_CLOSED, "shard %s went away",
-                               r->joiners[i].entry->name);
-        else
-            sentence_set(&why, "%s", text);
-    if (status != CAIRN_OK) {
-        if (text[0] != '\0') sentence_set(&why, "%s", text);
-        coord_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
-        return;
-    }
-    take_in(job);
-    advance_reshard(job);
-}
-
-static void ask_all(struct coord_job *job, struct packed *layout, struct coord_gather *gather)
-{
+    struct coord_job *job = steps->job;
+    struct packed *layout = coord_reshard_pack_wider(job);
     struct decision last = *round_last(job->core); // the copy has the schedule and the loss scale
     last.kind = CAIRN_DECISION_NONE;
     last.version_after = (struct cairn_version) { job->generation, job->base_step };
     const struct coord_create load = { .joins = true,
                                        .version = last.version_after,
                                        .last = &last };
+    if (layout == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the layout");
     for (uint32_t i = 0; i < job->reshard.joiner_count; i++) {
         struct coord_shard_entry *entry = job->reshard.joiners[i].entry;
         // An earlier run may have left a part on this shard. Such a part is of no use, and is
         // dropped.
         coord_job_send_drop(job->cluster, entry, job->id);
-        coord_job_ask_create(job, &load, job->shard_count + i, entry, layout, gather);
-    }
-}
-
-/* Gives the joining shards their parts. The run advances when the shards have their parts. */
-static void reshard_join(struct coord_job *job)
-{
-    struct coord_reshard *r = &job->reshard;
-    struct packed *layout = coord_reshard_pack_wider(job);
-    r->serial = coord_request_new(job->cluster);
-    struct coord_gather *gather =
-        layout == NULL ? NULL : coord_gather_open_job(job, on_joined, &r->serial, sizeof r->serial);
-    if (gather != NULL) {
-        r->asking = "the shards that join, to make room";
-        ask_all(job, layout, gather);
-        coord_gather_start(gather);
+        coord_job_ask_create(job, &load, job->shard_count + i, entry, layout, steps->gather);
     }
     packed_release(layout);
+    return CAIRN_OK;
+}
+
+static cairn_status judge_joined(struct coord_steps *steps, cairn_status status,
+                                 struct sentence *why)
+{
+    const struct coord_reshard *r = &steps->job->reshard;
+    for (uint32_t i = 0; i < r->joiner_count && status == CAIRN_OK; i++)
+        if (r->joiners[i].entry->session == NULL || r->joiners[i].entry->session->closing)
+            status = fail_with(why, CAIRN_ERR_CLOSED, "shard %s went away",
+                               r->joiners[i].entry->name);
+    return status;
+}
+
+static void done_joining(struct coord_steps *steps)
+{
+    take_in(steps->job);
+    advance_reshard(steps->job);
+}
+
+static void fail_run(struct coord_steps *steps, cairn_status status, const char *why)
+{
+    (void)status;
+    coord_reshard_end(steps->job, CAIRN_RESHARD_FAILED, why);
+}
+
+static const struct coord_step join_steps[] = {
+    { CAIRN_STEP_ASK, CAIRN_STAGE_JOINING, "the shards that join, to make room",
+      .begin = ask_joiners, .end = judge_joined },
+    { CAIRN_STEP_LAST },
+};
+
+/* Gives the joining shards parts that own nothing. The run advances when they have their parts. */
+static const struct coord_operation_plan join_plan = { join_steps, .done = done_joining,
+                                                       .failed = fail_run };
+
+/* Begins what the run waits for next. */
+static void begin_plan(struct coord_job *job, const struct coord_operation_plan *plan)
+{
+    coord_steps_start(&job->reshard.steps, plan, job->cluster, job);
+    coord_steps_advance(&job->reshard.steps);
 }
 
 /* Removes from the job the shards that have joined but are not in the layout in force. */
@@ -165,7 +172,7 @@ void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, co
     r->joiner_count = 0;
     r->target = NULL;
     r->running = r->canceled = r->publishing = r->is_refused = false;
-    r->asking = NULL;
+    (void)coord_steps_cancel(&r->steps);
     r->progress.state = state;
     r->progress.ended_ms = coord_now_ms(job->cluster);
     r->progress.shards_after = job->entry_count;
@@ -210,24 +217,29 @@ static bool is_leased(const struct coord_job *job)
     return false;
 }
 
-/* Opens a gather for a question of the run. The question gets a new serial, so that answers to earlier
- * questions are stale. */
-static struct coord_gather *ask_shards(struct coord_job *job, const char *what,
-                                       cluster_job_gather_fn on_done)
+/* Asks the shards to publish the newest version in the layout in force. While nobody trains, no
+ * step publishes a version there. */
+static cairn_status ask_to_publish(struct coord_steps *steps, struct sentence *why)
 {
-    struct coord_reshard *r = &job->reshard;
-    r->serial = coord_request_new(job->cluster);
-    struct coord_gather *gather = coord_gather_open_job(job, on_done, &r->serial, sizeof r->serial);
-    if (gather != NULL) r->asking = what;
-    return gather;
+    const struct coord_job *job = steps->job;
+    Cairn__PartPublish message = CAIRN__PART_PUBLISH__INIT;
+    message.job = job->id;
+    message.layout = job->layout->version;
+    (void)why;
+    CAIRN_EACH_SHARD (job, i) {
+        if (coord_job_in_force(job, i))
+            (void)coord_gather_send(steps->gather, job->shards[i].entry, CAIRN_MSG_PART_PUBLISH,
+                                    &message.base);
+    }
+    return CAIRN_OK;
 }
 
-static void on_republished(struct coord_job *job, const void *about, cairn_status status,
-                           const char *text)
+/* The run goes on even if the version was not published. The next tick tries again then. */
+static cairn_status judge_published(struct coord_steps *steps, cairn_status status,
+                                    struct sentence *why)
 {
+    struct coord_job *job = steps->job;
     struct coord_reshard *r = &job->reshard;
-    if (r->asking == NULL || r->serial != *(const uint32_t *)about) return;
-    r->asking = NULL;
     r->publishing = false;
     if (status == CAIRN_OK) {
         coord_layouts_published(job);
@@ -238,33 +250,33 @@ static void on_republished(struct coord_job *job, const void *about, cairn_statu
         coord_members_layout_changed(job);
     } else {
         sentence_set(&r->progress.text, "publishing it in the new layout: %s",
-                     sentence_brief(text, 600).text);
+                     sentence_brief(why->text, 600).text);
         r->is_refused = true;
     }
-    coord_gate_update(job); // opens the gate
-    advance_reshard(job);
+    return CAIRN_OK;
 }
 
-/* Asks the shards to publish the newest version in the layout in force. While nobody trains, no
- * step publishes a version there. */
+static void done_publishing(struct coord_steps *steps)
+{
+    coord_gate_update(steps->job); // opens the gate
+    advance_reshard(steps->job);
+}
+
+static const struct coord_step publish_steps[] = {
+    { CAIRN_STEP_ASK, CAIRN_STAGE_PUBLISHING, "to publish it in the new layout",
+      .begin = ask_to_publish, .end = judge_published },
+    { CAIRN_STEP_LAST },
+};
+
+static const struct coord_operation_plan publish_plan = { publish_steps, .done = done_publishing };
+
 static void republish_version(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
     r->publishing = true;
     coord_gate_update(job); // shuts the gate
-    if (r->asking != NULL || round_stage_of(job->core) != CAIRN_ROUND_STEADY) return;
-    struct coord_gather *gather = ask_shards(job, "to publish it in the new layout",
-                                             on_republished);
-    if (gather == NULL) return; // the next event or tick tries again
-    Cairn__PartPublish message = CAIRN__PART_PUBLISH__INIT;
-    message.job = job->id;
-    message.layout = job->layout->version;
-    CAIRN_EACH_SHARD (job, i) {
-        if (coord_job_in_force(job, i))
-            (void)coord_gather_send(gather, job->shards[i].entry, CAIRN_MSG_PART_PUBLISH,
-                                    &message.base);
-    }
-    coord_gather_start(gather);
+    if (r->steps.at == NULL && round_stage_of(job->core) == CAIRN_ROUND_STEADY)
+        begin_plan(job, &publish_plan);
 }
 
 /* True if the newest version is published in the layout in force. Otherwise, if nobody trains,
@@ -333,7 +345,7 @@ static void finish_run(struct coord_job *job)
 static bool may_step(const struct coord_job *job)
 {
     const struct coord_reshard *r = &job->reshard;
-    if (!r->running || r->busy || r->is_refused || r->asking != NULL || r->move == NULL ||
+    if (!r->running || r->busy || r->is_refused || r->steps.at != NULL || r->move == NULL ||
         job->rounds.in_event || job->cluster->closing || job->rounds.persist_waits ||
         job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->rounds.heard ||
         move_stage_of(r->move) != CAIRN_MOVE_REST ||
@@ -382,7 +394,7 @@ static void advance_reshard(struct coord_job *job)
         if (job->shard_count > job->layout->shard_count) reshard_unjoin(job);
         finish_run(job);
     } else if (r->joiner_count > 0) {
-        reshard_join(job);
+        begin_plan(job, &join_plan);
     } else if (r->target == NULL && coord_reshard_plan_anew(job, &why) != CAIRN_OK) {
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
     } else if (coord_reshard_is_paced(job)) {
@@ -400,16 +412,28 @@ static void tick_reshard(struct coord_job *job)
 
 static void on_begun(const struct coord_saved *saved)
 {
-    struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
     coord_reshard_stored(saved);
-    if (job == NULL || !job->reshard.running || job->reshard.serial != saved->number) return;
-    job->reshard.asking = NULL;
-    job->reshard.is_storing = false;
-    if (saved->status == CAIRN_OK)
-        advance_reshard(job);
-    else
-        coord_reshard_end(job, CAIRN_RESHARD_FAILED, saved->why);
+    (void)coord_steps_stored(saved, on_begun);
 }
+
+static cairn_status save_begun(struct coord_steps *steps, struct sentence *why)
+{
+    return coord_steps_save_as(steps, steps->job, CAIRN_STORE_LAYOUT, steps->job->reshard.serial,
+                               on_begun, why);
+}
+
+static void done_beginning(struct coord_steps *steps)
+{
+    advance_reshard(steps->job);
+}
+
+static const struct coord_step begin_steps[] = {
+    { CAIRN_STEP_STORE, CAIRN_STAGE_RESHARD_STORING, "the store's disk", .begin = save_begun },
+    { CAIRN_STEP_LAST },
+};
+
+static const struct coord_operation_plan run_plan = { begin_steps, .done = done_beginning,
+                                                      .failed = fail_run };
 
 static bool take_wish(struct coord_job *job, const struct coord_reshard_wish *wish)
 {
@@ -466,14 +490,9 @@ cairn_status coord_reshard_begin(struct coord_job *job, const struct coord_resha
     r->target = target.layout;
     target.layout = NULL;
     coord_reshard_target_release(&target);
-    r->asking = "the store's disk";
-    r->is_storing = true;
     r->serial = coord_request_new(job->cluster);
-    status = coord_save_job(job, CAIRN_STORE_LAYOUT, NULL, r->serial, on_begun, why);
-    if (status != CAIRN_OK) {
-        coord_reshard_end(job, CAIRN_RESHARD_FAILED, why->text);
-        return status;
-    }
+    begin_plan(job, &run_plan);
+    if (!r->running) return fail_with(why, CAIRN_ERR_NO_MEMORY, "%s", r->progress.text.text);
     log_info("job %s: a re-sharding begins, over %" PRIu32 " shards: %" PRIu64 " bytes in %" PRIu32
              " slices",
              job->spec.name, r->progress.shards_after, r->progress.all_bytes, r->progress.slices);
@@ -515,8 +534,7 @@ void coord_reshard_close(struct coord_job *job)
 {
     free(job->reshard.move);
     job->reshard.move = NULL;
-    job->reshard.asking = NULL;
-    job->reshard.is_storing = false;
+    (void)coord_steps_cancel(&job->reshard.steps);
     job->reshard.publishing = false;
     layout_close(job->reshard.prior);
     layout_close(job->reshard.target); // the job may get other tensors than the target has
@@ -1026,13 +1044,14 @@ static enum operation_stage stage_of_reshard(const struct coord_job *job)
     const struct coord_reshard *r = &job->reshard;
     const bool moves = r->move != NULL && move_stage_of(r->move) != CAIRN_MOVE_REST;
     const bool have_joined = job->layout != NULL && job->shard_count > job->layout->shard_count;
+    const bool is_asking = r->steps.at != NULL;
     if (r->publishing)
-        return moves || r->asking != NULL ? CAIRN_STAGE_PUBLISHING : CAIRN_STAGE_PUBLISH_WAITS;
-    return moves               ? CAIRN_STAGE_SLICING
-           : r->asking != NULL ? r->is_storing ? CAIRN_STAGE_RESHARD_STORING : CAIRN_STAGE_JOINING
-           : have_joined       ? CAIRN_STAGE_JOINED
-           : r->running        ? CAIRN_STAGE_RESTING
-                               : CAIRN_STAGE_NONE;
+        return moves || is_asking ? CAIRN_STAGE_PUBLISHING : CAIRN_STAGE_PUBLISH_WAITS;
+    return moves         ? CAIRN_STAGE_SLICING
+           : is_asking   ? r->steps.at->stage
+           : have_joined ? CAIRN_STAGE_JOINED
+           : r->running  ? CAIRN_STAGE_RESTING
+                         : CAIRN_STAGE_NONE;
 }
 
 /* Notes a step for the pace of the run. */

@@ -80,10 +80,10 @@ struct coord_reshard {
     struct coord_joiner *joiners; /* owned: [joiner_count], whose indices follow shard_count */
     uint32_t joiner_count;
     struct layout *target; /* owned; NULL: the target has to be planned */
-    /* static text: what shards or the store are being asked for; NULL: nothing is asked */
-    bool is_storing; /* the store is asked to begin the run */
-    const char *asking;
-    uint32_t serial; /* number of the last question; an answer with another number is stale */
+    /* what the run waits for between two slices: the store, or the answers of shards */
+    struct coord_steps steps;
+    uint32_t
+        serial; /* number of the run, by which coord_reshard_stored tells that it is in the store */
     bool publishing; /* true: the version is being published again, and no round opens */
     /* true: an event of the run is being handled, and no further step of the run begins meanwhile */
     bool busy;

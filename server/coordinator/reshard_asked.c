@@ -192,8 +192,8 @@ static void say_waiting(const struct coord_job *job, struct sentence *out)
     const char *until = coord_operation_waits(job, CAIRN_OPERATION_RESHARD);
     if (until != NULL)
         sentence_set(out, "it waits %s", until);
-    else if (r->asking != NULL)
-        sentence_set(out, "it waits for %s", r->asking);
+    else if (r->steps.at != NULL)
+        sentence_set(out, "it waits for %s", r->steps.at->doing);
     for (uint32_t i = 0; i < r->joiner_count; i++)
         if (!coord_shard_obeys(r->joiners[i].entry))
             sentence_set(out, "it waits for shard %s, which is not here",

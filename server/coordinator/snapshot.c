@@ -498,8 +498,9 @@ cairn_status coord_snapshot_begin(struct coord_job *job, bool has_files,
     return CAIRN_OK;
 }
 
-cairn_status coord_snapshot_begin_unasked(struct coord_job *job, enum snapshot_cause cause,
-                                          struct sentence *why)
+/* Begins a snapshot for which nobody waits. CAIRN_ERR_BUSY: another one is being taken. */
+static cairn_status begin_unasked(struct coord_job *job, enum snapshot_cause cause,
+                                  struct sentence *why)
 {
     CAIRN_TRY(judge_snapshot(job, true, why));
     if (job->snapshots.running != NULL) return refuse_second(job, why);
@@ -715,7 +716,8 @@ static bool is_soon(const struct coord_job *job, uint64_t steps)
     return steps == 1 || (median_us > 0 && steps * median_us <= within_us);
 }
 
-void coord_snapshot_prepare_ahead(struct coord_job *job, uint64_t steps)
+/* A snapshot is due in `steps` steps: if this is soon, has the shards prepare the snapshot. */
+static void prepare_ahead(struct coord_job *job, uint64_t steps)
 {
     if (job->snapshots.ahead != 0 || job->snapshots.running != NULL || !is_soon(job, steps) ||
         !is_of_use(job))
@@ -748,13 +750,70 @@ bool coord_parting_advance(struct coord_job *job)
     if (p->state != CAIRN_PARTING_WANTED) return p->state != CAIRN_PARTING_TAKEN;
     p->state = CAIRN_PARTING_TAKEN;
     coord_parting_unsaved(job, "its snapshot was not done in time");
-    const cairn_status status = coord_snapshot_begin_unasked(job, CAIRN_SNAPSHOT_PARTING, &why);
+    const cairn_status status = begin_unasked(job, CAIRN_SNAPSHOT_PARTING, &why);
     if (status == CAIRN_OK) return p->state == CAIRN_PARTING_ENDED;
     // our snapshot begins when the running one has ended
     if (status == CAIRN_ERR_BUSY) hurry_snapshot(job);
     p->state = status == CAIRN_ERR_BUSY ? CAIRN_PARTING_WANTED : CAIRN_PARTING_ENDED;
     coord_parting_unsaved(job, why.text);
     return p->state == CAIRN_PARTING_ENDED;
+}
+
+/* ==== periodic ==== */
+
+/* True if the policy wants a snapshot of this step. With snapshot_every_s, a snapshot is due when
+ * this time has passed since the last one was due, or, after a start, since the first step that
+ * this process has seen. Otherwise a snapshot is due after every snapshot_every steps. */
+static bool is_due(struct coord_job *job, uint64_t step)
+{
+    const struct policy *policy = &job->spec.policy;
+    const uint64_t now_ms = coord_now_ms(job->cluster) + 1; // never 0
+    const uint64_t since_ms = job->snapshots.due_ms;
+    if (policy->snapshot_every_s == 0) {
+        job->snapshots.due_ms = 0;
+        return policy->snapshot_every > 0 && step % policy->snapshot_every == 0;
+    }
+    const bool due = since_ms != 0 &&
+                     now_ms - since_ms >= 1000 * (uint64_t)policy->snapshot_every_s;
+    if (since_ms == 0 || due) job->snapshots.due_ms = now_ms;
+    return due;
+}
+
+/* True if `now` is a version that must be saved. Usually this is the version that a due step makes.
+ * In a job with buffers_every, it is the version that the write after the due step makes, or, if no
+ * write follows, the version that the next step makes. */
+static bool is_to_be_saved(struct coord_job *job, struct cairn_version was,
+                           struct cairn_version now)
+{
+    const bool was_due = job->snapshots.awaits_write;
+    const bool is_written = now.generation == was.generation + 1 && now.step == was.step;
+    const bool is_stepped = now.generation == was.generation && now.step > was.step;
+    if (!is_stepped && !is_written) return false;
+    job->snapshots.awaits_write = false;
+    if (is_written) return was_due;
+    const uint64_t every = job->spec.policy.snapshot_every;
+    const bool due = is_due(job, now.step);
+    if (!due && !was_due && every > 0) prepare_ahead(job, every - now.step % every);
+    if (due && !was_due && job->spec.buffers_every > 0) job->snapshots.awaits_write = true;
+    return was_due || (due && job->spec.buffers_every == 0);
+}
+
+/* Begins a periodic snapshot if one is due. Only a step that is applied while this process runs can
+ * make a snapshot due. The step at which the job was restored or loaded cannot do so. */
+static void periodic_advance(struct coord_job *job)
+{
+    const struct cairn_version was = job->snapshots.stepped, now = coord_job_version(job);
+    struct sentence why;
+    if (!job->rounds.heard || job->version_unknown) return;
+    if (version_compare(now, was) == 0) return;
+    job->snapshots.stepped = now;
+    const bool is_damaged = coord_halts_damage(job).nonfinite > 0;
+    if (!is_damaged) coord_periodic_undamaged(job);
+    if (!is_to_be_saved(job, was, now)) return;
+    if (is_damaged)
+        coord_periodic_damaged(job);
+    else if (begin_unasked(job, CAIRN_SNAPSHOT_PERIODIC, &why) != CAIRN_OK)
+        coord_periodic_failed(job, now.step, why.text);
 }
 
 /* ==== end ==== */
@@ -1040,6 +1099,7 @@ static void lose_snapshot(struct coord_job *job)
 
 const struct coord_operation coord_snapshotting = {
     .steps = steps_of_snapshot,
+    .advance = periodic_advance,
     .tick = tick_snapshot,
     .stepped = note_step,
     .shard_down = lose_part,

@@ -115,9 +115,6 @@ enum snapshot_cause {
 cairn_status coord_snapshot_begin(struct coord_job *job, bool has_files,
                                   struct coord_session *session, uint32_t request, bool wait,
                                   struct sentence *why) CAIRN_MUST_CHECK;
-/* Begins a snapshot for which nobody waits. CAIRN_ERR_BUSY: another one is being taken. */
-cairn_status coord_snapshot_begin_unasked(struct coord_job *job, enum snapshot_cause cause,
-                                          struct sentence *why) CAIRN_MUST_CHECK;
 /* Writes for whom the job's snapshot waits; empty: for nobody. Returns true if the snapshot waits and a
  * shard of the job is away. */
 bool coord_snapshot_waiting(const struct coord_job *job, struct sentence *out);
@@ -152,8 +149,6 @@ void coord_snapshot_part_missed(struct coord_job *job, uint32_t shard);
  * With awaits_step, the snapshot keeps waiting for the end of a step: if it is pinned right after a step,
  * shards have the longest time to copy the state that the next update overwrites. */
 void coord_snapshot_resume(struct coord_job *job, bool awaits_step);
-/* A snapshot is due in `steps` steps: if this is soon, has the shards prepare the snapshot. */
-void coord_snapshot_prepare_ahead(struct coord_job *job, uint64_t steps);
 /* No snapshot is due any more: has the shards drop what they have prepared. */
 void coord_snapshot_unprepare(struct coord_job *job);
 /* The job is lost or is to be dropped: its snapshot ends as soon as the snapshot's thread has ended. */
