@@ -230,18 +230,9 @@ static void on_events_get(struct coord_session *session, uint32_t request, const
  * the store into memory, and a libuv thread writes the picture to the file. So no save to the store
  * is delayed if the disk of the file hangs. */
 
-struct picture {
-    struct task task;
-    struct coord_backup *backup;
-};
-
 struct coord_backup {
-    struct coord_work work; /* writes the file */
-    struct picture picture;
-    struct coord *cluster;
+    struct coord_steps steps;
     struct coord_waiters waiter;
-    cairn_status status;
-    struct sentence why;
     size_t byte_count;
     /* owned */
     uint8_t *bytes; /* [byte_count] */
@@ -250,61 +241,58 @@ struct coord_backup {
 
 static void free_backup(struct coord_backup *backup)
 {
-    backup->cluster->backup = NULL;
+    backup->steps.cluster->backup = NULL;
     coord_waiters_release(&backup->waiter);
     free(backup->bytes);
     free(backup->path);
     free(backup);
 }
 
-static void end_backup(struct coord_backup *backup)
+static cairn_status take_picture(struct coord_steps *steps, struct sentence *why)
 {
+    struct coord_backup *backup = (struct coord_backup *)steps;
+    return store_picture(steps->cluster->store, &backup->bytes, &backup->byte_count, why);
+}
+
+static cairn_status write_file(struct coord_steps *steps, struct sentence *why)
+{
+    const struct coord_backup *backup = (struct coord_backup *)steps;
+    return durable_create(backup->path, backup->bytes, backup->byte_count, why);
+}
+
+static void answer_copied(struct coord_steps *steps)
+{
+    struct coord_backup *backup = (struct coord_backup *)steps;
     Cairn__ClusterBackedUp message = CAIRN__CLUSTER_BACKED_UP__INIT;
-    if (backup->status == CAIRN_OK) {
-        message.path = backup->path;
-        message.bytes = backup->byte_count;
-        log_info("the store was copied to %s: %zu bytes", backup->path, backup->byte_count);
-        coord_waiters_answer(&backup->waiter, CAIRN_MSG_CLUSTER_BACKED_UP, &message.base);
-    } else {
-        log_warn("copying the store to %s failed: %s", backup->path, backup->why.text);
-        coord_waiters_fail(&backup->waiter, backup->status, backup->why.text);
-    }
+    message.path = backup->path;
+    message.bytes = backup->byte_count;
+    log_info("the store was copied to %s: %zu bytes", backup->path, backup->byte_count);
+    coord_waiters_answer(&backup->waiter, CAIRN_MSG_CLUSTER_BACKED_UP, &message.base);
     free_backup(backup);
 }
 
-static void write_file(struct coord_work *work)
+static void fail_backup(struct coord_steps *steps, cairn_status status, const char *why)
 {
-    struct coord_backup *backup = (struct coord_backup *)work;
-    backup->status = durable_create(backup->path, backup->bytes, backup->byte_count, &backup->why);
+    struct coord_backup *backup = (struct coord_backup *)steps;
+    log_warn("copying the store to %s failed: %s", backup->path, why);
+    coord_waiters_fail(&backup->waiter, status, why);
+    free_backup(backup);
 }
 
-static void on_written(struct coord_work *work)
+static void release_backup(struct coord_steps *steps)
 {
-    // If the cluster is closing, coord_backup_close frees the backup.
-    if (!work->cluster->closing) end_backup((struct coord_backup *)work);
+    free_backup((struct coord_backup *)steps);
 }
 
-static void take_picture(struct task *task, uint32_t item, uint32_t thread)
-{
-    struct coord_backup *backup = ((struct picture *)task)->backup;
-    (void)item;
-    (void)thread;
-    backup->status = store_picture(backup->cluster->store, &backup->bytes, &backup->byte_count,
-                                   &backup->why);
-}
+static const struct coord_step backup_steps[] = {
+    { CAIRN_STEP_STORE, .run = take_picture },
+    { CAIRN_STEP_THREAD, .run = write_file },
+    { CAIRN_STEP_LAST },
+};
 
-static void on_picture(struct task *task)
-{
-    struct coord_backup *backup = ((struct picture *)task)->backup;
-    if (backup->cluster->closing) return; // the backup is freed with the cluster
-    backup->work.run = write_file;
-    backup->work.done = on_written;
-    if (backup->status == CAIRN_OK) {
-        if (coord_work_start(&backup->work, backup->cluster, NULL, 0)) return;
-        backup->status = fail_with(&backup->why, CAIRN_ERR_NO_MEMORY, "no thread for it");
-    }
-    end_backup(backup);
-}
+static const struct coord_operation_plan backup_plan = { backup_steps, .done = answer_copied,
+                                                         .failed = fail_backup,
+                                                         .release = release_backup };
 
 /* ---- the request ---- */
 
@@ -322,7 +310,7 @@ static cairn_status on_cluster_backup(struct coord_session *session, uint32_t re
                          cluster->backup->path);
     struct coord_backup *backup = calloc(1, sizeof *backup);
     if (backup == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    backup->cluster = cluster;
+    coord_steps_start(&backup->steps, &backup_plan, cluster, NULL);
     cluster->backup = backup;
     backup->path = strdup(message->path);
     cairn_status status = backup->path != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
@@ -331,10 +319,7 @@ static cairn_status on_cluster_backup(struct coord_session *session, uint32_t re
         free_backup(backup);
         return status;
     }
-    backup->picture.backup = backup;
-    backup->picture.task =
-        (struct task) { .run = take_picture, .done = on_picture, .item_count = 1 };
-    pool_submit(cluster->saves.pool, &backup->picture.task);
+    coord_steps_advance(&backup->steps);
     return CAIRN_OK;
 }
 

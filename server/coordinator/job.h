@@ -106,9 +106,8 @@ struct init_digest {
 
 /* A job's initial state. Digests are kept in memory only, for the life of this coordinator. */
 struct coord_init {
-    /* seal_wanted: the initial state is complete, and is to be sealed. seal_running: the shards are asked
-     * to seal it */
-    bool seal_wanted, seal_running;
+    struct coord_steps seal; /* the shards seal the initial state, and the store records this */
+    bool seal_wanted;        /* true: the initial state is complete, and is to be sealed */
     /* true: a source said InitDone. In a job with tiles, the other ranks must put their tiles as well */
     bool sourced;
     uint64_t moments_of; /* id of the member that put moments, too; 0: no member did */

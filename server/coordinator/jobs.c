@@ -29,6 +29,7 @@ void coord_job_free(struct coord_job *job)
     coord_job_core_close(job);
     coord_groups_free(job);
     coord_tiles_release(job);
+    (void)coord_steps_cancel(&job->init.seal);
     coord_operations_release(job);
     coord_free_by(job->cluster, free_body, job,
                   job->planned.spec != NULL ? job->planned.spec->size : 0);
@@ -752,6 +753,7 @@ static void begin_drop(struct coord_drop *drop, struct coord_job *job)
 {
     job->state = CAIRN_CLUSTER_JOB_CREATING;
     job->making = &drop->steps;
+    (void)coord_steps_cancel(&job->init.seal);
     coord_reshard_end(job, CAIRN_RESHARD_FAILED, "the job is dropped");
     coord_job_core_close(job);
     coord_reshard_close(job);

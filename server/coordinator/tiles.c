@@ -841,29 +841,49 @@ static void answer_all(struct coord_job *job)
 
 /* ---- the seal ---- */
 
-static void seal_failed(struct coord_job *job, cairn_status status, const char *text)
+/* True if all shards can be asked to seal the initial state. */
+static bool may_seal(const struct coord_steps *steps)
 {
-    log_warn("job %s is not initialized: %s", job->spec.name, text);
-    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
-        if (m->init.request == 0) continue;
-        coord_session_error(m->session, m->init.request, status, text);
-        m->init.request = 0;
+    const struct coord_job *job = steps->job;
+    if (job->state != CAIRN_CLUSTER_JOB_INITIALIZING) return false;
+    CAIRN_EACH_SHARD (job, i) {
+        if (!job->shards[i].up || !coord_shard_obeys(job->shards[i].entry)) return false;
     }
+    return true;
 }
 
-/* Called when the store has recorded that the initial state is complete, or could not record this.
- * If it has, rounds may begin. */
-static void on_initialized(const struct coord_saved *saved)
+static cairn_status ask_to_seal(struct coord_steps *steps, struct sentence *why)
 {
-    struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
-    if (job == NULL || !job->init.seal_running ||
-        coord_stage(job, CAIRN_OPERATION_DROP) != CAIRN_STAGE_NONE)
-        return;
-    job->init.seal_running = false;
-    if (saved->status != CAIRN_OK) {
-        seal_failed(job, saved->status, saved->why);
-        return;
+    const struct coord_job *job = steps->job;
+    Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
+    (void)why;
+    seal.job = job->id;
+    seal.moments_of = job->init.moments_of;
+    coord_steps_ask_all(steps, CAIRN_MSG_JOB_SEAL, &seal.base);
+    return CAIRN_OK;
+}
+
+static cairn_status judge_sealed(struct coord_steps *steps, cairn_status status,
+                                 struct sentence *why)
+{
+    (void)why;
+    if (status != CAIRN_ERR_CLOSED) {
+        steps->job->init.seal_wanted = false;
+        return status;
     }
+    coord_steps_go(steps, 0, false); // the seal begins again now, or when the shard is back
+    return CAIRN_OK;
+}
+
+static cairn_status save_initialized(struct coord_steps *steps, struct sentence *why)
+{
+    return coord_steps_save(steps, steps->job, CAIRN_STORE_INITIALIZED, NULL, 0, why);
+}
+
+/* The store has recorded that the initial state is complete: rounds may begin. */
+static void begin_rounds(struct coord_steps *steps)
+{
+    struct coord_job *job = steps->job;
     job->initialized = true;
     job->state = CAIRN_CLUSTER_JOB_RUNNING;
     log_info("job %s is initialized", job->spec.name);
@@ -874,43 +894,32 @@ static void on_initialized(const struct coord_saved *saved)
     coord_members_answer_versions(job);
 }
 
-static void on_sealed(struct coord_job *job, const void *about, cairn_status status,
-                      const char *text)
+static void fail_seal(struct coord_steps *steps, cairn_status status, const char *text)
 {
-    struct sentence why;
-    (void)about;
-    if (!job->init.seal_running) return;
-    if (status == CAIRN_ERR_CLOSED) {
-        job->init.seal_running = false;
-        coord_job_try_seal(job); // the seal begins again now, or when the shard is back
-        return;
+    log_warn("job %s is not initialized: %s", steps->job->spec.name, text);
+    for (struct coord_member *m = steps->job->members.list; m != NULL; m = m->next_of_job) {
+        if (m->init.request == 0) continue;
+        coord_session_error(m->session, m->init.request, status, text);
+        m->init.request = 0;
     }
-    job->init.seal_wanted = false;
-    sentence_set(&why, "%s", text);
-    if (status == CAIRN_OK)
-        status = coord_save_job(job, CAIRN_STORE_INITIALIZED, NULL, 0, on_initialized, &why);
-    if (status == CAIRN_OK) return;
-    job->init.seal_running = false;
-    seal_failed(job, status, why.text);
 }
+
+static const struct coord_step seal_steps[] = {
+    { CAIRN_STEP_WAIT, .is_ready = may_seal },
+    { CAIRN_STEP_ASK, .begin = ask_to_seal, .end = judge_sealed },
+    { CAIRN_STEP_STORE, .begin = save_initialized },
+    { CAIRN_STEP_LAST },
+};
+
+static const struct coord_operation_plan seal_plan = { seal_steps, .done = begin_rounds,
+                                                       .failed = fail_seal };
 
 void coord_job_try_seal(struct coord_job *job)
 {
-    if (!job->init.seal_wanted || job->init.seal_running ||
-        job->state != CAIRN_CLUSTER_JOB_INITIALIZING)
-        return;
-    CAIRN_EACH_SHARD (job, i) {
-        if (!job->shards[i].up || !coord_shard_obeys(job->shards[i].entry)) return;
-    }
-    struct coord_gather *gather = coord_gather_open_job(job, on_sealed, NULL, 0);
-    if (gather == NULL) return;
-    job->init.seal_running = true;
-    Cairn__JobSeal seal = CAIRN__JOB_SEAL__INIT;
-    seal.job = job->id;
-    seal.moments_of = job->init.moments_of;
-    CAIRN_EACH_SHARD (job, i)
-        (void)coord_gather_send(gather, job->shards[i].entry, CAIRN_MSG_JOB_SEAL, &seal.base);
-    coord_gather_start(gather);
+    struct coord_steps *seal = &job->init.seal;
+    if (!job->init.seal_wanted) return;
+    if (seal->at == NULL) coord_steps_start(seal, &seal_plan, job->cluster, job);
+    coord_steps_advance(seal);
 }
 
 /* ==== messages ==== */

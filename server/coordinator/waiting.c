@@ -173,7 +173,7 @@ void coord_job_waiting(const struct coord_job *job, struct sentence *out)
     }
     const bool saving = coord_saving(job);
     const bool makes = (coord_operations_hold(job) & CAIRN_HOLD_MEMBERS) != 0;
-    if (saving && (makes || job->init.seal_running)) {
+    if (saving && (makes || job->init.seal.is_begun)) {
         sentence_set(out, "the store's disk");
     } else if (coord_operations_waiting(job, out) || coord_tiles_waiting(job, out)) {
         // The function that returned true has said for whom the job waits.
