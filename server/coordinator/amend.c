@@ -41,7 +41,8 @@
 /* True if the staged job belongs to the amendment with this key. */
 static bool extend_is(const struct coord_job *job, uint64_t key)
 {
-    return job->extension.staged_job != NULL && job->extension.staged_job->spec.amend_key == key;
+    return job->amends.extension.staged_job != NULL &&
+           job->amends.extension.staged_job->spec.amend_key == key;
 }
 
 static void switch_all(const struct coord_job *job, uint64_t generation)
@@ -60,16 +61,16 @@ static void fail_waiting(struct coord_job *job, cairn_status status, const char 
 
 static void release_extension(struct coord_job *job)
 {
-    struct coord_job *staged = job->extension.staged_job;
-    (void)coord_steps_cancel(&job->extension.steps);
-    job->extension = (struct coord_extension) { .staged_job = NULL };
+    struct coord_job *staged = job->amends.extension.staged_job;
+    (void)coord_steps_cancel(&job->amends.extension.steps);
+    job->amends.extension = (struct coord_extension) { .staged_job = NULL };
     if (staged != NULL) coord_job_free(staged);
 }
 
 static void lose_extension(struct coord_job *job)
 {
     struct sentence why;
-    if (job->extension.staged_job == NULL) return;
+    if (job->amends.extension.staged_job == NULL) return;
     sentence_set(&why, "job %s was not amended, and is %s", job->spec.name, job->loss.why.text);
     fail_waiting(job, CAIRN_ERR_JOB_LOST, why.text);
     release_extension(job);
@@ -121,9 +122,9 @@ static void swap_in_staged_job(struct coord_job *job, struct coord_job *staged)
 static void switch_over(struct coord_steps *steps)
 {
     struct coord_job *job = steps->job;
-    struct coord_job *staged = job->extension.staged_job;
+    struct coord_job *staged = job->amends.extension.staged_job;
     struct sentence why;
-    job->extension = (struct coord_extension) { .staged_job = NULL };
+    job->amends.extension = (struct coord_extension) { .staged_job = NULL };
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         coord_amend_done(m, staged->spec.revision);
     expel_all(job, staged->spec.revision);
@@ -135,7 +136,6 @@ static void switch_over(struct coord_steps *steps)
     job->layouts = (struct coord_layouts) { .before = NULL };
     coord_tiles_release(job);
     job->tiles = (struct coord_tiles) { 0 };
-    job->gate = (struct coord_gate) { 0 };
     swap_in_staged_job(job, staged);
     coord_job_free(staged);
     log_info("job %s: amended, revision %" PRIu64 ", version %" PRIu64 ".%" PRIu64 ": %zu tensors",
@@ -156,7 +156,7 @@ static void switch_over(struct coord_steps *steps)
 static cairn_status judge_made(struct coord_steps *steps, cairn_status status, struct sentence *why)
 {
     const struct coord_job *job = steps->job;
-    const struct coord_job *staged = job->extension.staged_job;
+    const struct coord_job *staged = job->amends.extension.staged_job;
     const struct cairn_version now = coord_job_version(job);
     if (status != CAIRN_OK) return status;
     // the shard may have dropped its new part
@@ -199,7 +199,7 @@ static void on_stored_of_extend(const struct coord_saved *saved)
 static cairn_status store_staged_job(struct coord_steps *steps, struct sentence *why)
 {
     const struct coord_job *job = steps->job;
-    struct coord_job *staged = job->extension.staged_job;
+    struct coord_job *staged = job->amends.extension.staged_job;
     staged->epoch = job->epoch;
     staged->reserved.round = job->reserved.round;
     staged->reserved.generation = job->reserved.generation > staged->generation
@@ -307,7 +307,7 @@ static bool may_extend(const struct coord_steps *steps)
 /* Asks all shards for their part of the staged job. */
 static cairn_status make_parts(struct coord_steps *steps, struct sentence *why)
 {
-    struct coord_job *job = steps->job, *staged = job->extension.staged_job;
+    struct coord_job *job = steps->job, *staged = job->amends.extension.staged_job;
     const struct cairn_version now = coord_job_version(job);
     const cairn_status planned = plan_anew(job, staged);
     if (planned != CAIRN_OK) return fail_with(why, planned, "%s", status_text((int)planned));
@@ -345,7 +345,7 @@ static const struct coord_operation_plan extend_plan = { extend_steps, .done = s
 
 static struct coord_steps *steps_of_extension(struct coord_job *job)
 {
-    return &job->extension.steps;
+    return &job->amends.extension.steps;
 }
 
 const struct coord_operation coord_extending = {
@@ -404,14 +404,14 @@ static cairn_status extend_begin(struct coord_job *job, struct coord_member *mem
         if (staged != NULL) coord_job_free(staged);
         return status;
     }
-    job->extension.staged_job = staged;
-    coord_steps_start(&job->extension.steps, &extend_plan, job->cluster, job);
+    job->amends.extension.staged_job = staged;
+    coord_steps_start(&job->amends.extension.steps, &extend_plan, job->cluster, job);
     if (member != NULL)
         log_info("job %s: %s (rank %" PRIu32 ") amends it, in a new generation", job->spec.name,
                  member->session->name, member->rank);
     coord_gate_update(job); // shuts the gate
     give_round_up(job, member);
-    coord_steps_advance(&job->extension.steps);
+    coord_steps_advance(&job->amends.extension.steps);
     return CAIRN_OK;
 }
 

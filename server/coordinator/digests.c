@@ -320,13 +320,13 @@ static void note_periodic(const struct coord_snapshot *snapshot)
 
 void coord_parting_unsaved(struct coord_job *job, const char *why)
 {
-    sentence_set(&job->parting.outcome, "job %s has nothing durable left but older snapshots: %s",
-                 job->spec.name, why);
+    sentence_set(&job->snapshots.parting.outcome,
+                 "job %s has nothing durable left but older snapshots: %s", job->spec.name, why);
 }
 
 static void note_parting(const struct coord_snapshot *snapshot)
 {
-    struct coord_parting *p = &snapshot->job->parting;
+    struct coord_parting *p = &snapshot->job->snapshots.parting;
     p->state = CAIRN_PARTING_ENDED;
     p->is_saved = snapshot->status == CAIRN_OK;
     p->version = snapshot->version;

@@ -116,7 +116,7 @@ static bool advance_saving(struct coord *cluster, struct coord_shard_entry *entr
     for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next) {
         if (!coord_job_has_shard(j, entry)) continue;
         ended &= coord_parting_advance(j);
-        sentence_add(out, "; %s", sentence_brief(j->parting.outcome.text, 300).text);
+        sentence_add(out, "; %s", sentence_brief(j->snapshots.parting.outcome.text, 300).text);
     }
     return ended;
 }
@@ -125,7 +125,7 @@ static bool advance_saving(struct coord *cluster, struct coord_shard_entry *entr
  * version was already saved because of an earlier shard, asks for no snapshot. */
 static void want_parting(struct coord_job *job)
 {
-    struct coord_parting *p = &job->parting;
+    struct coord_parting *p = &job->snapshots.parting;
     if (p->state == CAIRN_PARTING_WANTED || p->state == CAIRN_PARTING_TAKEN) return;
     if (p->is_saved && (job->state == CAIRN_CLUSTER_JOB_LOST ||
                         version_compare(p->version, coord_job_version(job)) == 0))

@@ -277,8 +277,6 @@ struct coord_job {
         struct COORD_SHAPE; /* the same, by the names of its fields */
     };
     struct origin origin;
-    /* the job's maker, until the event of the job's creation names the maker */
-    char made_by[CAIRN_NAME_MAX + 16];
     struct coord_reserved reserved;
 
     /* NULL in CREATING. In LOST the core is dead, unless loss.may_return */
@@ -291,13 +289,10 @@ struct coord_job {
     struct coord_groups *groups; /* owned; NULL: the job had no groups yet */
     struct coord_job_members members;
     struct coord_tiles tiles;
-    struct coord_gate gate;
     struct coord_leases leases;
     struct coord_snapshots snapshots;
-    struct coord_parting parting;
     struct coord_init init;
     struct coord_amends amends;
-    struct coord_extension extension;
     struct coord_park park;
     struct coord_layouts layouts;
     struct coord_reshard reshard;

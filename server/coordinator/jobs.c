@@ -239,7 +239,8 @@ struct coord_creation {
     struct packed *packed;       /* held */
     /* owned while it is planned; after that it is in the cluster's list, and owns the creation */
     struct coord_job *job;
-    bool is_linked; /* true: the job is in the cluster's list */
+    bool is_linked;                    /* true: the job is in the cluster's list */
+    char made_by[CAIRN_NAME_MAX + 16]; /* the job's maker */
     uint32_t shard_count;
 };
 
@@ -341,8 +342,9 @@ static cairn_status open_created(struct coord_steps *steps, struct sentence *why
 
 static void note_created(struct coord_steps *steps)
 {
-    struct coord_job *job = ((struct coord_creation *)steps)->job;
-    free_creation((struct coord_creation *)steps);
+    struct coord_creation *creation = (struct coord_creation *)steps;
+    struct coord_job *job = creation->job;
+    job->making = NULL;
     coord_terms_tell_all(job);
     // A job that initializes itself is sealed as soon as its shards are up.
     job->init.seal_wanted = spec_initializes_itself(&job->spec);
@@ -350,9 +352,10 @@ static void note_created(struct coord_steps *steps)
     log_info("job %s created: %zu tensors over %" PRIu32 " shards, heaviest/mean %.3f",
              job->spec.name, job->spec.tensor_count, job->layout->shard_count,
              job->planned.heaviest_over_mean);
-    coord_event_note(job->cluster, CAIRN_EVENT_CREATED, job->spec.name, job->made_by,
+    coord_event_note(job->cluster, CAIRN_EVENT_CREATED, job->spec.name, creation->made_by,
                      "%zu tensors over %" PRIu32 " shards", job->spec.tensor_count,
                      job->layout->shard_count);
+    free_creation(creation);
     coord_openings_advance(job->cluster);
 }
 
@@ -406,7 +409,7 @@ static cairn_status begin_creation(struct coord *cluster, const char *name, uint
         free_creation(creation);
         return CAIRN_ERR_NO_MEMORY;
     }
-    snprintf(creation->job->made_by, sizeof creation->job->made_by, "worker %s", maker);
+    snprintf(creation->made_by, sizeof creation->made_by, "worker %s", maker);
     creation->job->generation = generation;
     if (generation > 1) creation->job->origin = (struct origin) { generation, { 0, 0 } };
     creation->next = cluster->openings.creations;

@@ -283,6 +283,12 @@ void coord_strangers_add(const struct coord *cluster, struct coord_answer *answe
 /* Tiles: the boxes of tensors that each rank holds (see TilesDeclare in control.proto). tiles.c explains
  * how tiles are kept. */
 
+/* The gate of a job's rounds, as the core knows it (tiles.c). */
+struct coord_gate {
+    bool shut;
+    uint32_t world;
+};
+
 /* A job's tiles: which rank holds which boxes of the tensors. */
 struct coord_tiles {
     uint32_t world; /* the ranks 0, ..., world - 1 declare tiles; 0: the job has no tiles */
@@ -296,12 +302,7 @@ struct coord_tiles {
     bool telling;
     bool covered; /* the lists of all ranks together cover the tensors */
     bool changed; /* true: members joined or left during an event of the core */
-};
-
-/* The gate of a job's rounds, as the core knows it (tiles.c). */
-struct coord_gate {
-    bool shut;
-    uint32_t world;
+    struct coord_gate gate;
 };
 
 /* How much of a job's tiles has been sent to a shard. */

@@ -31,6 +31,7 @@ static void take_outcome(struct coord_steps *steps, cairn_status status, const c
     // `end` may cause an event of the core. The step counts as begun until then, so that the event
     // does not begin the next one.
     if (step->end != NULL) status = step->end(steps, status, &why);
+    if (steps->at == NULL) return; // given up by such an event
     steps->is_begun = false;
     if (status == CAIRN_OK) {
         if (!steps->rests) go_on(steps);
@@ -69,6 +70,7 @@ static void begin_question(struct coord_steps *steps)
     steps->gather = gather;
     steps->lacks_shard = false;
     const cairn_status status = steps->at->begin(steps, &why);
+    if (steps->gather != gather) return; // given up meanwhile
     if (status == CAIRN_OK) {
         coord_gather_start(gather);
         return;
@@ -220,6 +222,7 @@ static void begin_step(struct coord_steps *steps)
         return;
     }
     const cairn_status status = step->begin != NULL ? step->begin(steps, &why) : CAIRN_OK;
+    if (steps->at == NULL) return; // given up meanwhile
     if (status != CAIRN_OK || step->kind == CAIRN_STEP_DO)
         take_outcome(steps, status, why.text);
     else if (step->run != NULL)

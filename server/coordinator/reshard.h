@@ -223,6 +223,14 @@ struct coord_amending {
     struct packed *spec_packed;
 };
 
+/* A job's change to a new generation, if one is under way. */
+struct coord_extension {
+    struct coord_steps steps;
+    /* owned: has the spec, layout, shards and generation that the job will have; NULL: the tensors do not
+     * change */
+    struct coord_job *staged_job;
+};
+
 /* A job's amendments. */
 struct coord_amends {
     struct coord_steps steps;
@@ -233,6 +241,7 @@ struct coord_amends {
     struct coord_waiters waiters;
     /* revision that the admin's amendment made, when it is in the store; else 0 */
     uint64_t revision;
+    struct coord_extension extension;
 };
 
 /* A member's requests to amend its job. */
@@ -260,14 +269,6 @@ void coord_amend_failed(struct coord_member *member, cairn_status status, const 
 /* ==== extend ==== */
 
 /* How a job gets a new generation, with other tensors or terms, at the step at which it is. */
-
-/* A job's change to a new generation, if one is under way. */
-struct coord_extension {
-    struct coord_steps steps;
-    /* owned: has the spec, layout, shards and generation that the job will have; NULL: the tensors do not
-     * change */
-    struct coord_job *staged_job;
-};
 
 /* Sends JobSwitch: the shard keeps its part of that generation, and drops its parts of all others. */
 void coord_job_send_switch(const struct coord_job *job, const struct coord_shard_entry *entry,

@@ -68,7 +68,7 @@ static void restore_answer(struct coord_restore *restore)
     message->job = wire_text(coord_restore_job_name(restore));
     if (restore->replaces) message->replaced = &restore->replaced;
     message->passed_over = restore->latest.passed.text;
-    if (!restore->plan) message->restored_generation = restore->generation;
+    if (!restore->plan) message->restored_generation = restore->generation.chosen;
     coord_waiters_answer(&restore->waiter, CAIRN_MSG_SNAPSHOT_STATUS, &message->base);
 }
 
@@ -82,7 +82,7 @@ static void restore_answer(struct coord_restore *restore)
 static uint64_t next_generation(const struct coord_restore *restore, const struct coord_job *old)
 {
     uint64_t newest = restore->manifest.generation;
-    if (restore->last_generation > newest) newest = restore->last_generation;
+    if (restore->generation.last > newest) newest = restore->generation.last;
     if (old == NULL) return newest + 1;
     const uint64_t now = coord_job_version(old).generation;
     if (now > newest) newest = now;
@@ -96,9 +96,9 @@ static uint64_t next_generation(const struct coord_restore *restore, const struc
 static void inherit_former(struct coord_job *restored, const struct coord_job *old,
                            const struct coord_restore *restore)
 {
-    restored->generation = restore->generation;
+    restored->generation = restore->generation.chosen;
     restored->base_step = restore->manifest.step;
-    restored->origin.generation = restore->generation;
+    restored->origin.generation = restore->generation.chosen;
     if (restore->is_its_own)
         restored->origin.from = (struct cairn_version) { restore->manifest.generation,
                                                          restore->manifest.step };
@@ -183,7 +183,7 @@ static cairn_status replace_job(struct coord_steps *steps, struct sentence *why)
     struct coord_job *old = coord_job_find(steps->cluster, m->spec.name);
     const struct job_spec_data *spec = spec_of(restore);
     struct decision last = { .kind = CAIRN_DECISION_NONE,
-                             .version_after = { restore->generation, m->step },
+                             .version_after = { restore->generation.chosen, m->step },
                              .payload = m->payload,
                              .payload_bytes = m->payload_bytes };
     uint8_t *payload;
@@ -278,11 +278,11 @@ static void end_restore(struct coord_restore *restore, cairn_status status, cons
     } else {
         log_info("job %s restored from %s at step %" PRIu64 " as generation %" PRIu64,
                  restore->manifest.spec.name, restore->folder, restore->manifest.step,
-                 restore->generation);
+                 restore->generation.chosen);
         const char *passed = restore->latest.passed.text;
         coord_event_note(restore->steps.cluster, CAIRN_EVENT_RESTORED, restore->manifest.spec.name,
                          NULL, "from %s at step %" PRIu64 " as generation %" PRIu64 "%s%.600s",
-                         restore->folder, restore->manifest.step, restore->generation,
+                         restore->folder, restore->manifest.step, restore->generation.chosen,
                          passed[0] != '\0' ? "; passed over: " : "", passed);
         if (restore->is_stored) coord_restore_passed_over(restore, &restore->latest.passed);
         restore_answer(restore);
@@ -453,24 +453,25 @@ static cairn_status choose_generation(struct coord_steps *steps, struct sentence
     if (is_for_openers(restore))
         CAIRN_TRY(coord_openers_judge(steps->cluster, name, restore->verdicts, why));
     const uint64_t next = next_generation(restore, old), id = old != NULL ? old->id : 0;
-    restore->reserves = false;
-    if (restore->generation >= next && restore->old_id == id) return CAIRN_OK;
-    restore->generation = next;
-    restore->old_id = id;
-    restore->reserves = old != NULL && old->stored;
+    restore->generation.reserves = false;
+    if (restore->generation.chosen >= next && restore->generation.old_id == id) return CAIRN_OK;
+    restore->generation.chosen = next;
+    restore->generation.old_id = id;
+    restore->generation.reserves = old != NULL && old->stored;
     return CAIRN_OK;
 }
 
 static bool is_to_be_reserved(const struct coord_steps *steps)
 {
-    return ((const struct coord_restore *)steps)->reserves;
+    return ((const struct coord_restore *)steps)->generation.reserves;
 }
 
 static cairn_status reserve_generation(struct coord_steps *steps, struct sentence *why)
 {
     const struct coord_restore *restore = (struct coord_restore *)steps;
-    struct coord_job *old = coord_job_by_id(steps->cluster, restore->old_id);
-    return coord_steps_save(steps, old, CAIRN_STORE_GENERATION, NULL, restore->generation, why);
+    struct coord_job *old = coord_job_by_id(steps->cluster, restore->generation.old_id);
+    return coord_steps_save(steps, old, CAIRN_STORE_GENERATION, NULL, restore->generation.chosen,
+                            why);
 }
 
 /* Applies the settings to a copy of the spec. The manifest's spec stays as it is, because the loaded

@@ -35,6 +35,14 @@ struct restore_latest {
     struct sentence passed;
 };
 
+/* The generation that the restored job gets. */
+struct restore_generation {
+    uint64_t chosen; /* 0: not chosen yet */
+    uint64_t last;   /* the highest generation in the names of the job's snapshots */
+    uint64_t old_id; /* the job in whose row `chosen` is reserved; 0: none */
+    bool reserves;   /* true: `chosen` is still to be reserved in the store */
+};
+
 /* steps.status and steps.why are used by the thread, and have the first failure of a part that the shards
  * loaded. */
 struct coord_restore {
@@ -54,15 +62,10 @@ struct coord_restore {
     /* true: a shard does not find the snapshot, so its storage is not the storage that was checked */
     bool unseen;
     /* the restored job */
-    uint64_t job_id;     /* set once the job is linked */
-    uint64_t generation; /* 0: not chosen yet */
-    /* last_generation: the highest generation in the names of the job's snapshots. is_its_own: the restored
-     * snapshot is one of the job's snapshots */
-    uint64_t last_generation;
-    bool is_its_own;
-    uint64_t old_id; /* the job in whose row the generation is reserved; 0: none */
+    uint64_t job_id; /* set once the job is linked */
+    struct restore_generation generation;
+    bool is_its_own; /* true: the restored snapshot is one of the job's snapshots */
     bool plans;      /* true: the job is still to be planned, or compared with new openers' specs */
-    bool reserves;   /* true: the generation is still to be reserved in the store */
     uint64_t number; /* number of the SnapshotParts that report digests of the loaded state */
     /* replaces: the restore replaces a job. replaced: describes this job; the texts in it are borrowed */
     bool replaces;

@@ -745,7 +745,7 @@ void coord_snapshot_unprepare(struct coord_job *job)
 
 bool coord_parting_advance(struct coord_job *job)
 {
-    struct coord_parting *p = &job->parting;
+    struct coord_parting *p = &job->snapshots.parting;
     struct sentence why;
     if (p->state != CAIRN_PARTING_WANTED) return p->state != CAIRN_PARTING_TAKEN;
     p->state = CAIRN_PARTING_TAKEN;

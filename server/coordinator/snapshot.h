@@ -355,6 +355,7 @@ struct coord_snapshots {
     struct sentence failed;
     /* for status: which snapshot a restore passed over, set by restore.c; empty after the next snapshot */
     struct sentence passed_over;
+    struct coord_parting parting;
 };
 
 /* ---- digests.c ---- */

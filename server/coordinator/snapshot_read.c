@@ -623,7 +623,7 @@ static void look_around(struct coord_restore *restore)
     const char *job = coord_restore_job_name(restore);
     const char *id = strrchr(restore->folder, '/');
     struct sentence why;
-    if (snapshot_last_generation(root, job, &restore->last_generation, &why) != CAIRN_OK)
+    if (snapshot_last_generation(root, job, &restore->generation.last, &why) != CAIRN_OK)
         log_warn("the past generations of job %s are not known: %s", job, why.text);
     restore->is_its_own = id != NULL && strcmp(restore->manifest.spec.name, job) == 0 &&
                           snapshot_committed(root, job, id + 1, &why) == CAIRN_OK;

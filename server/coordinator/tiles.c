@@ -421,7 +421,7 @@ static void answer_declared(struct coord_job *job)
 
 static void gate_set(struct coord_job *job, bool shut)
 {
-    struct coord_gate *gate = &job->gate;
+    struct coord_gate *gate = &job->tiles.gate;
     const uint32_t world = job->tiles.world;
     if (gate->world == world && gate->shut == shut) return;
     *gate = (struct coord_gate) { .shut = shut, .world = world };
@@ -604,7 +604,8 @@ bool coord_tiles_waiting(const struct coord_job *job, struct sentence *out)
     out->text[0] = '\0';
     if (job->tiles.world > 0) add_ranks(job, &names);
     if (names.count > NAMES_MAX) sentence_add(out, " and %zu more", names.count - NAMES_MAX);
-    if (names.count == 0 && job->gate.shut) sentence_set(out, "the shards to be told of the tiles");
+    if (names.count == 0 && job->tiles.gate.shut)
+        sentence_set(out, "the shards to be told of the tiles");
     return out->text[0] != '\0';
 }
 

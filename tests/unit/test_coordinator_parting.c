@@ -107,7 +107,7 @@ TEST(one_that_is_being_taken_is_awaited_and_another_one_follows)
     fake_until(&fake, fake.shards[0].seen[CAIRN_MSG_PIN_FOLDER] == 1);
     drain(0, 100);
     drain(1, 100);
-    fake_until(&fake, toy()->parting.state == CAIRN_PARTING_WANTED);
+    fake_until(&fake, toy()->snapshots.parting.state == CAIRN_PARTING_WANTED);
     ck_assert_uint_eq(fake.shards[0].error, 0);
     fake.shards[0].holds_part = false;
     fake_shard_answer_pin(&fake.shards[0], toy()->snapshots.running->number,

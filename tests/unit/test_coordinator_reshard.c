@@ -251,7 +251,7 @@ TEST(an_amendment_of_tensors_waits_for_the_slice_and_the_run_goes_on_after_it)
 {
     begin_slice();
     const uint32_t request = fake_amend_more(&w, job, 5);
-    fake_until(&fake, toy()->extension.staged_job != NULL);
+    fake_until(&fake, toy()->amends.extension.staged_job != NULL);
     fake_pumps(&fake, 50);
     ck_assert_int_eq(coord_stage(toy(), CAIRN_OPERATION_EXTEND), CAIRN_STAGE_EXTENDING);
     end_slice();
