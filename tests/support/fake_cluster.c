@@ -338,6 +338,18 @@ void fake_shard_forget(struct fake_cluster *fake, uint32_t i)
     fake->shards[i].incarnation += 10;
 }
 
+void fake_shard_blink(struct fake_cluster *fake, uint32_t i)
+{
+    fake_shard_away(fake, i);
+    fake_shard_up(fake, i);
+}
+
+void fake_shard_renew(struct fake_cluster *fake, uint32_t i)
+{
+    fake_shard_forget(fake, i);
+    fake_shard_up(fake, i);
+}
+
 void fake_hold_reduced(struct fake_cluster *fake, bool held)
 {
     for (int i = 0; i < 2; i++) fake->shards[i].holds_reduced = held;
@@ -468,14 +480,21 @@ struct job_spec_data fake_spec(uint32_t workers_min)
     return spec;
 }
 
-struct page_target {
-    struct fake_peer *peer;
-    uint32_t request;
-};
-static void send_page(void *context, const Cairn__Page *page)
+/* JobOpen with the pages of a spec. */
+static uint32_t open_with(struct fake_peer *peer, const struct job_spec_data *spec,
+                          Cairn__JobOpen open)
 {
-    const struct page_target *target = context;
-    fake_send(target->peer, CAIRN_MSG_PAGE, target->request, &page->base);
+    uint8_t *bytes;
+    size_t size;
+    ck_assert_int_eq(spec_pack(spec, &bytes, &size), CAIRN_OK);
+    open.name = spec->name;
+    open.role = CAIRN_ROLE_WIRE_WORKER;
+    open.spec_bytes = size;
+    const uint32_t request = fake_request(peer, CAIRN_MSG_JOB_OPEN,
+                                          made_as(CAIRN_MSG_JOB_OPEN, &open.base));
+    pages_each(CAIRN_PAGE_SPEC, bytes, size, fake_send_page, peer);
+    free(bytes);
+    return request;
 }
 
 uint32_t fake_job_open(struct fake_peer *peer, const struct job_spec_data *spec, uint64_t session,
@@ -487,22 +506,19 @@ uint32_t fake_job_open(struct fake_peer *peer, const struct job_spec_data *spec,
 uint32_t fake_job_open_again(struct fake_peer *peer, const struct job_spec_data *spec,
                              uint64_t session, uint32_t rank, uint64_t attached)
 {
-    uint8_t *bytes;
-    size_t bytes_len;
-    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    ck_assert_int_eq(spec_pack(spec, &bytes, &bytes_len), CAIRN_OK);
-    open.name = spec->name;
-    open.role = CAIRN_ROLE_WIRE_WORKER;
-    open.rank = rank;
-    open.attached = attached;
-    open.takeover = attached == 0; // a test that wants another rank's place does not wait for it
-    open.session = session;
-    open.token = session * 7;
-    open.spec_bytes = bytes_len;
-    struct page_target target = { peer, fake_request(peer, CAIRN_MSG_JOB_OPEN, &open.base) };
-    pages_each(CAIRN_PAGE_SPEC, bytes, bytes_len, send_page, &target);
-    free(bytes);
-    return target.request;
+    // A test that wants another rank's place does not wait for it.
+    return open_with(peer, spec,
+                     (Cairn__JobOpen) { .rank = rank,
+                                        .attached = attached,
+                                        .takeover = attached == 0,
+                                        .session = session,
+                                        .token = session * 7 });
+}
+
+uint32_t fake_ask_resume(struct fake_peer *peer, const struct job_spec_data *spec)
+{
+    return open_with(peer, spec,
+                     (Cairn__JobOpen) { .session = 50, .token = 51, .resume_latest = true });
 }
 
 uint32_t fake_ask_open(struct fake_peer *peer, uint64_t session, uint32_t rank,

@@ -212,6 +212,9 @@ void fake_shards_up(struct fake_cluster *fake, uint32_t count);
 void fake_shard_away(struct fake_cluster *fake, uint32_t i);
 /* It lost everything, as a new process. */
 void fake_shard_forget(struct fake_cluster *fake, uint32_t i);
+/* Its connection ends and is made again; the same, of a new process that has nothing. */
+void fake_shard_blink(struct fake_cluster *fake, uint32_t i);
+void fake_shard_renew(struct fake_cluster *fake, uint32_t i);
 void fake_shard_report_reduced(struct fake_shard *shard);
 /* Shards 0 and 1 report that by themselves, or not until they are told to. */
 void fake_hold_reduced(struct fake_cluster *fake, bool held);
@@ -278,6 +281,8 @@ uint32_t fake_job_open(struct fake_peer *peer, const struct job_spec_data *spec,
 /* The same with fake_spec(workers_min). */
 uint32_t fake_ask_open(struct fake_peer *peer, uint64_t session, uint32_t rank,
                        uint32_t workers_min);
+/* A worker that wishes that the newest snapshot is restored, if there is no job. */
+uint32_t fake_ask_resume(struct fake_peer *peer, const struct job_spec_data *spec);
 /* The same of a member that was attached already, to that job. */
 uint32_t fake_job_open_again(struct fake_peer *peer, const struct job_spec_data *spec,
                              uint64_t session, uint32_t rank, uint64_t attached);

@@ -70,8 +70,7 @@ void restart_with_three(void)
     restart_coordinator();
     tick_fast();
     fake_shards_up(&fake, 3);
-    come_again("w0");
-    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
+    attach_again();
 }
 
 void hold_disk(void)

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "proto/snapshot_io/snapshot_io.h"
 #include "tests/support/fake_shard.h"
 
 struct fake_cluster fake;
@@ -82,6 +83,12 @@ void come_again(const char *name)
     w = worker(name);
 }
 
+void attach_again(void)
+{
+    come_again("w0");
+    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
+}
+
 uint64_t train(void)
 {
     return fake_step(&w, job);
@@ -143,6 +150,22 @@ uint32_t ask_restore(const char *name, const char *id, const char *path)
 {
     return fake_ask(&admin, SnapshotRestore, .job = wire_text(name), .id = wire_text(id),
                     .path = wire_text(path));
+}
+
+void flip_last_byte(const char *folder)
+{
+    struct manifest m;
+    char path[4200];
+    ck_assert_int_eq(manifest_load(folder, &m, NULL), CAIRN_OK);
+    snprintf(path, sizeof path, "%s/%s", folder, m.files[0].path);
+    FILE *file = fopen(path, "r+b");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
+    const int last = fgetc(file);
+    ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
+    ck_assert_int_eq(fputc(last ^ 1, file), last ^ 1);
+    ck_assert_int_eq(fclose(file), 0);
+    manifest_release(&m);
 }
 
 size_t snapshot_folders(void)

@@ -28,6 +28,8 @@ void start_job(void);
 void start_trained(void);
 /* `w` is a new connection, which has asked for nothing. */
 void come_again(const char *name);
+/* The same, "w0", which is attached to the job again. */
+void attach_again(void);
 /* A whole round of `w`; the step after it. */
 uint64_t train(void);
 
@@ -51,6 +53,8 @@ Cairn__SnapshotList *list_snapshots(void);
 uint32_t ask_digest(struct fake_peer *peer);
 /* By name and id, or by a path; "": not given. */
 uint32_t ask_restore(const char *name, const char *id, const char *path);
+/* Damages a snapshot: the last byte of its first file is another one. */
+void flip_last_byte(const char *folder);
 /* How many the job has, whole or not. */
 size_t snapshot_folders(void);
 uint32_t ask_show(const char *name);

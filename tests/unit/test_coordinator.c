@@ -361,8 +361,7 @@ TEST(a_shard_that_restarts_before_the_seal_costs_nothing_but_the_puts)
     fake_shards_up(&fake, 2);
     w = worker("w0");
     job = fake_attach(&w, 10, 0, 1);
-    fake_shard_forget(&fake, 0);
-    fake_shard_up(&fake, 0);
+    fake_shard_renew(&fake, 0);
     fake_expect_error(&w, 0, CAIRN_ERR_REOPEN, "put the initial state again");
     fake_peer_close(&w);
     w = worker("w0");
@@ -383,8 +382,7 @@ TEST(a_shard_that_blinks_during_the_seal_is_sealed_again)
     fake_until(&fake, fake.shards[0].seen[CAIRN_MSG_JOB_SEAL] == 1 &&
                           fake.shards[1].seen[CAIRN_MSG_JOB_SEAL] == 1);
     fake.shards[1].holds_seal = false;
-    fake_shard_away(&fake, 1);
-    fake_shard_up(&fake, 1);
+    fake_shard_blink(&fake, 1);
     fake_shard_release(&fake.shards[0]);
     fake_hear(&w, Done, request);
     ck_assert_uint_eq(train(), 1);
@@ -399,8 +397,7 @@ TEST(a_shard_that_restarts_while_a_job_is_made_has_it_made_again)
     const uint32_t request = fake_ask_open(&w, 10, 0, 1);
     fake_until(&fake, fake.shards[0].has_job && fake.shards[1].has_job);
     fake_expect_awaited(&w, 0, "make room");
-    fake_shard_forget(&fake, 1);
-    fake_shard_up(&fake, 1);
+    fake_shard_renew(&fake, 1);
     fake_shard_release(&fake.shards[0]);
     fake_hear(&w, Attached, request);
     fake_init(&w, fake.shards[1].job);

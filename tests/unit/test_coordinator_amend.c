@@ -71,8 +71,7 @@ TEST(a_shard_that_comes_back_while_others_make_it_voids_it)
     fake.shards[1].holds_create = true;
     const uint32_t request = fake_amend_more(&w, job, 3);
     fake_until(&fake, both_staged());
-    fake_shard_away(&fake, 0);
-    fake_shard_up(&fake, 0); // is told to drop it
+    fake_shard_blink(&fake, 0); // is told to drop it
     fake_until(&fake, fake.shards[0].staged == NULL);
     fake_shard_release(&fake.shards[1]);
     fake_expect_error(&w, request, CAIRN_ERR_NOT_READY, "a shard went away");
@@ -182,8 +181,7 @@ TEST(an_admin_who_waits_for_the_shards_of_a_job_that_is_lost_hears_of_it)
                                             "clip_norm=2");
     fake_until(&fake, toy()->amends.revision != 0);
     tick_fast();
-    fake_shard_forget(&fake, 1);
-    fake_shard_up(&fake, 1);
+    fake_shard_renew(&fake, 1);
     fake_expect_error(&admin, request, CAIRN_ERR_JOB_LOST, "not on all shards, and the job");
 }
 
@@ -237,8 +235,7 @@ TEST(an_admin_who_changes_such_terms_is_answered_or_hears_why_not)
     request = ask_terms(&admin, 0, 8);
     fake_until(&fake, both_staged());
     tick_fast();
-    fake_shard_forget(&fake, 1);
-    fake_shard_up(&fake, 1);
+    fake_shard_renew(&fake, 1);
     fake_expect_error(&admin, request, CAIRN_ERR_NOT_READY, "job toy was not amended");
 }
 

@@ -83,11 +83,9 @@ TEST(a_restore_does_not_wait_for_a_drained_shard)
     fake_shard_away(&fake, 0);
     take_snapshot();
     restore_by_itself();
-    fake_shard_forget(&fake, 1);
-    fake_shard_up(&fake, 1);
+    fake_shard_renew(&fake, 1);
     fake_expect_error(&w, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
-    come_again("w0");
-    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
+    attach_again();
     ck_assert_uint_eq(toy()->entry_count, 1);
     train();
 }
@@ -103,8 +101,7 @@ TEST(a_shard_that_is_being_drained_is_not_waited_for)
     fake.shards[1].move.holds_prepare = false;
     fake_shard_up(&fake, 1);
     fake_expect_error(&w, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
-    come_again("w0");
-    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
+    attach_again();
     ck_assert_uint_eq(toy()->entry_count, 1);
     train();
     fake_until(&fake, fake.shards[0].move.is_ended);
@@ -117,8 +114,7 @@ static void break_device(uint32_t shard)
 {
     toy()->spec.offload_fraction = 1;
     fake.shards[shard].failed = "a launch of fold failed on Emulated card 0";
-    fake_shard_away(&fake, shard);
-    fake_shard_up(&fake, shard);
+    fake_shard_blink(&fake, shard);
 }
 
 static void expect_moved_off(const char *name)

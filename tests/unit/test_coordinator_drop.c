@@ -23,11 +23,9 @@ static size_t job_count(void)
 
 static uint32_t ask_remove(const char *name, const char *id)
 {
-    Cairn__SnapshotRemove remove = CAIRN__SNAPSHOT_REMOVE__INIT;
-    remove.job = wire_text(name);
-    remove.id = wire_text(id);
-    remove.force = true; // it may have been verified meanwhile, or not
-    return fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base);
+    // By force: it may have been verified meanwhile, or not.
+    return fake_ask(&admin, SnapshotRemove, .job = wire_text(name), .id = wire_text(id),
+                    .force = true);
 }
 
 TEST(a_job_that_nobody_uses_is_dropped_for_good_and_its_snapshots_stay)

@@ -33,8 +33,7 @@ static size_t expect(const Cairn__Events *page, size_t at, const char *kind, con
 TEST(who_came_and_went_is_listed_in_order_with_the_cause)
 {
     fake_peer_close(&w);
-    fake_shard_away(&fake, 1);
-    fake_shard_up(&fake, 1);
+    fake_shard_blink(&fake, 1);
     fake_until(&fake, coord_job_shards_up(toy()));
     Cairn__Events *page = ask(0, 0);
     size_t at = expect(page, 0, "started", "", "incarnation 1");

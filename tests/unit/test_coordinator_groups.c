@@ -237,8 +237,7 @@ TEST(a_shard_that_comes_back_has_all_of_it_told_anew)
     const uint64_t job = attach_all("aabb", CAIRN_GROUPS_HOST);
     one_round(job, 0, 4);
     const uint64_t before = fake.shards[2].relay.number;
-    fake_shard_away(&fake, 1);
-    fake_shard_up(&fake, 1);
+    fake_shard_blink(&fake, 1);
     for (uint32_t i = 0; i < 4; i++) // it has another address now
         fake_hear(&w[i], ShardsChanged, 0);
     one_round(job, 0, 4);

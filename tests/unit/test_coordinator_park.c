@@ -102,14 +102,12 @@ TEST(a_shard_that_reconnects_again_and_again_leaves_nothing_shut)
     const uint32_t request = ask_and_hold(true);
     for (int i = 0; i < 3; i++) {
         const uint32_t asked = times_asked(1);
-        fake_shard_away(&fake, 1);
-        fake_shard_up(&fake, 1);
+        fake_shard_blink(&fake, 1);
         fake_until(&fake, times_asked(1) > asked);
     }
     fake_expect_error(&admin, request, CAIRN_ERR_NOT_READY, "the connection was lost");
     shard->holds_park = false;
-    fake_shard_away(&fake, 1);
-    fake_shard_up(&fake, 1);
+    fake_shard_blink(&fake, 1);
     fake_until(&fake, coord_stage(toy(), CAIRN_OPERATION_PARK) == CAIRN_STAGE_NONE);
     ck_assert(!fake.shards[0].parked && !shard->parked);
     train();
@@ -144,8 +142,7 @@ TEST(a_job_that_is_parked_is_taken_back_by_a_coordinator_that_has_just_started)
     fake_pumps(&fake, 20);
     fake_shard_up(&fake, 1);
     expect_parked(request, false);
-    come_again("w0");
-    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
+    attach_again();
     train();
 }
 

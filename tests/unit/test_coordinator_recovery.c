@@ -21,12 +21,6 @@ static void amend_to_wait(uint32_t wait_s)
     amend_job(1, "on_shard_loss=restore-latest shard_loss_wait_s=%" PRIu32, wait_s);
 }
 
-static void lose_part(uint32_t shard)
-{
-    fake_shard_forget(&fake, shard);
-    fake_shard_up(&fake, shard);
-}
-
 static uint32_t ask_open(void)
 {
     come_again("w0");
@@ -53,12 +47,12 @@ TEST(the_newest_snapshot_is_restored_and_workers_go_on_in_it)
     take_snapshot();
     amend();
     train();
-    lose_part(1);
+    fake_shard_renew(&fake, 1);
     expect_rolled_back();
     expect_attached(ask_open(), 2, 2);
     ck_assert_int_eq(toy()->spec.policy.on_shard_loss, CAIRN_SHARD_LOSS_RESTORE_LATEST);
     train();
-    lose_part(0);
+    fake_shard_renew(&fake, 0);
     expect_rolled_back();
     expect_attached(ask_open(), 3, 2);
     train();
@@ -144,7 +138,7 @@ TEST(a_damaged_one_is_passed_over_for_the_one_before)
     const char *folder = take_snapshot()->path;
     amend();
     damage(folder);
-    lose_part(1);
+    fake_shard_renew(&fake, 1);
     expect_rolled_back();
     expect_attached(ask_open(), 2, 1);
     expect_passed_over("step-000000000001-g1 was restored; the newest snapshot, "
@@ -173,7 +167,7 @@ TEST(storage_that_is_not_mounted_at_a_shard_is_waited_for_however_long)
     take_snapshot();
     amend();
     unmount_at(1);
-    lose_part(1);
+    fake_shard_renew(&fake, 1);
     expect_rolled_back();
     const uint32_t request = ask_open();
     fake_until(&fake, strstr(toy()->loss.why.text, "once it is mounted at every shard") != NULL);
@@ -198,7 +192,7 @@ TEST(a_shard_that_does_not_say_that_its_storage_is_gone_is_tried_again_and_again
     fake.shards[1].storage = NULL;
     // Read before the loss: the first try may have ended when ask_open() returns.
     uint32_t created = fake.shards[1].seen[CAIRN_MSG_JOB_CREATE];
-    lose_part(1);
+    fake_shard_renew(&fake, 1);
     expect_rolled_back();
     const uint32_t request = ask_open();
     for (uint32_t i = 0; i <= CAIRN_RESTORES_MAX; i++) {
@@ -220,7 +214,7 @@ TEST(a_shard_that_sees_the_snapshots_is_taken_before_one_that_does_not)
     unmount_at(1);
     fake_shard_up(&fake, 2);
     fake_until(&fake, coord_shard_find(fake.cluster, "s1")->storage.text[0] != '\0');
-    lose_part(1);
+    fake_shard_renew(&fake, 1);
     expect_rolled_back();
     expect_attached(ask_open(), 2, 1);
     ck_assert(fake.shards[0].has_job && fake.shards[2].has_job);
@@ -233,7 +227,7 @@ TEST(a_shard_whose_device_failed_gets_no_part)
     amend();
     fake_shard_up(&fake, 2);
     fake.shards[1].failed = "a launch of fold failed on Emulated card 0";
-    lose_part(1);
+    fake_shard_renew(&fake, 1);
     expect_rolled_back();
     expect_attached(ask_open(), 2, 1);
     ck_assert(fake.shards[0].has_job && fake.shards[2].has_job);
@@ -251,7 +245,7 @@ TEST(one_that_is_removed_meanwhile_is_not_counted_twice)
     damage(newest);
     amend();
     uv_timer_stop(&fake.cluster->clock.tick); // it is tried by this test's word
-    lose_part(1);
+    fake_shard_renew(&fake, 1);
     coord_job_lose(toy(), true, "s1 lost it");
     coord_recovery_tick(toy());
     ck_assert(toy()->loss.recovery.running);
@@ -302,7 +296,7 @@ TEST_EACH(a_restore_that_an_operator_began_and_a_shard_ended_is_tried_again, 0, 
 TEST(without_a_snapshot_the_job_is_lost_and_says_so)
 {
     amend();
-    lose_part(1);
+    fake_shard_renew(&fake, 1);
     expect_rolled_back();
     fake_expect_error(&w, ask_open(), CAIRN_ERR_JOB_LOST,
                       "finds no whole snapshot of it: `cairn snapshot restore toy latest` tries "
@@ -316,7 +310,7 @@ TEST(with_one_alone_whose_results_are_not_finite_it_is_lost_and_says_how_to_take
     train();
     take_snapshot();
     amend();
-    lose_part(1);
+    fake_shard_renew(&fake, 1);
     expect_rolled_back();
     fake_expect_error(&w, ask_open(), CAIRN_ERR_JOB_LOST, "`cairn snapshot restore toy ID`");
 }
@@ -326,11 +320,11 @@ TEST(without_progress_it_ends_after_so_many)
     take_snapshot();
     amend();
     for (uint64_t i = 0; i < CAIRN_RESTORES_MAX; i++) {
-        lose_part(1);
+        fake_shard_renew(&fake, 1);
         expect_rolled_back();
         expect_attached(ask_open(), 2 + i, 1);
     }
-    lose_part(1);
+    fake_shard_renew(&fake, 1);
     fake_expect_error(&w, 0, CAIRN_ERR_JOB_LOST, "restored it 3 times without a step");
     ck_assert_int_eq(toy()->state, CAIRN_CLUSTER_JOB_LOST);
     fake_expect_error(&w, ask_open(), CAIRN_ERR_JOB_LOST, "waits now; restore a snapshot with");
@@ -347,7 +341,7 @@ TEST(no_snapshot_that_is_ahead_of_the_job_is_its_own)
     fake_init(&w, job);
     train();
     amend();
-    lose_part(1);
+    fake_shard_renew(&fake, 1);
     expect_rolled_back();
     fake_expect_error(&w, ask_open(), CAIRN_ERR_JOB_LOST, "takes none of its snapshots unasked");
 }
@@ -358,7 +352,7 @@ TEST(it_keeps_how_many_workers_it_was_amended_to_have)
     take_snapshot();
     amend();
     amend_job(2, "workers_min=1 workers_max=4");
-    lose_part(1);
+    fake_shard_renew(&fake, 1);
     expect_rolled_back();
     come_again("w0");
     struct job_spec_data spec = fake_spec(3);
@@ -382,7 +376,7 @@ TEST(who_was_at_work_on_something_else_is_waited_for_afterwards_too)
     spec_release(&spec);
     amend_job(2, "workers_min=2 workers_max=2");
     fake_call(&other, Done, Pause, .job = job, .at_most_ms = 60000, .what = "evaluating");
-    lose_part(1);
+    fake_shard_renew(&fake, 1);
     expect_rolled_back();
     fake_expect_error(&other, 0, CAIRN_ERR_ROLLED_BACK, "is restored by itself");
     expect_attached(ask_open(), 2, 1);
@@ -404,7 +398,7 @@ TEST(who_was_at_work_on_something_else_is_waited_for_afterwards_too)
 TEST(by_default_the_job_waits)
 {
     take_snapshot();
-    lose_part(1);
+    fake_shard_renew(&fake, 1);
     fake_expect_error(&w, 0, CAIRN_ERR_JOB_LOST, "restore a snapshot with");
     fake_expect_error(&w, ask_open(), CAIRN_ERR_JOB_LOST, "is lost: s1");
 }

@@ -58,8 +58,7 @@ TEST(a_shard_is_drained_leaves_a_hole_and_is_told_to_end)
     train();
     restart_coordinator();
     fake_shard_up(&fake, 1);
-    come_again("w0");
-    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
+    attach_again();
     train();
     ck_assert_uint_eq(toy()->entry_count, 1);
 }

@@ -183,8 +183,7 @@ static void give_network(struct fake_shard *shard, const char *host)
 
 static void sit_again(uint32_t shard)
 {
-    fake_shard_away(&fake, shard);
-    fake_shard_up(&fake, shard);
+    fake_shard_blink(&fake, shard);
     fake_until(&fake, coord_shards_up(fake.cluster) == 3);
 }
 

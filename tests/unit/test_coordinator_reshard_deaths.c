@@ -171,8 +171,7 @@ TEST(a_coordinator_that_ends_before_its_fences_are_heard_loses_nothing)
     tick_fast();
     for (int i = 0; i < 3; i++) ck_assert_uint_le(fake.shards[i].layout->version, 1);
     fake_shards_up(&fake, 3);
-    come_again("w0");
-    ck_assert_uint_eq(fake_attach(&w, 10, 0, 1), job);
+    attach_again();
     train_until_ended();
     ck_assert_uint_eq(owners(), 3);
 }
@@ -180,8 +179,7 @@ TEST(a_coordinator_that_ends_before_its_fences_are_heard_loses_nothing)
 TEST(an_old_owner_that_is_away_for_a_while_is_waited_for)
 {
     begin_slice();
-    fake_shard_away(&fake, 0);
-    fake_shard_up(&fake, 0);
+    fake_shard_blink(&fake, 0);
     fake.shards[2].move.holds_moved = false;
     train_until_ended();
     ck_assert_int_eq(toy()->reshard.progress.state, CAIRN_RESHARD_DONE);
@@ -221,8 +219,7 @@ static void lose_taker_while_storing(bool holds)
 {
     hold_layout_at_store();
     fake.shards[0].move.holds_prepare = holds;
-    fake_shard_forget(&fake, 2);
-    fake_shard_up(&fake, 2);
+    fake_shard_renew(&fake, 2);
     release_disk();
 }
 
@@ -310,8 +307,7 @@ TEST(a_giver_that_dies_on_the_way_back_is_not_left_out)
     fake_until(&fake, !owns(1) && fake.shards[0].layout->version == toy()->layout->version);
     fake_shard_forget(&fake, 2);
     fake_until(&fake, owns(1) && fake.shards[0].layout->version == toy()->layout->version);
-    fake_shard_forget(&fake, 1);
-    fake_shard_up(&fake, 1);
+    fake_shard_renew(&fake, 1);
     fake_until(&fake, toy()->state == CAIRN_CLUSTER_JOB_LOST);
 }
 
@@ -322,8 +318,7 @@ TEST(a_giver_that_dies_before_all_are_whole_is_not_left_out)
     expect_told(ask_reshard(CAIRN_RESHARD_APPLY, RESHARD_DRAIN(s1)));
     fake_until(&fake, !owns(1) && fake.shards[0].layout->version == toy()->layout->version);
     const uint64_t version = toy()->layout->version;
-    fake_shard_forget(&fake, 1);
-    fake_shard_up(&fake, 1);
+    fake_shard_renew(&fake, 1);
     fake_until(&fake, toy()->state == CAIRN_CLUSTER_JOB_LOST);
     ck_assert_uint_eq(toy()->layout->version, version);
 }

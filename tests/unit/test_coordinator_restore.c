@@ -69,22 +69,6 @@ TEST(the_newest_snapshot_is_listed_first_also_after_a_restore)
 
 /* ---- falling back ---- */
 
-static void damage(const char *folder)
-{
-    struct manifest m;
-    char path[4200];
-    ck_assert_int_eq(manifest_load(folder, &m, NULL), CAIRN_OK);
-    snprintf(path, sizeof path, "%s/%s", folder, m.files[0].path);
-    FILE *file = fopen(path, "r+b");
-    ck_assert_ptr_nonnull(file);
-    ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
-    const int last = fgetc(file);
-    ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
-    ck_assert_int_eq(fputc(last ^ 1, file), last ^ 1);
-    ck_assert_int_eq(fclose(file), 0);
-    manifest_release(&m);
-}
-
 static uint32_t ask_fallback(const char *id, bool fallback)
 {
     return fake_ask(&admin, SnapshotRestore, .job = "toy", .id = wire_text(id),
@@ -98,7 +82,7 @@ TEST_EACH(a_damaged_one_gives_way_to_an_older_one_by_a_word_alone, 0, 2)
     train();
     Cairn__SnapshotStatus *new = take_snapshot();
     train();
-    damage(new->path);
+    flip_last_byte(new->path);
     fake_expect_error(&admin, ask_fallback(new->id, false), CAIRN_ERR_CHECKSUM,
                       "--fallback takes step-000000000001-g1");
     ck_assert_uint_eq(coord_job_version(toy()).step, 3); // it was not touched
@@ -128,7 +112,7 @@ TEST(without_an_older_one_nothing_is_restored)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
     train();
-    damage(s->path);
+    flip_last_byte(s->path);
     fake_expect_error(&admin, ask_fallback(s->id, true), CAIRN_ERR_CHECKSUM,
                       "there is no older one");
     ck_assert_uint_eq(coord_job_version(toy()).step, 2);

@@ -5,7 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/support/pages.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
@@ -17,26 +16,8 @@ static void set_up(void)
 }
 static void lose(void)
 {
-    fake_shard_forget(&fake, 1);
-    fake_shard_up(&fake, 1);
+    fake_shard_renew(&fake, 1);
     fake_expect_error(&w, 0, CAIRN_ERR_JOB_LOST, "is lost: s1");
-}
-
-/* With the wish. */
-static uint32_t ask_open(struct fake_peer *peer, const struct job_spec_data *spec)
-{
-    uint8_t *bytes;
-    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = spec->name;
-    open.role = CAIRN_ROLE_WIRE_WORKER;
-    open.session = 50;
-    open.token = 51;
-    open.resume_latest = true;
-    ck_assert_int_eq(spec_pack(spec, &bytes, &open.spec_bytes), CAIRN_OK);
-    const uint32_t request = fake_request(peer, CAIRN_MSG_JOB_OPEN, &open.base);
-    pages_each(CAIRN_PAGE_SPEC, bytes, open.spec_bytes, fake_send_page, peer);
-    free(bytes);
-    return request;
 }
 
 static void expect_attached(struct fake_peer *peer, uint32_t request)
@@ -52,7 +33,7 @@ TEST(who_comes_without_the_wish_begins_no_job_before_it_is_fulfilled)
     struct fake_peer with = worker("with");
     struct fake_peer without = worker("without");
     drop();
-    const uint32_t wish = ask_open(&with, &spec);
+    const uint32_t wish = fake_ask_resume(&with, &spec);
     fake_until(&fake,
                fake.cluster->resumes != NULL); // heard, before what comes on another connection
     const uint32_t plain = fake_ask_open(&without, 60, 1, 1);
@@ -82,7 +63,7 @@ TEST(a_lost_job_keeps_how_many_workers_it_was_amended_to_have)
     come_again("again");
     struct job_spec_data spec = fake_spec(1);
     spec.workers_max = 4;
-    expect_attached(&w, ask_open(&w, &spec));
+    expect_attached(&w, fake_ask_resume(&w, &spec));
     spec_release(&spec);
 }
 
@@ -94,7 +75,7 @@ TEST(a_damaged_snapshot_is_passed_over)
     take_snapshot();
     drop();
     come_again("again");
-    expect_attached(&w, ask_open(&w, &spec)); // at step 1
+    expect_attached(&w, fake_ask_resume(&w, &spec)); // at step 1
     Cairn__JobStatus *s = show_job("toy");
     ck_assert_msg(
         strstr(s->passed_over,
@@ -117,7 +98,7 @@ TEST_EACH(a_snapshot_that_nobody_signed_is_passed_over_unless_the_setting_says_o
     fake.options.snapshots_trust = wire_text(takes_any ? "any" : "signed");
     drop();
     come_again("again");
-    ck_assert_uint_eq(fake_hear(&w, Attached, ask_open(&w, &spec))->step, takes_any ? 2 : 1);
+    ck_assert_uint_eq(fake_hear(&w, Attached, fake_ask_resume(&w, &spec))->step, takes_any ? 2 : 1);
     Cairn__JobStatus *s = show_job("toy");
     const char *said = strstr(s->passed_over, "step-000000000002-g1, is not trusted: its manifest");
     ck_assert_msg((said == NULL) == takes_any, "%s", s->passed_over);
@@ -127,19 +108,16 @@ TEST_EACH(a_snapshot_that_nobody_signed_is_passed_over_unless_the_setting_says_o
 TEST(with_damaged_snapshots_alone_the_job_does_not_begin_anew)
 {
     struct job_spec_data spec = fake_spec(1);
-    Cairn__SnapshotRemove remove = CAIRN__SNAPSHOT_REMOVE__INIT;
     Cairn__SnapshotList *listed = list_snapshots();
     fake.shards[0].nonfinite = 2;
     (void)train();
     take_snapshot();
-    remove.job = listed->snapshots[0]->job;
-    remove.id = listed->snapshots[0]->id;
-    remove.force = true; // it may have been verified meanwhile, or not
-    fake_hear(&admin, SnapshotRemoved,
-              fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &remove.base));
+    // By force: it may have been verified meanwhile, or not.
+    fake_call(&admin, SnapshotRemoved, SnapshotRemove, .job = listed->snapshots[0]->job,
+              .id = listed->snapshots[0]->id, .force = true);
     drop();
     come_again("again");
-    fake_expect_error(&w, ask_open(&w, &spec), CAIRN_ERR_CORRUPT,
+    fake_expect_error(&w, fake_ask_resume(&w, &spec), CAIRN_ERR_CORRUPT,
                       "that may be taken unasked; `cairn snapshot restore toy ID`");
     ck_assert_ptr_null(toy());
     spec_release(&spec);
@@ -153,11 +131,11 @@ TEST(who_comes_with_another_spec_has_nothing_restored)
     other.clip_norm = 77;
     drop();
     const uint32_t created = fake.shards[0].seen[CAIRN_MSG_JOB_CREATE];
-    fake_expect_error(&stray, ask_open(&stray, &other), CAIRN_ERR_MISMATCH, "clip_norm");
+    fake_expect_error(&stray, fake_ask_resume(&stray, &other), CAIRN_ERR_MISMATCH, "clip_norm");
     ck_assert_ptr_null(toy());
     ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_JOB_CREATE], created);
-    const uint32_t wrong = ask_open(&stray, &other); // beside one who is right
-    const uint32_t right = ask_open(&with, &spec);
+    const uint32_t wrong = fake_ask_resume(&stray, &other); // beside one who is right
+    const uint32_t right = fake_ask_resume(&with, &spec);
     fake_expect_error(&stray, wrong, CAIRN_ERR_MISMATCH, "clip_norm");
     expect_attached(&with, right);
     fake_peer_close(&with);
@@ -176,7 +154,7 @@ TEST(storage_that_is_not_mounted_at_a_shard_is_no_damage)
     come_again("again");
     fake.shards[1].refuse_create = "there is no folder /snapshots/toy";
     fake.shards[1].refuse_create_status = CAIRN_ERR_NOT_FOUND;
-    fake_expect_error(&w, ask_open(&w, &spec), CAIRN_ERR_IO,
+    fake_expect_error(&w, fake_ask_resume(&w, &spec), CAIRN_ERR_IO,
                       "is the storage of the snapshots mounted at that shard?");
     ck_assert_ptr_null(toy());
     spec_release(&spec);
@@ -190,7 +168,7 @@ TEST(a_drained_shard_is_not_waited_for)
     Cairn__SnapshotStatus *saved = take_snapshot();
     lose();
     come_again("again");
-    ck_assert_uint_eq(fake_hear(&w, Attached, ask_open(&w, &spec))->step, saved->step);
+    ck_assert_uint_eq(fake_hear(&w, Attached, fake_ask_resume(&w, &spec))->step, saved->step);
     spec_release(&spec);
 }
 

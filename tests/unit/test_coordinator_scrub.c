@@ -30,21 +30,6 @@ static void note_old(const char *id)
     ck_assert_int_eq(snapshot_check_set(fake.cluster->storage.path, "toy", &check, NULL), CAIRN_OK);
 }
 
-static void flip_last_byte(const char *folder)
-{
-    struct manifest m;
-    char path[4200];
-    ck_assert_int_eq(manifest_load(folder, &m, NULL), CAIRN_OK);
-    snprintf(path, sizeof path, "%s/%s", folder, m.files[0].path);
-    FILE *file = fopen(path, "r+b");
-    ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
-    const int last = fgetc(file);
-    ck_assert_int_eq(fseek(file, -1, SEEK_END), 0);
-    ck_assert_int_eq(fputc(last ^ 1, file), last ^ 1);
-    ck_assert_int_eq(fclose(file), 0);
-    manifest_release(&m);
-}
-
 static bool has_event(const char *kind, const char *word)
 {
     Cairn__Events *events = fake_call(&admin, Events, EventsGet);

@@ -68,8 +68,7 @@ TEST(what_a_shard_says_of_the_storage_ends_with_its_connection)
 {
     char storage[256];
     tell_storage(1, "it hangs");
-    fake_shard_away(&fake, 1);
-    fake_shard_up(&fake, 1);
+    fake_shard_blink(&fake, 1);
     ck_assert_str_eq(status_of_shard(1, storage, sizeof storage), "");
 }
 
@@ -285,8 +284,7 @@ TEST(a_lost_job_is_brought_back_by_a_restore)
 {
     Cairn__SnapshotStatus *s = take_snapshot();
     train();
-    fake_shard_forget(&fake, 1);
-    fake_shard_up(&fake, 1);
+    fake_shard_renew(&fake, 1);
     fake_until(&fake, toy()->state == CAIRN_CLUSTER_JOB_LOST);
     Cairn__JobStatus *status = show_job("toy");
     ck_assert_str_eq(status->state, "lost");

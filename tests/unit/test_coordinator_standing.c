@@ -92,11 +92,9 @@ TEST(what_was_never_finished_or_was_dropped_is_cleaned_up)
     fake_until(&fake, fake.shards[0].settled && fake.shards[1].settled);
     fake_peer_close(&w);
     fake_shard_away(&fake, 0);
-    fake_shard_forget(&fake, 0);
-    fake_shard_up(&fake, 0);
+    fake_shard_renew(&fake, 0);
     fake.shards[1].dead = true; // does not hear that it is to drop it
-    fake_shard_away(&fake, 1);
-    fake_shard_up(&fake, 1);
+    fake_shard_blink(&fake, 1);
     fake_until(&fake, !fake.shards[1].has_job);
 }
 

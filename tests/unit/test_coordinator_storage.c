@@ -12,7 +12,6 @@
 
 #include "proto/store/storage.h"
 #include "server/coordinator/store.h"
-#include "tests/support/pages.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
@@ -64,8 +63,7 @@ static size_t entries(void)
 static void expect_status(const char *word)
 {
     const uint32_t request = fake_ask(&admin, ClusterStatusGet);
-    Cairn__ClusterStatus *status = (Cairn__ClusterStatus *)fake_hear(&admin, ClusterStatus,
-                                                                     request);
+    Cairn__ClusterStatus *status = fake_hear(&admin, ClusterStatus, request);
     ck_assert_msg(word != NULL ? strstr(status->storage, word) != NULL : status->storage[0] == '\0',
                   "%s", status->storage);
 }
@@ -79,17 +77,7 @@ static void drop_job(void)
 static uint32_t ask_resume(void)
 {
     struct job_spec_data spec = fake_spec(1);
-    uint8_t *bytes;
-    Cairn__JobOpen open = CAIRN__JOB_OPEN__INIT;
-    open.name = spec.name;
-    open.role = CAIRN_ROLE_WIRE_WORKER;
-    open.session = 50;
-    open.token = 51;
-    open.resume_latest = true;
-    ck_assert_int_eq(spec_pack(&spec, &bytes, &open.spec_bytes), CAIRN_OK);
-    const uint32_t request = fake_request(&w, CAIRN_MSG_JOB_OPEN, &open.base);
-    pages_each(CAIRN_PAGE_SPEC, bytes, open.spec_bytes, fake_send_page, &w);
-    free(bytes);
+    const uint32_t request = fake_ask_resume(&w, &spec);
     spec_release(&spec);
     return request;
 }
@@ -97,23 +85,19 @@ static uint32_t ask_resume(void)
 static void expect_restored(void)
 {
     const uint32_t request = ask_resume();
-    Cairn__Attached *attached = (Cairn__Attached *)fake_hear(&w, Attached, request);
+    Cairn__Attached *attached = fake_hear(&w, Attached, request);
     ck_assert_uint_eq(attached->step, 1);
 }
 
 TEST(storage_that_is_not_mounted_is_written_to_by_nobody_and_no_job_begins_anew)
 {
-    Cairn__SnapshotRestore restore = CAIRN__SNAPSHOT_RESTORE__INIT;
-    Cairn__SnapshotRemove removal = CAIRN__SNAPSHOT_REMOVE__INIT;
     take_snapshot();
     restart_without_storage();
     expect_status(OTHER);
     fake_expect_error(&admin, ask_snapshot(&admin, true), CAIRN_ERR_IO, OTHER);
-    removal.job = restore.job = "toy";
-    removal.id = restore.id = "step-000000000001-g1";
-    fake_expect_error(&admin, fake_request(&admin, CAIRN_MSG_SNAPSHOT_RESTORE, &restore.base),
-                      CAIRN_ERR_IO, OTHER);
-    fake_expect_error(&admin, fake_request(&admin, CAIRN_MSG_SNAPSHOT_REMOVE, &removal.base),
+    fake_expect_error(&admin, ask_restore("toy", "step-000000000001-g1", ""), CAIRN_ERR_IO, OTHER);
+    fake_expect_error(&admin,
+                      fake_ask(&admin, SnapshotRemove, .job = "toy", .id = "step-000000000001-g1"),
                       CAIRN_ERR_IO, OTHER);
     drop_job();
     fake_expect_error(&w, ask_resume(), CAIRN_ERR_IO, OTHER);
