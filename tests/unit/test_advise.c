@@ -54,7 +54,7 @@ static void step(uint32_t us)
 static void end_cut(cairn_status status)
 {
     snapshot.status = status;
-    coord_cost_ended(&snapshot);
+    coord_snapshot_note_end(&snapshot);
     made.snapshots.running = NULL;
 }
 
