@@ -313,7 +313,9 @@ static cairn_status on_cluster_backup(struct coord_session *session, uint32_t re
     coord_steps_start(&backup->steps, &backup_plan, cluster, NULL);
     cluster->backup = backup;
     backup->path = strdup(message->path);
-    cairn_status status = backup->path != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    cairn_status status = backup->path != NULL
+                              ? CAIRN_OK
+                              : fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK) status = coord_waiters_add(&backup->waiter, session, request, why);
     if (status != CAIRN_OK) {
         free_backup(backup);

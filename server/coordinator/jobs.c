@@ -645,8 +645,11 @@ static bool is_stored(const struct coord_steps *steps)
 static cairn_status judge_deleted(struct coord_steps *steps, cairn_status status,
                                   struct sentence *why)
 {
-    const struct coord_drop *drop = (struct coord_drop *)steps;
-    if (status == CAIRN_OK || status == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
+    struct coord_drop *drop = (struct coord_drop *)steps;
+    if (status == CAIRN_OK || status == CAIRN_ERR_NOT_FOUND) {
+        coord_dropped_add(steps->cluster, drop->job);
+        return CAIRN_OK;
+    }
     if (drop->is_asked) return status;
     log_error("job %s: %s", drop->name, why->text);
     return CAIRN_OK;
@@ -661,7 +664,6 @@ static cairn_status drop_parts(struct coord_steps *steps, struct sentence *why)
     Cairn__JobDrop message = CAIRN__JOB_DROP__INIT;
     message.job = drop->job;
     if (job == NULL) return fail_with(why, CAIRN_ERR_NOT_FOUND, "the job is another one now");
-    coord_dropped_add(cluster, job->id);
     if (drop->is_asked) {
         log_info("job %s is dropped at step %" PRIu64, drop->name, drop->removed.step);
         coord_event_note(cluster, CAIRN_EVENT_DROPPED, drop->name, NULL, "at step %" PRIu64,
@@ -713,9 +715,13 @@ static void fail_drop(struct coord_steps *steps, cairn_status status, const char
     if (job != NULL) coord_job_lose(job, false, "dropping it failed (%s); drop it again", text);
 }
 
+enum drop_step { WAITS_FOR_REST, DELETES };
+
 static const struct coord_step drop_steps[] = {
-    { CAIRN_STEP_STORE, CAIRN_STAGE_DROPPING, .is_needed = is_stored, .begin = delete_job,
-      .end = judge_deleted },
+    // until begin_drop has ended what the job was at
+    [WAITS_FOR_REST] = { CAIRN_STEP_WAIT, CAIRN_STAGE_DROPPING },
+    [DELETES] = { CAIRN_STEP_STORE, CAIRN_STAGE_DROPPING, .is_needed = is_stored,
+                  .begin = delete_job, .end = judge_deleted },
     { CAIRN_STEP_ASK, .begin = drop_parts, .end = answer_dropped },
     { CAIRN_STEP_LAST },
 };
@@ -760,6 +766,7 @@ static void begin_drop(struct coord_drop *drop, struct coord_job *job)
     coord_reshard_end(job, CAIRN_RESHARD_FAILED, "the job is dropped");
     coord_job_core_close(job);
     coord_reshard_close(job);
+    coord_steps_go(&drop->steps, DELETES, false);
     coord_steps_advance(&drop->steps);
 }
 

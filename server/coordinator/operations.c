@@ -20,25 +20,28 @@ static void leave(struct coord_steps *steps)
     steps->is_begun = steps->rests = steps->lacks_shard = false;
 }
 
-/* Takes the outcome of the present step, and goes on. */
-static void take_outcome(struct coord_steps *steps, cairn_status status, const char *text)
+/* Takes the outcome of the present step. False: the operation has ended, and may be freed, or it rests. */
+static bool conclude(struct coord_steps *steps, cairn_status status, struct sentence *why)
 {
     const struct coord_operation_plan *plan = steps->plan;
     const struct coord_step *step = steps->at++;
-    struct sentence why;
     steps->gather = NULL;
-    sentence_set(&why, "%s", text);
     // `end` may cause an event of the core. The step counts as begun until then, so that the event
     // does not begin the next one.
-    if (step->end != NULL) status = step->end(steps, status, &why);
-    if (steps->at == NULL) return; // given up by such an event
+    if (step->end != NULL) status = step->end(steps, status, why);
     steps->is_begun = false;
-    if (status == CAIRN_OK) {
-        if (!steps->rests) go_on(steps);
-        return;
-    }
+    if (status == CAIRN_OK) return !steps->rests;
     leave(steps);
-    plan->failed(steps, status, why.text);
+    plan->failed(steps, status, why->text);
+    return false;
+}
+
+/* Takes an outcome that was awaited, and goes on. */
+static void take_outcome(struct coord_steps *steps, cairn_status status, const char *text)
+{
+    struct sentence why;
+    sentence_set(&why, "%s", text);
+    if (conclude(steps, status, &why)) go_on(steps);
 }
 
 /* The coordinator closes: no further step begins. */
@@ -59,24 +62,31 @@ static void on_answered(void *context, cairn_status status, const char *why)
         take_outcome(steps, status, why);
 }
 
-static void begin_question(struct coord_steps *steps)
+/* What has become of a step at once. */
+enum begun {
+    AWAITS,    /* its outcome comes later, or has come and was taken */
+    HAS_ENDED, /* the outcome is there */
+    PUT_OFF,   /* it could not begin, and the next event or tick tries again */
+    FAILS,     /* it could not begin, and nothing would try again */
+};
+
+static enum begun begin_question(struct coord_steps *steps, cairn_status *status,
+                                 struct sentence *why)
 {
-    struct sentence why;
     struct coord_gather *gather = coord_gather_open(steps->cluster, on_answered, steps);
     if (gather == NULL) {
-        take_outcome(steps, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
-        return;
+        *status = fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
+        return steps->job != NULL ? PUT_OFF : FAILS;
     }
     steps->gather = gather;
     steps->lacks_shard = false;
-    const cairn_status status = steps->at->begin(steps, &why);
-    if (steps->gather != gather) return; // given up meanwhile
-    if (status == CAIRN_OK) {
+    *status = steps->at->begin(steps, why);
+    if (*status == CAIRN_OK) {
         coord_gather_start(gather);
-        return;
+        return AWAITS;
     }
     coord_gather_drop(gather);
-    take_outcome(steps, status, why.text);
+    return HAS_ENDED;
 }
 
 void coord_steps_give_question_up(struct coord_steps *steps, cairn_status status, const char *why)
@@ -191,7 +201,8 @@ static void done_task(struct task *task)
 }
 
 /* Has `run` of the present step run on a thread: the store's, or any. */
-static void begin_thread(struct coord_steps *steps)
+static enum begun begin_thread(struct coord_steps *steps, cairn_status *status,
+                               struct sentence *why)
 {
     const struct coord_step *step = steps->at;
     if (steps->status == CAIRN_OK) steps->why.text[0] = '\0';
@@ -200,52 +211,69 @@ static void begin_thread(struct coord_steps *steps)
     if (step->kind == CAIRN_STEP_STORE) {
         steps->task = (struct task) { .run = run_task, .done = done_task, .item_count = 1 };
         pool_submit(steps->cluster->saves.pool, &steps->task);
-        return;
+        return AWAITS;
     }
     const size_t bytes = step->bytes != NULL ? step->bytes(steps) : SIZE_MAX;
     steps->work.run = run_work;
     steps->work.done = done_work;
-    if (coord_work_do(&steps->work, steps->cluster, NULL, 0, bytes)) return;
+    if (coord_work_do(&steps->work, steps->cluster, NULL, 0, bytes)) return AWAITS;
     steps->has_thread = false;
-    take_outcome(steps, CAIRN_ERR_NO_MEMORY, "no thread for it");
+    *status = fail_with(why, CAIRN_ERR_NO_MEMORY, "no thread for it");
+    return HAS_ENDED;
 }
 
 /* ---- one step after another ---- */
 
-static void begin_step(struct coord_steps *steps)
+static enum begun begin_step(struct coord_steps *steps, cairn_status *status, struct sentence *why)
 {
-    struct sentence why = { "" };
     const struct coord_step *step = steps->at;
     steps->is_begun = true;
-    if (step->kind == CAIRN_STEP_ASK) {
-        begin_question(steps);
-        return;
-    }
-    const cairn_status status = step->begin != NULL ? step->begin(steps, &why) : CAIRN_OK;
-    if (steps->at == NULL) return; // given up meanwhile
-    if (status != CAIRN_OK || step->kind == CAIRN_STEP_DO)
-        take_outcome(steps, status, why.text);
-    else if (step->run != NULL)
-        begin_thread(steps);
+    if (step->kind == CAIRN_STEP_ASK) return begin_question(steps, status, why);
+    *status = step->begin != NULL ? step->begin(steps, why) : CAIRN_OK;
+    if (*status != CAIRN_OK || step->kind == CAIRN_STEP_DO) return HAS_ENDED;
+    return step->run != NULL ? begin_thread(steps, status, why) : AWAITS;
 }
 
-/* Begins the first step that need not be waited for. Whoever calls this must not use the operation
- * afterwards, because it may have ended. */
-static void go_on(struct coord_steps *steps)
+/* Chooses the first step that need not be waited for. False: the operation waits. */
+static bool find_step(struct coord_steps *steps)
 {
-    steps->rests = false;
     for (;; steps->at++) {
         const struct coord_step *step = steps->at;
         if (step->is_needed != NULL && !step->is_needed(steps)) continue;
-        if (step->kind != CAIRN_STEP_WAIT) break;
-        if (step->is_ready == NULL || !step->is_ready(steps)) return;
+        if (step->kind != CAIRN_STEP_WAIT) return true;
+        if (step->is_ready == NULL || !step->is_ready(steps)) return false;
     }
-    if (steps->at->kind != CAIRN_STEP_LAST) {
-        begin_step(steps);
-        return;
+}
+
+/* Carries out steps until one has to be awaited. Whoever calls this must not use the operation
+ * afterwards, because it may have ended. */
+static void go_on(struct coord_steps *steps)
+{
+    const struct coord_operation_plan *plan = steps->plan;
+    struct sentence why;
+    cairn_status status;
+    steps->rests = false;
+    while (find_step(steps)) {
+        if (steps->at->kind == CAIRN_STEP_LAST) {
+            leave(steps);
+            plan->done(steps);
+            return;
+        }
+        why.text[0] = '\0';
+        const enum begun begun = begin_step(steps, &status, &why);
+        if (begun == AWAITS) return;
+        if (begun == PUT_OFF) {
+            steps->is_begun = false;
+            return;
+        }
+        if (begun == FAILS) {
+            leave(steps);
+            plan->failed(steps, status, why.text);
+            return;
+        }
+        if (!conclude(steps, status, &why)) return;
+        steps->rests = false;
     }
-    leave(steps);
-    steps->plan->done(steps);
 }
 
 /* ---- for the operations ---- */

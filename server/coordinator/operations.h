@@ -13,7 +13,9 @@
  *   THREAD  works on another thread
  *
  * A failure ends the operation. `end` of the step may see to it instead: it judges the outcome, may take
- * back what the step did, and may choose the step that comes next.
+ * back what the step did, and may choose the step that comes next. A question for which there is no memory
+ * was never asked, so `end` does not hear of it: an operation of a job asks again with the next event or
+ * tick, and any other operation fails.
  *
  * An operation can be given up at any time (coord_steps_cancel). After that none of its functions is
  * called, whatever shards and the disk still answer. Only a thread cannot be called back: the operation's
@@ -58,6 +60,7 @@ struct coord_operation_plan {
     /* One of these two functions is called at the end, unless the operation is given up. Both may free the
      * operation. */
     void (*done)(struct coord_steps *steps);
+    /* NULL if no step fails, because each `end` sees to its failures */
     void (*failed)(struct coord_steps *steps, cairn_status status, const char *why);
     /* the operation was given up, or the coordinator closes, and nothing uses the operation's memory any
      * more; NULL: the memory is the job's */
@@ -120,8 +123,8 @@ bool coord_steps_stored(const struct coord_saved *saved, cluster_saved_fn stored
 
 /* The coordinator's side of the operations of a job (server/core/operation.h). The file that carries an
  * operation out has one such object; operations.c lists them, and calls each of them in the order of
- * enum operation. Every function may be NULL; an operation with
- * neither `steps` nor `stage` is never under way. */
+ * enum operation. Every function may be NULL; an operation with neither `steps` nor `stage` is never under
+ * way. */
 struct coord_operation {
     /* Returns the operation's steps, which give its stage, and for whom it waits; NULL: it is not under way.
      * The steps advance with the job's events, and are given up when the job is freed. An operation without

@@ -413,7 +413,11 @@ static void tick_reshard(struct coord_job *job)
 static void on_begun(const struct coord_saved *saved)
 {
     coord_reshard_stored(saved);
-    (void)coord_steps_stored(saved, on_begun);
+    if (coord_steps_stored(saved, on_begun) || saved->status == CAIRN_OK) return;
+    // a new generation has ended the steps meanwhile, and the run goes on in that
+    struct coord_job *job = coord_job_by_id(saved->cluster, saved->job);
+    if (job != NULL && job->reshard.running && job->reshard.serial == saved->number)
+        coord_reshard_end(job, CAIRN_RESHARD_FAILED, saved->why);
 }
 
 static cairn_status save_begun(struct coord_steps *steps, struct sentence *why)

@@ -27,8 +27,21 @@
 
 #define TENSOR_BYTES 64 /* about the bytes that one tensor of a spec takes */
 
-/* The steps that are chosen by number (restore_steps). */
-enum { JUDGES_FORMER = 3, IS_OVER = 12 };
+enum restore_step {
+    CHECKS,
+    PROVES,
+    SETTLES,
+    JUDGES_FORMER,
+    PLANS,
+    CHOOSES_GENERATION,
+    RESERVES,
+    MAKES,
+    AWAITS_LOADING,
+    PROVES_LOADED,
+    SAVES,
+    OPENS,
+    IS_OVER
+};
 
 /* ==== answer ==== */
 
@@ -466,12 +479,19 @@ static bool is_to_be_reserved(const struct coord_steps *steps)
     return ((const struct coord_restore *)steps)->generation.reserves;
 }
 
+/* The number of this write is a generation, and those of other writes are numbers of requests. So the
+ * write has a function of its own. */
+static void on_reserved(const struct coord_saved *saved)
+{
+    (void)coord_steps_stored(saved, on_reserved);
+}
+
 static cairn_status reserve_generation(struct coord_steps *steps, struct sentence *why)
 {
     const struct coord_restore *restore = (struct coord_restore *)steps;
     struct coord_job *old = coord_job_by_id(steps->cluster, restore->generation.old_id);
-    return coord_steps_save(steps, old, CAIRN_STORE_GENERATION, NULL, restore->generation.chosen,
-                            why);
+    return coord_steps_save_as(steps, old, CAIRN_STORE_GENERATION, restore->generation.chosen,
+                               on_reserved, why);
 }
 
 /* Applies the settings to a copy of the spec. The manifest's spec stays as it is, because the loaded
@@ -581,20 +601,22 @@ static void release_restore(struct coord_steps *steps)
 #define LOADS "the shards to load the snapshot"
 
 static const struct coord_step restore_steps[] = {
-    { CAIRN_STEP_THREAD, .run = coord_restore_check, .end = judge_checked },
-    { CAIRN_STEP_THREAD, .is_needed = is_risky, .run = coord_restore_prove },
-    { CAIRN_STEP_DO, .begin = settle_on_snapshot },
+    [CHECKS] = { CAIRN_STEP_THREAD, .run = coord_restore_check, .end = judge_checked },
+    [PROVES] = { CAIRN_STEP_THREAD, .is_needed = is_risky, .run = coord_restore_prove },
+    [SETTLES] = { CAIRN_STEP_DO, .begin = settle_on_snapshot },
     [JUDGES_FORMER] = { CAIRN_STEP_DO, .begin = judge_former },
-    { CAIRN_STEP_THREAD, .is_needed = is_to_be_planned, .begin = open_draft, .bytes = spec_bytes,
-      .run = plan_restored, .end = judge_again },
-    { CAIRN_STEP_DO, .begin = choose_generation },
-    { CAIRN_STEP_STORE, .is_needed = is_to_be_reserved, .begin = reserve_generation,
-      .end = judge_reserved },
-    { CAIRN_STEP_ASK, CAIRN_STAGE_RESTORING, LOADS, .begin = replace_job, .end = judge_made },
-    { CAIRN_STEP_WAIT, CAIRN_STAGE_RESTORING, LOADS, .is_ready = is_loaded },
-    { CAIRN_STEP_THREAD, CAIRN_STAGE_RESTORING, LOADS, .run = coord_restore_prove_loaded },
-    { CAIRN_STEP_STORE, CAIRN_STAGE_RESTORING, LOADS, .begin = save_restored },
-    { CAIRN_STEP_DO, .begin = open_restored },
+    [PLANS] = { CAIRN_STEP_THREAD, .is_needed = is_to_be_planned, .begin = open_draft,
+                .bytes = spec_bytes, .run = plan_restored, .end = judge_again },
+    [CHOOSES_GENERATION] = { CAIRN_STEP_DO, .begin = choose_generation },
+    [RESERVES] = { CAIRN_STEP_STORE, .is_needed = is_to_be_reserved, .begin = reserve_generation,
+                   .end = judge_reserved },
+    [MAKES] = { CAIRN_STEP_ASK, CAIRN_STAGE_RESTORING, LOADS, .begin = replace_job,
+                .end = judge_made },
+    [AWAITS_LOADING] = { CAIRN_STEP_WAIT, CAIRN_STAGE_RESTORING, LOADS, .is_ready = is_loaded },
+    [PROVES_LOADED] = { CAIRN_STEP_THREAD, CAIRN_STAGE_RESTORING, LOADS,
+                        .run = coord_restore_prove_loaded },
+    [SAVES] = { CAIRN_STEP_STORE, CAIRN_STAGE_RESTORING, LOADS, .begin = save_restored },
+    [OPENS] = { CAIRN_STEP_DO, .begin = open_restored },
     [IS_OVER] = { CAIRN_STEP_LAST },
 };
 

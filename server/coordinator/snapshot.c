@@ -588,6 +588,8 @@ static void send_pins(struct coord_snapshot *snapshot)
         snapshot->parts[i] = CAIRN_PART_AWAITED;
         coord_session_send(s->entry->session, CAIRN_MSG_PIN, 0, &pin.base);
     }
+    // no folder is made for it, so those that were told to pin are told that there is none
+    if (snapshot->status != CAIRN_OK) tell_folder(snapshot, "");
 }
 
 /* The folder cannot be made before the version is pinned, because its name contains the step. The

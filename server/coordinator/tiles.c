@@ -415,9 +415,8 @@ static void answer_declared(struct coord_job *job)
 
 /* ==== gate ==== */
 
-/* The gate of the core. No round opens while the gate is shut. The gate is shut while tiles are
- * declared or told, while another generation is made (amend.c), while the job is parked (drain.c),
- * and while the newest version is being published in the layout in force (reshard.c). */
+/* The gate of the core. No round opens while the gate is shut. The gate is shut while tiles are declared
+ * or told, and while a stage of an operation holds it (server/core/operation.c). */
 
 static void gate_set(struct coord_job *job, bool shut)
 {
