@@ -444,11 +444,12 @@ static void ucx_describe(struct fabric *fabric, const struct fabric_options *opt
  *
  * A peer that does not answer within REACH_WAIT_MS is refused. We keep its socket, and check the socket
  * when the same address is tried again, without waiting a second time. If that socket was answered since,
- * the answer may be old, and the peer may have vanished again: so we try anew, and wait again. Only an
- * answer to a try of this moment counts. */
+ * the answer may be old, and the peer may have vanished again. So only an answer to a try of this moment
+ * counts: we try anew, and wait again, for longer if the old answer took longer. */
 
 enum {
-    REACH_WAIT_MS = 100,     /* of the loop's time: longer than any round trip to a peer */
+    REACH_WAIT_MS = 100,     /* of the loop's time: longer than nearly any round trip to a peer */
+    REACH_WAIT_MOST = 1000,  /* ms: the same for a peer whose round trip is known to be longer */
     REACH_FORGET_MS = 60000, /* an address counts as new after this time */
     BLOCKED_MS = 500,        /* a ucp_ep_create that takes longer waited in vain */
     /* We leave the address alone for as long as UCX waited. Each further wait doubles the rest, at most to
@@ -601,6 +602,18 @@ static bool is_answer(int error)
     return error == 0 || error == ECONNREFUSED;
 }
 
+/* Returns for how long to wait for the next answer from where this socket was answered. */
+static int patience_ms(int fd)
+{
+    struct tcp_info info = { 0 };
+    socklen_t bytes = sizeof info;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return REACH_WAIT_MS;
+    const uint32_t twice_ms = 2 * (info.tcpi_rtt / 1000);
+    return twice_ms <= REACH_WAIT_MS    ? REACH_WAIT_MS
+           : twice_ms < REACH_WAIT_MOST ? (int)twice_ms
+                                        : REACH_WAIT_MOST;
+}
+
 cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw, size_t bytes)
 {
     struct sockaddr_storage to;
@@ -610,25 +623,36 @@ cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw, size_t bytes)
     int wait_ms = 0, error = EINPROGRESS;
     if (asked != NULL && now_ms < asked->rest_until_ms) return CAIRN_ERR_UNREACHABLE;
     if (!find_port(raw, bytes, &to, &to_bytes)) return CAIRN_OK;
-    if (asked == NULL) asked = take_asked(ucx, node, now_ms, &wait_ms);
+    if (asked == NULL)
+        asked = take_asked(ucx, node, now_ms, &wait_ms);
+    else if (asked->fd < 0 && asked->rest > 0)
+        wait_ms = REACH_WAIT_MS; // it answered the last time
     asked->at_ms = now_ms;
     if (asked->fd >= 0) {
         if (!is_answered(asked, 0, &error)) return CAIRN_ERR_UNREACHABLE;
+        if (is_answer(error)) wait_ms = patience_ms(asked->fd);
         end_asking(asked); // the answer is old
-        if (is_answer(error)) wait_ms = REACH_WAIT_MS;
     }
     asked->fd = begin_asking(&to, to_bytes);
     if (asked->fd < 0 || !is_answered(asked, wait_ms, &error)) return CAIRN_ERR_UNREACHABLE;
     end_asking(asked);
-    if (is_answer(error)) asked->at_ms = 0; // the address is not silent
+    // an address that is not silent is forgotten, unless UCX waited for it in vain
+    if (is_answer(error) && asked->rest == 0) asked->at_ms = 0;
     return error == 0 ? CAIRN_OK : CAIRN_ERR_UNREACHABLE;
 }
 
-void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t ms)
+void ucx_note_connect(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t ms,
+                      bool is_connected)
 {
     const uint64_t node = fabric_hash(raw, bytes);
     struct ucx_asked *asked = find_asked(ucx, node);
     int wait_ms;
+    if (is_connected) {
+        if (asked == NULL) return;
+        end_asking(asked);
+        *asked = (struct ucx_asked) { .fd = -1 };
+        return;
+    }
     if (ms < BLOCKED_MS) return;
     if (asked == NULL) asked = take_asked(ucx, node, monotonic_ms(), &wait_ms);
     asked->at_ms = monotonic_ms();

@@ -466,11 +466,13 @@ void ucx_cards_close(
 
 /* ucx.c */
 /* CAIRN_OK: UCX may connect to the address. CAIRN_ERR_UNREACHABLE: nothing has answered yet. The call waits
- * at most 100 ms, and does not wait again for the same address. */
+ * about 100 ms for an address, and does not wait again while the address is silent. It waits for up to 1 s
+ * only for an address whose last answer took as long. */
 CAIRN_MUST_CHECK cairn_status ucx_reach(struct ucx_fabric *ucx, const void *raw, size_t bytes);
-/* Call this when UCX could not connect, and took `ms` milliseconds: if that was long, the next attempt is
- * delayed. */
-void ucx_blocked(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t ms);
+/* Call this when UCX has connected, or could not connect, in `ms` milliseconds: if it tried in vain for
+ * long, the next attempt is delayed. */
+void ucx_note_connect(struct ucx_fabric *ucx, const void *raw, size_t bytes, uint64_t ms,
+                      bool is_connected);
 
 /* Finds where the owner of an address listens. Returns false if the address does not say where. */
 bool ucx_find_listener(const void *raw, size_t bytes, struct sockaddr_storage *out);

@@ -127,10 +127,8 @@ static cairn_status connect_link(struct ucx_link *link, const void *address, siz
     const uint64_t begin_ms = monotonic_ms();
     const int socket = ucx_socket_next();
     const ucs_status_t status = ucp_ep_create(ucx->worker, &params, &link->ep);
-    if (status != UCS_OK) {
-        ucx_blocked(ucx, address, bytes, monotonic_ms() - begin_ms);
-        return ucx_status(status);
-    }
+    ucx_note_connect(ucx, address, bytes, monotonic_ms() - begin_ms, status == UCS_OK);
+    if (status != UCS_OK) return ucx_status(status);
     link->has_listener = ucx_find_listener(address, bytes, &link->listener);
     if (!link->has_listener) return CAIRN_OK;
     ucx_hear(ucx, link->node)->listener = link->listener;

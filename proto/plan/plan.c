@@ -529,7 +529,8 @@ static cairn_status join_tables(const struct addition *x, struct layout **layout
 static cairn_status place_new(const struct plan_request *request, struct layout **layout_out)
 {
     struct addition x = { .request = request };
-    if (request->shard_count < request->held->shard_count) return CAIRN_ERR_INVALID;
+    if (request->held == NULL || request->shard_count < request->held->shard_count)
+        return CAIRN_ERR_INVALID;
     cairn_status status = list_new(&x);
     if (status == CAIRN_OK && x.count > 0) status = plan_fresh(&x);
     if (status == CAIRN_OK) status = join_tables(&x, layout_out);

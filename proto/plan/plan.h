@@ -39,7 +39,7 @@
  * over everything that it has. If a piece has at least twice the bytes of a shard's part of the unit, the
  * shard may shed only the end of the piece, in 256 KiB or more. Rounding is carried over to the next shard.
  * Everything on shards that are gone becomes free. Free quanta go to the shards below their share, if
- * possible as whole parts, and next to pieces that these shards have (plan_keep.c). If this would not level
+ * possible as whole parts, and next to pieces that these shards have (plan_place.c). If this would not level
  * the shards, the quanta are placed as in a fresh table. The bytes that move thus never exceed the bound,
  * which is Σ max(0, share - old). Nothing moves while every shard is within one quantum (the job's
  * heaviest) of its share. A shard's distance from its share is at most one quantum more than the larger of
