@@ -267,7 +267,9 @@ static void *run_sweep(void *argument)
     struct sentence why = { "" };
     uint8_t *buffer = malloc((sweep->other_folder != NULL ? 2 : 1) * CTL_SWEEP_PIECE_BYTES);
     hand->results = calloc(result_count(sweep) + 1, sweep->result_bytes);
-    cairn_status status = buffer != NULL && hand->results != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+    cairn_status status = CAIRN_OK;
+    if (buffer == NULL || hand->results == NULL)
+        status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK) status = snapshot_open(sweep->folder, &hand->snapshot, &why);
     if (status == CAIRN_OK) {
         if (sweep->other_folder != NULL)
@@ -332,7 +334,7 @@ static cairn_status run_sweep_of(const struct ctl *ctl, struct ctl_sweep *sweep,
     struct crew crew = { .sweep = sweep, .status = CAIRN_OK };
     struct hand hands[CTL_SWEEP_THREADS_MAX];
     struct ctl_progress progress;
-    if (!list_pieces(&crew)) return CAIRN_ERR_NO_MEMORY;
+    if (!list_pieces(&crew)) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     sweep->progress = &progress;
     ctl_progress_begin(&progress, ctl, what, sweep_bytes(sweep));
     const unsigned count = deal(&crew, hands);

@@ -459,8 +459,10 @@ struct field_word {
     bool is_unless;
 };
 
+/* A word that is too long is a mistake in a table, as a wrong field is. */
 static void parse_word(struct field_word *w, const char *word, size_t length)
 {
+    if (length >= sizeof w->text) abort();
     snprintf(w->text, sizeof w->text, "%.*s", (int)length, word);
     w->others = strpbrk(w->text, "?!");
     w->is_unless = w->others != NULL && *w->others == '!';
@@ -500,7 +502,8 @@ static bool compares(const ProtobufCMessage *message, const char *condition)
 /* Returns true if one of the conditions, which commas divide, is met. */
 static bool is_any_met(const ProtobufCMessage *message, const char *conditions)
 {
-    char all[96], *rest = all;
+    char all[128], *rest = all;
+    if (strlen(conditions) >= sizeof all) abort(); // a mistake in a table
     snprintf(all, sizeof all, "%s", conditions);
     for (char *one; (one = strsep(&rest, ",")) != NULL;)
         if (one[0] == '@'                ? ctl_is_given(shown.ctl, one + 1)

@@ -341,6 +341,7 @@ static int fill_create(struct ctl *ctl, void *request)
     restore->settings = ctl->terms.set.list;
     restore->n_settings = ctl->terms.set.count;
     restore->plan = ctl_is_given(ctl, "dry-run");
+    if (restore->plan) restore->fallback = false; // the memory is reckoned from this snapshot
     return restore->plan ? -1 : confirm_restore(ctl, restore);
 }
 
