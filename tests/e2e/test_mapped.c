@@ -22,7 +22,7 @@ static struct cairn_version train_from(int steps, bool allocated)
 {
     struct memory memory[CARD_PUSHED];
     for (int t = 0; t < CARD_PUSHED; t++)
-        memory[t] = memory_take(session, allocated ? SHARED : HOST, 0);
+        memory[t] = memory_of_gradient(session, allocated ? SHARED : HOST, 0, t);
     const struct cairn_version version = memory_train(job, memory, steps);
     for (int t = 0; t < CARD_PUSHED; t++) memory_give(session, &memory[t]); // nobody has it on loan
     return version;

@@ -49,12 +49,12 @@ struct cairn_stats card_stats(cairn_job *of)
 
 /* ---- memory ---- */
 
-struct memory memory_take(cairn *of, enum where where, int gpu)
+static struct memory take(cairn *of, enum where where, int gpu, size_t bytes)
 {
     struct memory memory = { .where = where, .gpu = gpu, .host = malloc(CARD_ROOM) };
     memory.at = memory.host;
-    if (where == SHARED) good(cairn_alloc(of, CARD_ROOM, 0, &memory.at));
-    if (where == ALLOCATED) good(cairn_alloc(of, CARD_ROOM, CAIRN_GPU(gpu), &memory.at));
+    if (where == SHARED) good(cairn_alloc(of, bytes, 0, &memory.at));
+    if (where == ALLOCATED) good(cairn_alloc(of, bytes, CAIRN_GPU(gpu), &memory.at));
     if (where == FOREIGN) {
         memory.foreign = emulated_alloc(&card, CARD_ROOM);
         memory.at = (void *)(uintptr_t)memory.foreign.at;
@@ -63,6 +63,16 @@ struct memory memory_take(cairn *of, enum where where, int gpu)
         ck_assert_int_eq(card.driver.cuStreamCreate(&memory.stream, CAIRN_CU_STREAM_NON_BLOCKING),
                          0);
     return memory;
+}
+
+struct memory memory_take(cairn *of, enum where where, int gpu)
+{
+    return take(of, where, gpu, CARD_ROOM);
+}
+
+struct memory memory_of_gradient(cairn *of, enum where where, int gpu, int tensor)
+{
+    return take(of, where, gpu, trainer_elems(&card_model[tensor]) * sizeof(float));
 }
 
 void memory_give(cairn *of, struct memory *memory)
@@ -123,7 +133,8 @@ struct worker worker_open(const char *name, enum where where)
     const struct cairn_job_spec spec = card_spec();
     struct worker w = { .session = card_session(where != HOST) };
     w.job = trainer_ready(w.session, name, &spec);
-    for (int t = 0; t < CARD_PUSHED; t++) w.gradients[t] = memory_take(w.session, where, 0);
+    for (int t = 0; t < CARD_PUSHED; t++)
+        w.gradients[t] = memory_of_gradient(w.session, where, 0, t);
     for (int t = 0; t < CARD_TENSORS && where != HOST; t++)
         w.values[t] = memory_take(w.session, FOREIGN, 0);
     return w;

@@ -46,6 +46,8 @@ struct memory {
     struct CUstream_st *stream; /* of a card's */
 };
 struct memory memory_take(cairn *of, enum where where, int gpu);
+/* The same for the gradient of a tensor of the model: what the library gives has its size, and no byte more. */
+struct memory memory_of_gradient(cairn *of, enum where where, int gpu, int tensor);
 void memory_give(cairn *of, struct memory *memory);
 static inline bool memory_is_on_card(const struct memory *memory)
 {

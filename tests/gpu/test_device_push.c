@@ -39,7 +39,8 @@ static void open_job(const char *name)
 
 static void take_all(struct memory gradients[CARD_PUSHED], enum where where)
 {
-    for (int t = 0; t < CARD_PUSHED; t++) gradients[t] = memory_take(session, where, own_gpu);
+    for (int t = 0; t < CARD_PUSHED; t++)
+        gradients[t] = memory_of_gradient(session, where, own_gpu, t);
 }
 
 static void give_all(struct memory gradients[CARD_PUSHED])

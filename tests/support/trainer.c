@@ -109,8 +109,10 @@ cairn_status trainer_try_step(cairn_job *job, const char *tensor, const float *g
     if (status == CAIRN_OK) status = cairn_push(job, &round, 0, tensor, NULL, &mem, NULL);
     if (status == CAIRN_OK)
         status = cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result);
-    if (status == CAIRN_OK) *step_out = result.step;
-    return status;
+    if (status != CAIRN_OK) return status;
+    ck_assert(result.applied);
+    *step_out = result.step;
+    return CAIRN_OK;
 }
 
 struct cairn_result trainer_step(cairn_job *job, const char *tensor, const float *gradient)

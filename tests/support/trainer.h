@@ -55,7 +55,7 @@ cairn_status trainer_try_commit(cairn_job *job, const struct cairn_round *round,
                                 size_t state_bytes, int timeout_ms);
 /* A round of that one gradient, of weight 1. */
 struct cairn_result trainer_step(cairn_job *job, const char *tensor, const float *gradient);
-/* The same, which may fail; the step after it is given where it does not. */
+/* The same, which may fail; where it does not, it was applied, and the step after it is given. */
 cairn_status trainer_try_step(cairn_job *job, const char *tensor, const float *gradient,
                               uint64_t *step_out);
 /* plane NULL: the wire's. */

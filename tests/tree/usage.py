@@ -81,7 +81,7 @@ def main(root, build, check):
                  lambda found: found.group(1) + next(parts) + found.group(3), was, flags=re.M | re.S)
     if next(parts, None) is not None:
         sys.exit(f"{page}: a mark \"{MADE}\" is missing")
-    described = was[was.index("# DESCRIPTION"):]
+    described = was[was.index("# DESCRIPTION"):was.index("# OPTIONS")]
     missing = [words for words, _ in commands(help_of(build)) if f"*{words}*" not in described]
     if missing:
         sys.exit(f"{page} does not describe: {', '.join(missing)}")

@@ -50,6 +50,7 @@ static int call_count;
     }                                                                                    \
     __attribute__((constructor)) static void add_##function(void)                        \
     {                                                                                    \
+        if (call_count == CALLS_MAX) abort();                                            \
         calls[call_count++] = (struct call) { .name = #function,                         \
                                               .handle = (of),                            \
                                               .says_nothing = #with_arguments[0] == '(', \

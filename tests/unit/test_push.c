@@ -45,8 +45,11 @@ static int print(char *text, size_t room, const struct push_action *a)
     case CAIRN_PUSH_SEND_COMMIT:
         return snprintf(text, room, "s%u commit %u weight %" PRIu64, a->shard, a->micro, a->weight);
     case CAIRN_PUSH_RELEASED:
-        return snprintf(text, room, "%s %" PRIu64,
-                        a->status == CAIRN_OK ? "released" : "given back", a->cookie);
+        if (a->status == CAIRN_OK) return snprintf(text, room, "released %" PRIu64, a->cookie);
+        if (a->status == CAIRN_ERR_EPOCH_CHANGED)
+            return snprintf(text, room, "given back %" PRIu64, a->cookie);
+        return snprintf(text, room, "failed %" PRIu64 " by %s", a->cookie,
+                        status_code_name((int)a->status));
     default: return snprintf(text, room, "void by %s", status_code_name((int)a->status));
     }
 }
