@@ -62,7 +62,7 @@ static void on_answered(void *context, cairn_status status, const char *why)
         take_outcome(steps, status, why);
 }
 
-/* What has become of a step at once. */
+/* How a step begins. */
 enum begun {
     AWAITS,    /* its outcome comes later, or has come and was taken */
     HAS_ENDED, /* the outcome is there */

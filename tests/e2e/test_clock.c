@@ -93,6 +93,8 @@ TEST(the_newest_is_the_one_of_the_last_step_whatever_the_clock_says)
         shift_clock(shifts_s[i]);
         enter(name, 0, 0);
         train(1);
+        // who is started anew in a moment has noticed the clock until then
+        if (shifts_s[i] == -3653 * 86400L) await(logged("shard-0.log", "10 years back") >= 1);
         word_of(first, "snapshot create -q --wait %s", name);
         shift_clock(0);
         train(1);
@@ -103,9 +105,8 @@ TEST(the_newest_is_the_one_of_the_last_step_whatever_the_clock_says)
         ck_assert_uint_eq(went_back(name), 2);
         leave_and_drop(name);
     }
-    ck_assert_int_ge(logged("coordinator.log", "1 day back"), 1);
-    ck_assert_int_ge(logged("coordinator.log", "10 years ahead"), 1);
-    ck_assert_int_ge(logged("shard-0.log", "10 years back"), 1);
+    await(logged("coordinator.log", "1 day back") >= 1);
+    await(logged("coordinator.log", "10 years ahead") >= 1);
     says(0, "clock-jumped", "cluster events");
 }
 

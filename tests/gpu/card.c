@@ -156,6 +156,13 @@ void worker_close(struct worker *w)
         if (w->values[t].at != NULL) memory_give(NULL, &w->values[t]);
 }
 
+void worker_leave(struct worker *w)
+{
+    cairn_close(w->session);
+    for (int t = 0; t < CARD_PUSHED; t++) free(w->gradients[t].host);
+    for (int t = 0; t < CARD_TENSORS; t++) free(w->values[t].host);
+}
+
 struct cairn_version worker_train(const struct worker *w, int steps)
 {
     return memory_train(w->job, w->gradients, steps);

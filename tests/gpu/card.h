@@ -46,7 +46,7 @@ struct memory {
     struct CUstream_st *stream; /* of a card's */
 };
 struct memory memory_take(cairn *of, enum where where, int gpu);
-/* The same for the gradient of a tensor of the model: what the library gives has its size, and no byte more. */
+/* The same for the gradient of a tensor of the model: what the library gives has exactly its size. */
 struct memory memory_of_gradient(cairn *of, enum where where, int gpu, int tensor);
 void memory_give(cairn *of, struct memory *memory);
 static inline bool memory_is_on_card(const struct memory *memory)
@@ -76,6 +76,8 @@ struct worker worker_open(const char *name, enum where where);
 /* One that only reads, of the host, by that data path. */
 struct worker worker_reads(const char *name, const char *fabric);
 void worker_close(struct worker *w);
+/* The same where the card may have failed: what lies on it goes with this process. */
+void worker_leave(struct worker *w);
 struct cairn_version worker_train(const struct worker *w, int steps);
 /* The tensor's wire plane, as bytes of the host: from where the worker fetches it to. */
 void worker_fetch(const struct worker *w, struct cairn_version version, int tensor, void *out);

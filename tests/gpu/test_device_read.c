@@ -161,7 +161,7 @@ TEST_EACH(a_fetch_that_the_card_does_not_copy_fails_with_a_sentence, 0, 2)
     fails(cairn_wait(fetch_plane(&t, version, planes[_i]), CLUSTER_WAIT_MS), CAIRN_ERR_IO,
           "tensor big");
     ck_assert_uint_eq(card_stats(t.job).packed_bytes, 0);
-    cairn_close(t.session);
+    worker_leave(&t);
 }
 
 /* ---- mapped on the card ---- */
@@ -270,7 +270,7 @@ TEST(a_unit_stays_mapped_on_the_card_until_it_is_given_back_though_the_shards_ar
     const cairn_status status = cairn_unmap(t.job, &views[0], NULL);
     ck_assert(status == CAIRN_OK || status == CAIRN_ERR_VERSION_GONE);
     await_less_left(still);
-    cairn_close(t.session);
+    worker_leave(&t);
 }
 
 /* ---- a stream that waits meanwhile ---- */

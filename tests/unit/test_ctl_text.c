@@ -133,13 +133,18 @@ TEST(rows_name_only_fields_that_exist)
     for (const struct ctl_shape *shape = ctl_shapes; shape->of != NULL; shape++) {
         void *message = filled(shape->of, 0);
         json_decref(ctl_json(message));
-        if (shape->columns == NULL) continue;
-        struct ctl_table *table = ctl_table_open(shape->columns);
-        ctl_table_rows(table, &message, 1);
-        ctl_table_close(table, &ctl);
+        if (shape->columns != NULL) {
+            struct ctl_table *table = ctl_table_open(shape->columns);
+            ctl_table_rows(table, &message, 1);
+            ctl_table_close(table, &ctl);
+        }
+        message_free(message);
     }
-    for (size_t i = 0; i < sizeof questions / sizeof *questions; i++)
-        ctl_page(filled(message_type(questions[i]->reply_type), 0), questions[i]->page);
+    for (size_t i = 0; i < sizeof questions / sizeof *questions; i++) {
+        ProtobufCMessage *message = filled(message_type(questions[i]->reply_type), 0);
+        ctl_page(message, questions[i]->page);
+        message_free(message);
+    }
 }
 
 SUITE(30);
