@@ -728,7 +728,7 @@ static const struct coord_step adoption_steps[] = {
     [PREPARES_ROWS] = { CAIRN_STEP_DO, .begin = prepare_rows },
     [WRITES] = { CAIRN_STEP_STORE, .is_needed = is_to_be_written, .run = write_adopted,
                  .end = take_adopted },
-    [IS_OVER] = { CAIRN_STEP_LAST },
+    [IS_OVER] = { .kind = CAIRN_STEP_LAST },
 };
 
 static const struct coord_operation_plan adoption_plan = { adoption_steps, .done = done_adoption,

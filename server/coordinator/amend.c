@@ -335,7 +335,7 @@ static const struct coord_step extend_steps[] = {
     { CAIRN_STEP_ASK, CAIRN_STAGE_EXTEND_MAKING, "the shards to amend the job", .begin = make_parts,
       .end = judge_made },
     { CAIRN_STEP_STORE, CAIRN_STAGE_EXTEND_MAKING, "the store's disk", .begin = store_staged_job },
-    { CAIRN_STEP_LAST },
+    { .kind = CAIRN_STEP_LAST },
 };
 
 static const struct coord_operation_plan extend_plan = { extend_steps, .done = switch_over,
@@ -669,7 +669,7 @@ static void fail_amended(struct coord_steps *steps, cairn_status status, const c
 
 static const struct coord_step amend_steps[] = {
     { CAIRN_STEP_STORE, CAIRN_STAGE_AMENDING, .begin = save_amended },
-    { CAIRN_STEP_LAST },
+    { .kind = CAIRN_STEP_LAST },
 };
 
 static const struct coord_operation_plan amend_plan = { amend_steps, .done = take_amended,

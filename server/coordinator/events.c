@@ -287,7 +287,7 @@ static void release_backup(struct coord_steps *steps)
 static const struct coord_step backup_steps[] = {
     { CAIRN_STEP_STORE, .run = take_picture },
     { CAIRN_STEP_THREAD, .run = write_file },
-    { CAIRN_STEP_LAST },
+    { .kind = CAIRN_STEP_LAST },
 };
 
 static const struct coord_operation_plan backup_plan = { backup_steps, .done = answer_copied,

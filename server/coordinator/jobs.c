@@ -388,7 +388,7 @@ static const struct coord_step creation_steps[] = {
     { CAIRN_STEP_ASK, CAIRN_STAGE_MAKING, .begin = ask_for_room, .end = judge_room },
     { CAIRN_STEP_STORE, CAIRN_STAGE_MAKING, .begin = save_created },
     { CAIRN_STEP_DO, .begin = open_created },
-    { CAIRN_STEP_LAST },
+    { .kind = CAIRN_STEP_LAST },
 };
 
 static const struct coord_operation_plan creation_plan = { creation_steps, .done = note_created,
@@ -719,11 +719,11 @@ enum drop_step { WAITS_FOR_REST, DELETES };
 
 static const struct coord_step drop_steps[] = {
     // until begin_drop has ended what the job was at
-    [WAITS_FOR_REST] = { CAIRN_STEP_WAIT, CAIRN_STAGE_DROPPING },
+    [WAITS_FOR_REST] = { .kind = CAIRN_STEP_WAIT, .stage = CAIRN_STAGE_DROPPING },
     [DELETES] = { CAIRN_STEP_STORE, CAIRN_STAGE_DROPPING, .is_needed = is_stored,
                   .begin = delete_job, .end = judge_deleted },
     { CAIRN_STEP_ASK, .begin = drop_parts, .end = answer_dropped },
-    { CAIRN_STEP_LAST },
+    { .kind = CAIRN_STEP_LAST },
 };
 
 static const struct coord_operation_plan drop_plan = { drop_steps, .done = release_drop,

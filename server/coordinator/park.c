@@ -103,9 +103,9 @@ static const struct coord_step park_steps[] = {
     [ASKS] = { CAIRN_STEP_ASK, CAIRN_STAGE_PARK_ASKING, "the shards to move its state",
                .begin = ask_to_park, .end = end_park },
     // until somebody parks or unparks the job
-    [IS_PARKED] = { CAIRN_STEP_WAIT, CAIRN_STAGE_PARKED },
-    [IS_STUCK] = { CAIRN_STEP_WAIT, CAIRN_STAGE_PARK_STUCK },
-    [IS_OVER] = { CAIRN_STEP_LAST },
+    [IS_PARKED] = { .kind = CAIRN_STEP_WAIT, .stage = CAIRN_STAGE_PARKED },
+    [IS_STUCK] = { .kind = CAIRN_STEP_WAIT, .stage = CAIRN_STAGE_PARK_STUCK },
+    [IS_OVER] = { .kind = CAIRN_STEP_LAST },
 };
 
 static const struct coord_operation_plan park_plan = { park_steps, .done = done_park };

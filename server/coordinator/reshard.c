@@ -96,7 +96,7 @@ static void fail_run(struct coord_steps *steps, cairn_status status, const char 
 static const struct coord_step join_steps[] = {
     { CAIRN_STEP_ASK, CAIRN_STAGE_JOINING, "the shards that join, to make room",
       .begin = ask_joiners, .end = judge_joined },
-    { CAIRN_STEP_LAST },
+    { .kind = CAIRN_STEP_LAST },
 };
 
 /* Gives the joining shards parts that own nothing. The run advances when they have their parts. */
@@ -265,7 +265,7 @@ static void done_publishing(struct coord_steps *steps)
 static const struct coord_step publish_steps[] = {
     { CAIRN_STEP_ASK, CAIRN_STAGE_PUBLISHING, "to publish it in the new layout",
       .begin = ask_to_publish, .end = judge_published },
-    { CAIRN_STEP_LAST },
+    { .kind = CAIRN_STEP_LAST },
 };
 
 static const struct coord_operation_plan publish_plan = { publish_steps, .done = done_publishing };
@@ -433,7 +433,7 @@ static void done_beginning(struct coord_steps *steps)
 
 static const struct coord_step begin_steps[] = {
     { CAIRN_STEP_STORE, CAIRN_STAGE_RESHARD_STORING, "the store's disk", .begin = save_begun },
-    { CAIRN_STEP_LAST },
+    { .kind = CAIRN_STEP_LAST },
 };
 
 static const struct coord_operation_plan run_plan = { begin_steps, .done = done_beginning,

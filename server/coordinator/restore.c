@@ -617,7 +617,7 @@ static const struct coord_step restore_steps[] = {
                         .run = coord_restore_prove_loaded },
     [SAVES] = { CAIRN_STEP_STORE, CAIRN_STAGE_RESTORING, LOADS, .begin = save_restored },
     [OPENS] = { CAIRN_STEP_DO, .begin = open_restored },
-    [IS_OVER] = { CAIRN_STEP_LAST },
+    [IS_OVER] = { .kind = CAIRN_STEP_LAST },
 };
 
 static const struct coord_operation_plan restore_plan = { restore_steps, .done = done_restore,

@@ -914,16 +914,16 @@ static void release_snapshot(struct coord_steps *steps)
 /* A snapshot that has failed gets its parts nevertheless, and its folder is removed where it would
  * be committed. */
 static const struct coord_step snapshot_steps[] = {
-    [CAIRN_SNAPSHOT_PREPARES] = { CAIRN_STEP_WAIT, CAIRN_STAGE_PREPARING },
-    [CAIRN_SNAPSHOT_READY] = { CAIRN_STEP_WAIT, CAIRN_STAGE_READY },
-    [CAIRN_SNAPSHOT_PINS] = { CAIRN_STEP_WAIT, CAIRN_STAGE_PINNED },
+    [CAIRN_SNAPSHOT_PREPARES] = { .kind = CAIRN_STEP_WAIT, .stage = CAIRN_STAGE_PREPARING },
+    [CAIRN_SNAPSHOT_READY] = { .kind = CAIRN_STEP_WAIT, .stage = CAIRN_STAGE_READY },
+    [CAIRN_SNAPSHOT_PINS] = { .kind = CAIRN_STEP_WAIT, .stage = CAIRN_STAGE_PINNED },
     [CAIRN_SNAPSHOT_MAKES_FOLDER] = { CAIRN_STEP_THREAD, CAIRN_STAGE_PINNED,
                                       .is_needed = needs_folder, .run = make_snapshot_folder,
                                       .end = begin_files },
     [CAIRN_SNAPSHOT_GETS_PARTS] = { CAIRN_STEP_WAIT, CAIRN_STAGE_PINNED,
                                     .is_ready = has_all_parts },
     [CAIRN_SNAPSHOT_COMMITS] = { CAIRN_STEP_THREAD, CAIRN_STAGE_PINNED, .run = work_on_snapshot },
-    [CAIRN_SNAPSHOT_OVER] = { CAIRN_STEP_LAST },
+    [CAIRN_SNAPSHOT_OVER] = { .kind = CAIRN_STEP_LAST },
 };
 
 static const struct coord_operation_plan snapshot_plan = { snapshot_steps, .done = done_snapshot,

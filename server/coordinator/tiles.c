@@ -908,7 +908,7 @@ static const struct coord_step seal_steps[] = {
     { CAIRN_STEP_WAIT, .is_ready = may_seal },
     { CAIRN_STEP_ASK, .begin = ask_to_seal, .end = judge_sealed },
     { CAIRN_STEP_STORE, .begin = save_initialized },
-    { CAIRN_STEP_LAST },
+    { .kind = CAIRN_STEP_LAST },
 };
 
 static const struct coord_operation_plan seal_plan = { seal_steps, .done = begin_rounds,

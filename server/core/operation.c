@@ -20,7 +20,7 @@ static const struct {
     unsigned ends;  /* bits: the operations that end when this one begins */
     bool is_joined; /* a second request joins the operation that runs, or is refused by it */
 } rows[CAIRN_OPERATIONS] = {
-    [CAIRN_OPERATION_MAKE] = { EXCLUSIVE },
+    [CAIRN_OPERATION_MAKE] = { .needs = EXCLUSIVE },
     [CAIRN_OPERATION_RESTORE] = { EXCLUSIVE, .ends = END_WITH_JOB },
     [CAIRN_OPERATION_DROP] = { EXCLUSIVE, .ends = END_WITH_JOB },
     [CAIRN_OPERATION_ADOPT] = { EXCLUSIVE, .ends = END_WITH_JOB },
