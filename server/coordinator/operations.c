@@ -114,8 +114,9 @@ static void forget_stored(struct coord_steps *steps)
 bool coord_steps_stored(const struct coord_saved *saved, cluster_saved_fn stored)
 {
     struct coord_steps *steps = saved->cluster->storing;
-    while (steps != NULL && (steps->stored != stored || steps->stored_job != saved->job ||
-                             steps->stored_number != saved->number))
+    while (steps != NULL &&
+           (steps->stored != stored || steps->stored_job != saved->job ||
+            steps->stored_change != saved->change || steps->stored_number != saved->number))
         steps = steps->next_stored;
     if (steps == NULL) return false;
     forget_stored(steps);
@@ -135,6 +136,7 @@ static cairn_status save(struct coord_steps *steps, struct coord_job *job, enum 
     CAIRN_TRY(coord_save_job(job, change, spec, number, stored, why));
     steps->stored = stored;
     steps->stored_job = job->id;
+    steps->stored_change = change;
     steps->stored_number = number;
     steps->next_stored = steps->cluster->storing;
     steps->cluster->storing = steps;
@@ -272,7 +274,6 @@ static void go_on(struct coord_steps *steps)
             return;
         }
         if (!conclude(steps, status, &why)) return;
-        steps->rests = false;
     }
 }
 
@@ -335,8 +336,8 @@ static struct coord_steps *steps_of(const struct coord_job *job, enum operation 
 enum operation_stage coord_stage(const struct coord_job *job, enum operation operation)
 {
     const struct coord_operation *o = operations[operation];
-    const struct coord_steps *steps = steps_of(job, operation);
     if (o->stage != NULL) return o->stage(job);
+    const struct coord_steps *steps = steps_of(job, operation);
     return steps != NULL ? steps->at->stage : CAIRN_STAGE_NONE;
 }
 

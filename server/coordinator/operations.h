@@ -82,6 +82,7 @@ struct coord_steps {
     /* STORE: in the cluster's list of those that wait for the disk */
     struct coord_steps *next_stored;
     cluster_saved_fn stored;
+    enum store_change stored_change;
     uint64_t stored_job, stored_number;
     /* `run` of the step: has_thread: it is not done yet. status, why: its outcome */
     struct task task;

@@ -479,19 +479,12 @@ static bool is_to_be_reserved(const struct coord_steps *steps)
     return ((const struct coord_restore *)steps)->generation.reserves;
 }
 
-/* The number of this write is a generation, and those of other writes are numbers of requests. So the
- * write has a function of its own. */
-static void on_reserved(const struct coord_saved *saved)
-{
-    (void)coord_steps_stored(saved, on_reserved);
-}
-
 static cairn_status reserve_generation(struct coord_steps *steps, struct sentence *why)
 {
     const struct coord_restore *restore = (struct coord_restore *)steps;
     struct coord_job *old = coord_job_by_id(steps->cluster, restore->generation.old_id);
-    return coord_steps_save_as(steps, old, CAIRN_STORE_GENERATION, restore->generation.chosen,
-                               on_reserved, why);
+    return coord_steps_save(steps, old, CAIRN_STORE_GENERATION, NULL, restore->generation.chosen,
+                            why);
 }
 
 /* Applies the settings to a copy of the spec. The manifest's spec stays as it is, because the loaded

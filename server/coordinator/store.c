@@ -799,7 +799,6 @@ struct coord_save {
     struct coord_save *next; /* of the cluster's list */
     struct coord_saved saved;
     cluster_saved_fn then;
-    enum store_change change;
     /* owned */
     void *rows; /* [row_count] */
     size_t row_count;
@@ -817,7 +816,8 @@ static void run_save(struct task *task, uint32_t item, uint32_t thread)
     struct coord_store *store = save->saved.cluster->store;
     (void)item;
     (void)thread;
-    save->saved.status = store_write(store, save->change, save->rows, save->row_count, &save->why);
+    save->saved.status = store_write(store, save->saved.change, save->rows, save->row_count,
+                                     &save->why);
     save->store_writes = store_rows_written(store);
 }
 
@@ -851,9 +851,8 @@ static struct coord_save *save_new(struct coord *cluster, enum store_change chan
     struct coord_save *save = calloc(1, sizeof *save);
     if (save == NULL) return NULL;
     save->task = (struct task) { .run = run_save, .done = on_saved, .item_count = 1 };
-    save->saved = (struct coord_saved) { cluster, 0, number, CAIRN_OK, save->why.text };
+    save->saved = (struct coord_saved) { cluster, 0, change, number, CAIRN_OK, save->why.text };
     save->then = then;
-    save->change = change;
     save->rows = store_copy(change, rows, row_count);
     save->row_count = row_count;
     if (save->rows != NULL) return save;

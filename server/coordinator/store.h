@@ -269,7 +269,8 @@ struct coord_saved {
     struct coord *cluster;
     /* id of the job, which may be dropped or replaced by now; 0: the save belongs to no job */
     uint64_t job;
-    uint64_t number; /* a number that the caller chose, to tell its saves apart */
+    enum store_change change;
+    uint64_t number; /* a number that the caller chose, to tell its saves of that change apart */
     cairn_status status;
     const char *why;
 };
