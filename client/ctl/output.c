@@ -1,5 +1,5 @@
-/* The helpers that subcommands share: tables, lines and JSON; progress, confirmation, interrupts; the
- * single request; --watch. */
+/* How all commands print: tables, lines and JSON; messages, which are read by their descriptor; and the
+ * progress of long work. */
 #include <inttypes.h>
 #include <errno.h>
 #include <poll.h>
