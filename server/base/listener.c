@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pwd.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -34,6 +35,7 @@ struct peer {
     uint64_t since_ms;      /* when the connection was accepted, by the loop's clock */
     bool is_half_open;      /* the peer is in the list half_open; otherwise in admitted */
     bool was_heard;         /* on_frame was called, so on_gone must be called at the end */
+    struct identity identity;
     /* borrowed */
     struct listener *listener;
     void *context;
@@ -596,6 +598,25 @@ static void on_stream_close(struct stream *stream, cairn_status status, const ch
         listener_place_freed(listener);
 }
 
+/* Notes which user the kernel says has connected over a Unix socket. */
+static void identify_local(struct peer *peer)
+{
+    struct ucred who = { 0 };
+    socklen_t who_bytes = sizeof who;
+    struct passwd user, *found = NULL;
+    char text[1024];
+    struct identity *identity = &peer->identity;
+    if (getsockopt(stream_descriptor(peer->stream), SOL_SOCKET, SO_PEERCRED, &who, &who_bytes) != 0)
+        return; // gone already; has no roles
+    (void)getpwuid_r(who.uid, &user, text, sizeof text, &found);
+    *identity = (struct identity) {
+        .is_local = true, .uid = who.uid, .gid = who.gid, .roles = CAIRN_MAY_ALL
+    };
+    snprintf(identity->name, sizeof identity->name, "%.32s (uid %lu)",
+             found != NULL ? user.pw_name : "?", (unsigned long)who.uid);
+    snprintf(identity->owner, sizeof identity->owner, "uid:%lu", (unsigned long)who.uid);
+}
+
 /* Accepts the connection that waits at the endpoint. If there are more than connections_max, closes it at
  * once. */
 static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why)
@@ -614,6 +635,11 @@ static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why)
         return status;
     }
     peer->listener = listener;
+    if (endpoint->io.handle.type == UV_NAMED_PIPE)
+        identify_local(peer);
+    else
+        peer->identity =
+            (struct identity) { .name = "anybody", .owner = "", .roles = CAIRN_MAY_ALL };
     peer->since_ms = uv_now(listener->timer.loop);
     peer->is_half_open = true;
     TAILQ_INSERT_TAIL(&listener->half_open, peer, link);
@@ -719,6 +745,11 @@ void peer_set_context(struct peer *peer, void *context)
 void *peer_context(const struct peer *peer)
 {
     return peer->context;
+}
+
+const struct identity *peer_identity(const struct peer *peer)
+{
+    return &peer->identity;
 }
 
 const char *peer_name(const struct peer *peer)

@@ -24,6 +24,7 @@
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/loop/loop.h"
+#include "proto/secure/secure.h"
 #include "server/base/daemon.h"
 
 /* ==== control socket ==== */
@@ -187,5 +188,7 @@ void peer_set_context(struct peer *peer, void *context);
 void *peer_context(const struct peer *peer);
 /* Returns the peer's name: "127.0.0.1:41234", "pid=123,uid=1000". */
 const char *peer_name(const struct peer *peer);
+/* Returns who the peer is, as the kernel or the handshake proved it. Constant as long as the peer lives. */
+const struct identity *peer_identity(const struct peer *peer);
 
 #endif

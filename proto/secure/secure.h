@@ -1,0 +1,245 @@
+/* Who a peer is, and how what is said to a peer of another host stays between the two.
+ *
+ * Every TCP connection of Cairn, for control and for data, begins with the same handshake of three messages
+ * (Noise_XXpsk3_25519_ChaChaPoly_SHA256; The Noise Protocol Framework, revision 34, sections 5, 7 and 9).
+ * Both ends prove that they know one secret, and each end learns the other's public key. The handshake ends
+ * in two keys, one for each direction, and a hash that names the session. Everything here is pure: bytes in,
+ * bytes out, no socket and no clock. One object belongs to one thread at a time.
+ *
+ * What a stranger can cost: the first message carries a MAC that is keyed by the secret, so a stranger is
+ * found out by a look-up and a hash, before any curve operation, and hears nothing. A handshake holds
+ * less than 1 KiB, and takes no memory on a stranger's word. */
+#ifndef CAIRN_SECURE_SECURE_H
+#define CAIRN_SECURE_SECURE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "proto/base/status.h"
+#include "proto/base/text.h"
+
+enum {
+    CAIRN_SECRET_BYTES = 32, /* of a pre-shared secret (Noise's psk) */
+    CAIRN_CURVE_BYTES = 32,  /* of an X25519 key, public or secret */
+    CAIRN_KEY_ID_BYTES = 8,  /* names a secret in the first message; says nothing about it */
+    CAIRN_SESSION_HASH_BYTES = 32,
+    CAIRN_PIN_BYTES = 16,        /* of the hash of a public key that a token carries */
+    CAIRN_OWNER_BYTES = 64,      /* of an identity's name and of an owner's, with NUL */
+    CAIRN_JOBS_TEXT_BYTES = 256, /* of the jobs that a token allows, with NUL */
+};
+
+/* ==== keys ==== */
+
+/* An X25519 key pair. The secret half is wiped by curve_key_wipe, and never printed. */
+struct curve_key {
+    uint8_t secret[CAIRN_CURVE_BYTES];
+    uint8_t open[CAIRN_CURVE_BYTES]; /* the public half */
+};
+
+/* Makes a key from the system's random numbers. */
+void curve_key_make(struct curve_key *out);
+void curve_key_wipe(struct curve_key *key);
+/* Writes the hash of a public key by which a token names it (BLAKE2b). */
+void curve_pin(const uint8_t open[CAIRN_CURVE_BYTES], uint8_t pin_out[CAIRN_PIN_BYTES]);
+
+/* ==== token ==== */
+
+/* What a node or a trainer is given to join a cluster, as one word:
+ *   cairn1-<base32 of id, pin, secret and a checksum>
+ * The pin is the hash of the coordinator's public key, so the joiner checks the coordinator before it says
+ * anything about itself. Whoever has the word has the rights of the token's row in the roster. */
+
+#define CAIRN_TOKEN_TEXT_BYTES 128 /* of the written form, with NUL */
+
+struct token {
+    uint8_t id[CAIRN_KEY_ID_BYTES];
+    uint8_t pin[CAIRN_PIN_BYTES];
+    uint8_t secret[CAIRN_SECRET_BYTES];
+};
+
+void token_print(const struct token *token, char text_out[CAIRN_TOKEN_TEXT_BYTES]);
+/* Reads the written form; blanks around it are ignored. CAIRN_ERR_MALFORMED: the sentence says whether it
+ * is no token at all, is cut off, or has a typing error (the checksum finds any), and never quotes it. */
+CAIRN_MUST_CHECK cairn_status token_parse(const char *text, struct token *token_out,
+                                          struct sentence *why);
+
+/* Reads a token from a file of one line. The file must be a regular file of this user or of root, and
+ * nobody else may read or write it: else CAIRN_ERR_REFUSED, with the chmod that mends it.
+ * CAIRN_ERR_NOT_FOUND: there is no such file. Blocking. */
+CAIRN_MUST_CHECK cairn_status token_read_file(const char *path, struct token *token_out,
+                                              struct sentence *why);
+/* Writes a token's file, mode 0600, as a whole or not at all. Blocking. */
+CAIRN_MUST_CHECK cairn_status token_write_file(const char *path, const struct token *token,
+                                               struct sentence *why);
+/* Finds this process's token: `given` (a path of the configuration; NULL or "": none), else
+ * $CREDENTIALS_DIRECTORY/cairn-token, else the file that $CAIRN_TOKEN_FILE names, else `fallback` (NULL:
+ * none) if that file exists. Never a token in argv or in an environment value. CAIRN_ERR_NOT_FOUND: there is
+ * none; the sentence lists where one was looked for. */
+CAIRN_MUST_CHECK cairn_status token_find(const char *given, const char *fallback,
+                                         struct token *token_out, struct sentence *why);
+
+/* ==== identity ==== */
+
+/* What a peer may be. The bits of an identity's roles. */
+enum secure_role {
+    CAIRN_MAY_WORK = 1,     /* a trainer: attach as worker, read, create jobs of its own */
+    CAIRN_MAY_READ = 2,     /* fetch parameters */
+    CAIRN_MAY_SHARD = 4,    /* hold state */
+    CAIRN_MAY_ADMIN = 8,    /* everything that `cairn` can ask */
+    CAIRN_MAY_MONITOR = 16, /* ask for status, change nothing */
+};
+#define CAIRN_MAY_ALL 31
+
+/* "worker,reader"; "none" */
+void roles_print(uint32_t roles, char text_out[64]);
+/* Reads such a list: worker, reader, shard, admin, monitor. False: an unknown word. */
+bool roles_parse(const char *text, uint32_t *roles_out);
+
+/* Who a peer of a daemon is, as the kernel (Unix socket) or the handshake (TCP) proved it. */
+struct identity {
+    char name[CAIRN_OWNER_BYTES]; /* of the token, or "alice (uid 1000)" */
+    char owner
+        [CAIRN_OWNER_BYTES]; /* who owns what this peer makes: the token's owner, or "uid:1000" */
+    uint32_t roles;          /* bits of enum secure_role */
+    bool is_local;           /* over a Unix socket; uid and gid are valid */
+    uid_t uid;
+    gid_t gid;
+    uint8_t key_id[CAIRN_KEY_ID_BYTES]; /* of the token, if not local */
+    uint8_t key[CAIRN_CURVE_BYTES];     /* the peer's public key, if not local */
+    /* The jobs that the token allows: names with '*', separated by ','; "": those of the same owner */
+    char jobs[CAIRN_JOBS_TEXT_BYTES];
+};
+
+/* ==== handshake ==== */
+
+/* The messages (bytes):
+ *   1  initiator: magic "CAIRNSE1" 8, version 2, purpose 2, key id 8, e 32, MAC 16      68 in all
+ *   2  responder: length 2, Noise's second message                                      98 in all
+ *      or a refusal: length 2 with the top bit set, status 2, text (at most 480), MAC 16
+ *   3  initiator: length 2, Noise's third message                                       66 in all
+ * Little endian. Noise's prologue is the first 20 bytes of message 1, and the context. The MACs are
+ * keyed BLAKE2b over all bytes before them (for a refusal: over message 1, too), so a refusal is
+ * believed only from an end that knows the secret, and a stranger hears nothing. */
+
+enum {
+    CAIRN_HANDSHAKE_VERSION = 1,
+    CAIRN_HANDSHAKE_FIRST_BYTES = 68,
+    CAIRN_HANDSHAKE_MOST_BYTES = 512, /* of any message */
+    CAIRN_HANDSHAKE_CONTEXT_BYTES = 64,
+};
+
+enum handshake_purpose {
+    CAIRN_PURPOSE_CONTROL = 1,
+    CAIRN_PURPOSE_DATA = 2,
+};
+
+/* What a responder knows about a key id. */
+struct handshake_row {
+    uint8_t secret[CAIRN_SECRET_BYTES];
+    const struct curve_key *own; /* borrowed: the key to prove; a row pins one */
+    cairn_status
+        refused; /* CAIRN_OK, or why an owner of the secret is refused (revoked, expired) */
+    struct sentence why;
+};
+
+struct handshake_options {
+    bool is_initiator;
+    enum handshake_purpose purpose;
+    /* bytes that both ends must share, such as a cluster's id; [context_bytes] */
+    const void *context;
+    size_t context_bytes;
+    /* The initiator's. `pin` NULL: the responder's key is `expected` (32 bytes). */
+    const struct curve_key *own;
+    uint8_t key_id[CAIRN_KEY_ID_BYTES];
+    uint8_t secret[CAIRN_SECRET_BYTES];
+    const uint8_t *pin;
+    const uint8_t *expected;
+    /* The responder's: finds a row; false: the id is unknown. */
+    bool (*find)(void *arg, const uint8_t key_id[CAIRN_KEY_ID_BYTES],
+                 struct handshake_row *row_out);
+    /* The responder's, after message 3: may this peer in? NULL: yes. A refusal is then sent as the first
+     * sealed record by the caller. */
+    void *arg;
+};
+
+struct handshake;
+
+enum handshake_state {
+    CAIRN_HANDSHAKE_GOES_ON,
+    CAIRN_HANDSHAKE_DONE,
+    CAIRN_HANDSHAKE_FAILED,
+};
+
+/* What a handshake ends in. Wipe it after use. */
+struct handshake_result {
+    uint8_t send_key[32], receive_key[32];
+    uint8_t session_hash[CAIRN_SESSION_HASH_BYTES]; /* both ends have the same; Noise's h */
+    uint8_t peer_key[CAIRN_CURVE_BYTES];
+    uint8_t key_id[CAIRN_KEY_ID_BYTES];
+};
+
+/* CAIRN_ERR_NO_MEMORY. Options are copied; `own`, pin, expected and context as well. */
+CAIRN_MUST_CHECK cairn_status handshake_open(const struct handshake_options *options,
+                                             struct handshake **out);
+void handshake_close(struct handshake *handshake); /* wipes; NULL is allowed */
+
+/* Takes bytes that arrived. *used_out: how many belong to the handshake; the rest are records of the
+ * session. May leave bytes to send (handshake_to_send). FAILED: `why` says what and what to do, for our own
+ * log; to a peer that proved nothing, nothing is to be sent but what handshake_to_send returns. */
+enum handshake_state handshake_take(struct handshake *handshake, const uint8_t *bytes, size_t count,
+                                    size_t *used_out, cairn_status *status_out,
+                                    struct sentence *why);
+/* Returns the bytes that are to be sent now, once; borrowed until the next call. An initiator has some right
+ * after handshake_open. */
+const uint8_t *handshake_to_send(struct handshake *handshake, size_t *count_out);
+/* Valid when the state is DONE. */
+void handshake_result(const struct handshake *handshake, struct handshake_result *out);
+
+/* ==== channel ==== */
+
+/* A control connection's records, after its handshake.
+ *   record: length 4 (of what follows, at most 64 KiB + 17), then ChaCha20-Poly1305 of {kind 1, bytes}
+ * The length is associated data; nonces count from 0 in each direction (Noise, section 5.1). A direction is
+ * rekeyed (Noise's REKEY, section 11.3) after 2^16 records or after CAIRN_REKEY_MS, by a record that says
+ * so. A record CLOSE ends a direction: an end without it is a truncation, and is reported. */
+
+enum {
+    CAIRN_RECORD_BYTES_MAX = 64 << 10, /* of plain bytes in a record */
+    CAIRN_REKEY_RECORDS = 1 << 16,
+    CAIRN_REKEY_MS = 10 * 60 * 1000,
+};
+
+struct channel; /* a handshake, and then records */
+
+/* Bytes that grow at the end and are used up at the start. Owned by whoever has the struct; release it. */
+struct byte_queue {
+    uint8_t *bytes;
+    size_t start, end, capacity;
+};
+void byte_queue_release(struct byte_queue *queue);
+
+CAIRN_MUST_CHECK cairn_status channel_open(const struct handshake_options *options,
+                                           struct channel **out);
+void channel_close(struct channel *channel); /* wipes; NULL is allowed */
+/* True when the handshake is done: from then on records are sent and taken. */
+bool channel_is_up(const struct channel *channel);
+const struct handshake_result *channel_peer(const struct channel *channel);
+/* Takes bytes that arrived, and appends the plain bytes of complete records to `plain`. At most
+ * `plain_max` plain bytes are appended in one call; *used_out says how much was taken. Errors:
+ * CAIRN_ERR_PROTOCOL (a stranger, or a peer that lies), CAIRN_ERR_REFUSED, _VERSION (the other end says why),
+ * CAIRN_ERR_CLOSED (the peer's CLOSE record), CAIRN_ERR_NO_MEMORY. After an error the channel is of no use. */
+CAIRN_MUST_CHECK cairn_status channel_take(struct channel *channel, const uint8_t *bytes,
+                                           size_t count, uint64_t now_ms, size_t plain_max,
+                                           size_t *used_out, struct byte_queue *plain,
+                                           struct sentence *why);
+/* Appends what the handshake has to send to `wire`. */
+CAIRN_MUST_CHECK cairn_status channel_greet(struct channel *channel, struct byte_queue *wire);
+/* Appends records with these plain bytes to `wire`. Only when the channel is up. */
+CAIRN_MUST_CHECK cairn_status channel_seal(struct channel *channel, const void *bytes, size_t count,
+                                           uint64_t now_ms, struct byte_queue *wire);
+/* Appends the CLOSE record. */
+CAIRN_MUST_CHECK cairn_status channel_finish(struct channel *channel, struct byte_queue *wire);
+
+#endif
