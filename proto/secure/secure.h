@@ -21,9 +21,9 @@
 #include "proto/base/text.h"
 
 enum {
-    CAIRN_SECRET_BYTES = 32, /* of a pre-shared secret (Noise's psk) */
-    CAIRN_CURVE_BYTES = 32,  /* of an X25519 key, public or secret */
-    CAIRN_KEY_ID_BYTES = 8,  /* names a secret in the first message; says nothing about it */
+    CAIRN_PSK_BYTES = 32,   /* of a pre-shared secret (Noise's psk) */
+    CAIRN_CURVE_BYTES = 32, /* of an X25519 key, public or secret */
+    CAIRN_KEY_ID_BYTES = 8, /* names a secret in the first message; says nothing about it */
     CAIRN_SESSION_HASH_BYTES = 32,
     CAIRN_PIN_BYTES = 16,        /* of the hash of a public key that a token carries */
     CAIRN_OWNER_BYTES = 64,      /* of an identity's name and of an owner's, with NUL */
@@ -56,7 +56,7 @@ void curve_pin(const uint8_t open[CAIRN_CURVE_BYTES], uint8_t pin_out[CAIRN_PIN_
 struct token {
     uint8_t id[CAIRN_KEY_ID_BYTES];
     uint8_t pin[CAIRN_PIN_BYTES];
-    uint8_t secret[CAIRN_SECRET_BYTES];
+    uint8_t secret[CAIRN_PSK_BYTES];
 };
 
 void token_print(const struct token *token, char text_out[CAIRN_TOKEN_TEXT_BYTES]);
@@ -137,7 +137,7 @@ enum handshake_purpose {
 
 /* What a responder knows about a key id. */
 struct handshake_row {
-    uint8_t secret[CAIRN_SECRET_BYTES];
+    uint8_t secret[CAIRN_PSK_BYTES];
     const struct curve_key *own; /* borrowed: the key to prove; a row pins one */
     cairn_status
         refused; /* CAIRN_OK, or why an owner of the secret is refused (revoked, expired) */
@@ -153,7 +153,7 @@ struct handshake_options {
     /* The initiator's. `pin` NULL: the responder's key is `expected` (32 bytes). */
     const struct curve_key *own;
     uint8_t key_id[CAIRN_KEY_ID_BYTES];
-    uint8_t secret[CAIRN_SECRET_BYTES];
+    uint8_t secret[CAIRN_PSK_BYTES];
     const uint8_t *pin;
     const uint8_t *expected;
     /* The responder's: finds a row; false: the id is unknown. */
