@@ -23,7 +23,7 @@
 enum {
     CAIRN_PSK_BYTES = 32,   /* of a pre-shared secret (Noise's psk) */
     CAIRN_CURVE_BYTES = 32, /* of an X25519 key, public or secret */
-    CAIRN_KEY_ID_BYTES = 8, /* names a secret in the first message; says nothing about it */
+    CAIRN_PSK_ID_BYTES = 8, /* names a secret in the first message; says nothing about it */
     CAIRN_SESSION_HASH_BYTES = 32,
     CAIRN_PIN_BYTES = 16,        /* of the hash of a public key that a token carries */
     CAIRN_OWNER_BYTES = 64,      /* of an identity's name and of an owner's, with NUL */
@@ -54,7 +54,7 @@ void curve_pin(const uint8_t open[CAIRN_CURVE_BYTES], uint8_t pin_out[CAIRN_PIN_
 #define CAIRN_TOKEN_TEXT_BYTES 128 /* of the written form, with NUL */
 
 struct token {
-    uint8_t id[CAIRN_KEY_ID_BYTES];
+    uint8_t id[CAIRN_PSK_ID_BYTES];
     uint8_t pin[CAIRN_PIN_BYTES];
     uint8_t secret[CAIRN_PSK_BYTES];
 };
@@ -106,7 +106,7 @@ struct identity {
     bool is_local;           /* over a Unix socket; uid and gid are valid */
     uid_t uid;
     gid_t gid;
-    uint8_t key_id[CAIRN_KEY_ID_BYTES]; /* of the token, if not local */
+    uint8_t key_id[CAIRN_PSK_ID_BYTES]; /* of the token, if not local */
     uint8_t key[CAIRN_CURVE_BYTES];     /* the peer's public key, if not local */
     /* The jobs that the token allows: names with '*', separated by ','; "": those of the same owner */
     char jobs[CAIRN_JOBS_TEXT_BYTES];
@@ -152,12 +152,12 @@ struct handshake_options {
     size_t context_bytes;
     /* The initiator's. `pin` NULL: the responder's key is `expected` (32 bytes). */
     const struct curve_key *own;
-    uint8_t key_id[CAIRN_KEY_ID_BYTES];
+    uint8_t key_id[CAIRN_PSK_ID_BYTES];
     uint8_t secret[CAIRN_PSK_BYTES];
     const uint8_t *pin;
     const uint8_t *expected;
     /* The responder's: finds a row; false: the id is unknown. */
-    bool (*find)(void *arg, const uint8_t key_id[CAIRN_KEY_ID_BYTES],
+    bool (*find)(void *arg, const uint8_t key_id[CAIRN_PSK_ID_BYTES],
                  struct handshake_row *row_out);
     /* The responder's, after message 3: may this peer in? NULL: yes. A refusal is then sent as the first
      * sealed record by the caller. */
@@ -177,7 +177,7 @@ struct handshake_result {
     uint8_t send_key[32], receive_key[32];
     uint8_t session_hash[CAIRN_SESSION_HASH_BYTES]; /* both ends have the same; Noise's h */
     uint8_t peer_key[CAIRN_CURVE_BYTES];
-    uint8_t key_id[CAIRN_KEY_ID_BYTES];
+    uint8_t key_id[CAIRN_PSK_ID_BYTES];
 };
 
 /* CAIRN_ERR_NO_MEMORY. Options are copied; `own`, pin, expected and context as well. */
