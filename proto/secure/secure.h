@@ -7,8 +7,10 @@
  * bytes out, no socket and no clock. One object belongs to one thread at a time.
  *
  * What a stranger can cost: the first message carries a MAC that is keyed by the secret, so a stranger is
- * found out by a look-up and a hash, before any curve operation, and hears nothing. A handshake holds
- * less than 1 KiB, and takes no memory on a stranger's word. */
+ * found out by a look-up and a hash, before any curve operation, and hears nothing. A handshake, and a
+ * channel before it is up, hold less than 2 KiB, and take no memory on a stranger's word.
+ *
+ * libsodium is initialized by the functions here that need it. */
 #ifndef CAIRN_SECURE_SECURE_H
 #define CAIRN_SECURE_SECURE_H
 
@@ -115,18 +117,21 @@ struct identity {
 /* ==== handshake ==== */
 
 /* The messages (bytes):
- *   1  initiator: magic "CAIRNSE1" 8, version 2, purpose 2, key id 8, e 32, MAC 16      68 in all
+ *   1  initiator: magic "CAIRNSE1" 8, version 2, purpose 2, key id 8,
+ *                 Noise's first message 48, MAC 16                                       84 in all
  *   2  responder: length 2, Noise's second message                                      98 in all
  *      or a refusal: length 2 with the top bit set, status 2, text (at most 480), MAC 16
  *   3  initiator: length 2, Noise's third message                                       66 in all
- * Little endian. Noise's prologue is the first 20 bytes of message 1, and the context. The MACs are
- * keyed BLAKE2b over all bytes before them (for a refusal: over message 1, too), so a refusal is
- * believed only from an end that knows the secret, and a stranger hears nothing. */
+ * Little endian; a length counts what follows it. Noise's prologue is the first 20 bytes of message 1, and
+ * the context. The MACs are keyed BLAKE2b over all bytes before them (for a refusal: over message 1, too),
+ * so a refusal is believed only from an end that knows the secret, and a stranger hears nothing. Message 1
+ * and the refusal keep their layout in all versions, so that two versions can say that they differ. */
 
 enum {
     CAIRN_HANDSHAKE_VERSION = 1,
-    CAIRN_HANDSHAKE_FIRST_BYTES = 68,
+    CAIRN_HANDSHAKE_FIRST_BYTES = 84,
     CAIRN_HANDSHAKE_MOST_BYTES = 512, /* of any message */
+    CAIRN_REFUSAL_TEXT_BYTES = 480,   /* of the sentence in a refusal; a longer one is cut */
     CAIRN_HANDSHAKE_CONTEXT_BYTES = 64,
 };
 
@@ -156,12 +161,13 @@ struct handshake_options {
     uint8_t secret[CAIRN_PSK_BYTES];
     const uint8_t *pin;
     const uint8_t *expected;
-    /* The responder's: finds a row; false: the id is unknown. */
+    /* The responder's: finds a row; false: the id is unknown. Called at most once, within handshake_take.
+     * row_out is zeroed before (refused: CAIRN_OK) and wiped after. */
     bool (*find)(void *arg, const uint8_t key_id[CAIRN_PSK_ID_BYTES],
                  struct handshake_row *row_out);
-    /* The responder's, after message 3: may this peer in? NULL: yes. A refusal is then sent as the first
-     * sealed record by the caller. */
-    void *arg;
+    void *arg; /* for find */
+    /* Whether the peer's public key is the one that a name is pinned to, is for the caller to judge when
+     * the handshake is done; a refusal is then the first thing that it says in the channel. */
 };
 
 struct handshake;
@@ -180,14 +186,19 @@ struct handshake_result {
     uint8_t key_id[CAIRN_PSK_ID_BYTES];
 };
 
-/* CAIRN_ERR_NO_MEMORY. Options are copied; `own`, pin, expected and context as well. */
+/* Options are copied; `own`, pin, expected and context as well; a responder's `own` is its row's.
+ * CAIRN_ERR_INVALID: an option is missing, or the context is too long. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status handshake_open(const struct handshake_options *options,
                                              struct handshake **out);
 void handshake_close(struct handshake *handshake); /* wipes; NULL is allowed */
 
 /* Takes bytes that arrived. *used_out: how many belong to the handshake; the rest are records of the
- * session. May leave bytes to send (handshake_to_send). FAILED: `why` says what and what to do, for our own
- * log; to a peer that proved nothing, nothing is to be sent but what handshake_to_send returns. */
+ * session. May leave bytes to send (handshake_to_send), also when it FAILED: a refusal, for a peer that
+ * knows the secret. To one that proved nothing there is nothing to send: close without a word. FAILED:
+ * `why` says what and what to do, for our own log, and *status_out is
+ *   CAIRN_ERR_PROTOCOL   a stranger, or somebody between the two
+ *   CAIRN_ERR_REFUSED, _VERSION, or another: what an end that knows the secret says of the other
+ * Once FAILED or DONE, it takes nothing. */
 enum handshake_state handshake_take(struct handshake *handshake, const uint8_t *bytes, size_t count,
                                     size_t *used_out, cairn_status *status_out,
                                     struct sentence *why);
@@ -196,14 +207,19 @@ enum handshake_state handshake_take(struct handshake *handshake, const uint8_t *
 const uint8_t *handshake_to_send(struct handshake *handshake, size_t *count_out);
 /* Valid when the state is DONE. */
 void handshake_result(const struct handshake *handshake, struct handshake_result *out);
+/* Writes what an initiator has to say when the other end closes the connection before the handshake is done:
+ * a responder that does not know the secret says nothing. `peer` is as "the coordinator at 10.0.0.1:7070". */
+void handshake_silence_text(const char *peer, enum handshake_purpose purpose, struct sentence *why);
 
 /* ==== channel ==== */
 
 /* A control connection's records, after its handshake.
  *   record: length 4 (of what follows, at most 64 KiB + 17), then ChaCha20-Poly1305 of {kind 1, bytes}
+ *   kinds:  1 DATA, 2 REKEY (empty), 3 CLOSE (empty)
  * The length is associated data; nonces count from 0 in each direction (Noise, section 5.1). A direction is
  * rekeyed (Noise's REKEY, section 11.3) after 2^16 records or after CAIRN_REKEY_MS, by a record that says
- * so. A record CLOSE ends a direction: an end without it is a truncation, and is reported. */
+ * so; the nonces count on. A record CLOSE ends a direction: an end without it is a truncation, and is
+ * reported. */
 
 enum {
     CAIRN_RECORD_BYTES_MAX = 64 << 10, /* of plain bytes in a record */
@@ -215,9 +231,14 @@ struct channel; /* a handshake, and then records */
 
 /* Bytes that grow at the end and are used up at the start. Owned by whoever has the struct; release it. */
 struct byte_queue {
-    uint8_t *bytes;
+    uint8_t *bytes; /* those that are there: [start, end) */
     size_t start, end, capacity;
 };
+/* Makes room for `more` bytes at the end; what is there may move. CAIRN_ERR_NO_MEMORY: nothing changed. */
+CAIRN_MUST_CHECK cairn_status byte_queue_reserve(struct byte_queue *queue, size_t more);
+/* Uses up the first `count` bytes. */
+void byte_queue_drop(struct byte_queue *queue, size_t count);
+/* Wipes and frees the bytes; the queue is empty, and may be used again. */
 void byte_queue_release(struct byte_queue *queue);
 
 CAIRN_MUST_CHECK cairn_status channel_open(const struct handshake_options *options,
@@ -225,21 +246,31 @@ CAIRN_MUST_CHECK cairn_status channel_open(const struct handshake_options *optio
 void channel_close(struct channel *channel); /* wipes; NULL is allowed */
 /* True when the handshake is done: from then on records are sent and taken. */
 bool channel_is_up(const struct channel *channel);
+/* Who the peer is; valid when the channel is up. The keys in it are zero: the channel alone has them. */
 const struct handshake_result *channel_peer(const struct channel *channel);
-/* Takes bytes that arrived, and appends the plain bytes of complete records to `plain`. At most
- * `plain_max` plain bytes are appended in one call; *used_out says how much was taken. Errors:
+/* Takes bytes that arrived, and appends the plain bytes of complete records to `plain`. It stops before a
+ * record if this call has appended plain_max bytes or more (plain_max is above 0), so a call appends less
+ * than plain_max + CAIRN_RECORD_BYTES_MAX; *used_out says how many bytes were taken. Errors:
  * CAIRN_ERR_PROTOCOL (a stranger, or a peer that lies), CAIRN_ERR_REFUSED, _VERSION (the other end says why),
- * CAIRN_ERR_CLOSED (the peer's CLOSE record), CAIRN_ERR_NO_MEMORY. After an error the channel is of no use. */
+ * CAIRN_ERR_CLOSED (the peer's CLOSE record; `plain` has what came before it), CAIRN_ERR_NO_MEMORY. After an
+ * error the channel takes nothing more. After any call there may be something to greet with, also after an
+ * error (a refusal). */
 CAIRN_MUST_CHECK cairn_status channel_take(struct channel *channel, const uint8_t *bytes,
                                            size_t count, uint64_t now_ms, size_t plain_max,
                                            size_t *used_out, struct byte_queue *plain,
                                            struct sentence *why);
-/* Appends what the handshake has to send to `wire`. */
+/* Appends what the handshake has to send to `wire`, if it has something. An initiator has right after
+ * channel_open. CAIRN_ERR_NO_MEMORY: nothing changed. */
 CAIRN_MUST_CHECK cairn_status channel_greet(struct channel *channel, struct byte_queue *wire);
-/* Appends records with these plain bytes to `wire`. Only when the channel is up. */
+/* Appends records with these plain bytes to `wire`. Only when the channel is up, and not after
+ * channel_finish. CAIRN_ERR_NO_MEMORY: nothing changed. */
 CAIRN_MUST_CHECK cairn_status channel_seal(struct channel *channel, const void *bytes, size_t count,
                                            uint64_t now_ms, struct byte_queue *wire);
-/* Appends the CLOSE record. */
+/* Appends the CLOSE record. Nothing if the channel is not up, or was finished before. */
 CAIRN_MUST_CHECK cairn_status channel_finish(struct channel *channel, struct byte_queue *wire);
+/* The connection has ended. CAIRN_OK: the peer's CLOSE had come. CAIRN_ERR_PROTOCOL: what the peer had to
+ * say is cut off, by its death or by somebody between; the sentence says so. Before the channel is up: see
+ * handshake_silence_text. */
+CAIRN_MUST_CHECK cairn_status channel_ended(const struct channel *channel, struct sentence *why);
 
 #endif
