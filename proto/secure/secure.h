@@ -1,4 +1,4 @@
-/* Who a peer is, and how what is said to a peer of another host stays between the two.
+/* A peer of another host: it proves who it is, and nobody else hears or changes what the two say.
  *
  * Every TCP connection of Cairn, for control and for data, begins with the same handshake of three messages
  * (Noise_XXpsk3_25519_ChaChaPoly_SHA256; The Noise Protocol Framework, revision 34, sections 5, 7 and 9).
@@ -6,7 +6,7 @@
  * in two keys, one for each direction, and a hash that names the session. Everything here is pure: bytes in,
  * bytes out, no socket and no clock. One object belongs to one thread at a time.
  *
- * What a stranger can cost: the first message carries a MAC that is keyed by the secret, so a stranger is
+ * A stranger costs little: the first message carries a MAC that is keyed by the secret, so a stranger is
  * found out by a look-up and a hash, before any curve operation, and hears nothing. A handshake, and a
  * channel before it is up, hold less than 2 KiB, and take no memory on a stranger's word.
  *
@@ -48,7 +48,7 @@ void curve_pin(const uint8_t open[CAIRN_CURVE_BYTES], uint8_t pin_out[CAIRN_PIN_
 
 /* ==== token ==== */
 
-/* What a node or a trainer is given to join a cluster, as one word:
+/* A node or a trainer is given a token to join a cluster, as one word:
  *   cairn1-<base32 of id, pin, secret and a checksum>
  * The pin is the hash of the coordinator's public key, so the joiner checks the coordinator before it says
  * anything about itself. Whoever has the word has the rights of the token's row in the roster. */
@@ -84,7 +84,7 @@ CAIRN_MUST_CHECK cairn_status token_find(const char *given, const char *fallback
 
 /* ==== identity ==== */
 
-/* What a peer may be. The bits of an identity's roles. */
+/* The bits of an identity's roles: a peer may have several. */
 enum secure_role {
     CAIRN_MAY_WORK = 1,     /* a trainer: attach as worker, read, create jobs of its own */
     CAIRN_MAY_READ = 2,     /* fetch parameters */
@@ -140,7 +140,7 @@ enum handshake_purpose {
     CAIRN_PURPOSE_DATA = 2,
 };
 
-/* What a responder knows about a key id. */
+/* A responder's knowledge of a key id. */
 struct handshake_row {
     uint8_t secret[CAIRN_PSK_BYTES];
     const struct curve_key *own; /* borrowed: the key to prove; a row pins one */
@@ -178,7 +178,7 @@ enum handshake_state {
     CAIRN_HANDSHAKE_FAILED,
 };
 
-/* What a handshake ends in. Wipe it after use. */
+/* The result of a handshake. Wipe it after use. */
 struct handshake_result {
     uint8_t send_key[32], receive_key[32];
     uint8_t session_hash[CAIRN_SESSION_HASH_BYTES]; /* both ends have the same; Noise's h */
@@ -256,14 +256,13 @@ const struct handshake_result *channel_peer(const struct channel *channel);
  * error the channel takes nothing more. After any call there may be something to greet with, also after an
  * error (a refusal). */
 CAIRN_MUST_CHECK cairn_status channel_take(struct channel *channel, const uint8_t *bytes,
-                                           size_t count, uint64_t now_ms, size_t plain_max,
-                                           size_t *used_out, struct byte_queue *plain,
-                                           struct sentence *why);
+                                           size_t count, size_t plain_max, size_t *used_out,
+                                           struct byte_queue *plain, struct sentence *why);
 /* Appends what the handshake has to send to `wire`, if it has something. An initiator has right after
  * channel_open. CAIRN_ERR_NO_MEMORY: nothing changed. */
 CAIRN_MUST_CHECK cairn_status channel_greet(struct channel *channel, struct byte_queue *wire);
-/* Appends records with these plain bytes to `wire`. Only when the channel is up, and not after
- * channel_finish. CAIRN_ERR_NO_MEMORY: nothing changed. */
+/* Appends records with these plain bytes to `wire`, after what there is to greet with. Only when the channel
+ * is up, and not after channel_finish. CAIRN_ERR_NO_MEMORY: nothing changed. */
 CAIRN_MUST_CHECK cairn_status channel_seal(struct channel *channel, const void *bytes, size_t count,
                                            uint64_t now_ms, struct byte_queue *wire);
 /* Appends the CLOSE record. Nothing if the channel is not up, or was finished before. */

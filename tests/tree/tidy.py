@@ -22,7 +22,7 @@ DOORS = {
     r"sqlite3\.h": ["server/coordinator/store.", "server/coordinator/events."],
     r"uv\.h": ["proto/loop/", "server/base/", "server/shard/", "server/coordinator/", "client/"],
     r"sodium\.h": ["proto/geometry/layout.c", "proto/spec/", "proto/snapshot/", "proto/store/",
-                   "proto/snapshot_io/", "proto/wire/", "proto/fabric/mapped", "client/",
+                   "proto/snapshot_io/", "proto/wire/", "proto/secure/", "proto/fabric/mapped", "client/",
                    "server/coordinator/"],
     r"jansson\.h": ["proto/snapshot/", "proto/safetensors/", "client/ctl/"],
     r"ini\.h": ["server/base/"],
