@@ -1,6 +1,6 @@
-/* The published test vector of Noise_XXpsk3_25519_ChaChaPoly_SHA256, from haskell-cryptography/cacophony (public
- * domain), vectors/cacophony.txt, by which snow and others check themselves, too. Hexadecimal. The initiator and
- * the responder take turns; messages after the third are of the transport phase. */
+/* The published test vector of Noise_XXpsk3_25519_ChaChaPoly_SHA256, from haskell-cryptography/cacophony
+ * (public domain), vectors/cacophony.txt, by which snow and others check themselves, too. Hexadecimal. The
+ * initiator and the responder take turns; messages after the third are of the transport phase. */
 #ifndef CAIRN_GOLDEN_NOISE_GOLDEN_H
 #define CAIRN_GOLDEN_NOISE_GOLDEN_H
 
