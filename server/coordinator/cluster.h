@@ -9,6 +9,7 @@
  * The headers, from the ground up. No header includes another that is listed after it (tests/tree/tidy.py
  * checks this).
  *
+ *   access.h    what an identity may do, and to which jobs
  *   base.h      what all others use: names, entries, sessions, questions to shards, work on other threads
  *   store.h     what is durable: SQLite, and the one thread that writes it; events, backups, trusted keys
  *   operations.h  operations as tables of steps: ask shards, store, work on a thread, wait
@@ -23,6 +24,7 @@
  * The files, from the ground up. No file calls another that is listed after it, with four exceptions
  * (tests/tree/numbers counts them).
  *
+ *   access         who may do what
  *   base           calls, waits, answers, the clock, the list of jobs
  *   job            a job's state, and its parts on shards
  *   terms          the terms of a job, and which shards know these terms

@@ -1,0 +1,99 @@
+#include "server/coordinator/access.h"
+
+#include <string.h>
+
+bool access_role(const struct identity *who, uint32_t roles_any)
+{
+    return (who->roles & roles_any) != 0;
+}
+
+/* True if the text is what the pattern [length] stands for. Linear but for the last '*': a pattern costs
+ * at most its length times the text's. */
+static bool is_match(const char *pattern, size_t length, const char *text)
+{
+    size_t at = 0, star = length, kept = 0;
+    for (size_t i = 0; text[i] != '\0';) {
+        if (at < length && pattern[at] == '*') {
+            star = at++;
+            kept = i;
+        } else if (at < length && pattern[at] == text[i]) {
+            at++;
+            i++;
+        } else if (star < length) {
+            at = star + 1;
+            i = ++kept;
+        } else {
+            return false;
+        }
+    }
+    while (at < length && pattern[at] == '*') at++;
+    return at == length;
+}
+
+bool access_listed(const char *list, const char *name)
+{
+    for (const char *at = list; at != NULL && *at != '\0';) {
+        at += strspn(at, ", ");
+        const size_t length = strcspn(at, ", ");
+        if (length > 0 && is_match(at, length, name)) return true;
+        at += length;
+    }
+    return false;
+}
+
+/* The roles of which one is needed. */
+static uint32_t roles_for(enum access_kind kind)
+{
+    switch (kind) {
+    case CAIRN_ACCESS_LOOK: return CAIRN_MAY_WORK | CAIRN_MAY_READ | CAIRN_MAY_MONITOR;
+    case CAIRN_ACCESS_READ: return CAIRN_MAY_WORK | CAIRN_MAY_READ;
+    case CAIRN_ACCESS_WRITE:
+    case CAIRN_ACCESS_OWN: return CAIRN_MAY_WORK;
+    }
+    return 0;
+}
+
+static const char *verb_for(enum access_kind kind)
+{
+    switch (kind) {
+    case CAIRN_ACCESS_LOOK: return "look at";
+    case CAIRN_ACCESS_READ: return "read";
+    case CAIRN_ACCESS_WRITE: return "write to";
+    case CAIRN_ACCESS_OWN: return "create, change or drop";
+    }
+    return "use";
+}
+
+static cairn_status refuse_role(const struct identity *who, const char *job, enum access_kind kind,
+                                struct sentence *why)
+{
+    char has[64], needs[64];
+    roles_print(who->roles, has);
+    roles_print(roles_for(kind), needs);
+    return fail_with(why, CAIRN_ERR_REFUSED,
+                     "%s has the roles %s and may not %s job %s, which needs one of %s: an admin "
+                     "gives roles with `cairn key add`",
+                     who->name, has, verb_for(kind), job, needs);
+}
+
+cairn_status access_job(const struct identity *who, const char *job, const char *owner,
+                        const char *allowed, enum access_kind kind, struct sentence *why)
+{
+    if (access_role(who, CAIRN_MAY_ADMIN)) return CAIRN_OK;
+    if (!access_role(who, roles_for(kind))) return refuse_role(who, job, kind, why);
+    const bool is_limited = who->jobs[0] != '\0';
+    if (is_limited && !access_listed(who->jobs, job))
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "%s may not %s job %s: its token is for jobs %s only; an admin gives "
+                         "another token with `cairn key add --jobs`",
+                         who->name, verb_for(kind), job, who->jobs);
+    if (owner[0] == '\0' || strcmp(owner, who->owner) == 0) return CAIRN_OK;
+    // A monitor without another role watches the whole cluster, for whoever runs it.
+    if (kind == CAIRN_ACCESS_LOOK && access_role(who, CAIRN_MAY_MONITOR)) return CAIRN_OK;
+    if (kind != CAIRN_ACCESS_OWN && (is_limited || access_listed(allowed, who->owner)))
+        return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_REFUSED,
+                     "%s (owner %s) may not %s job %s, which belongs to %s: its owner or an admin "
+                     "can allow it",
+                     who->name, who->owner, verb_for(kind), job, owner);
+}

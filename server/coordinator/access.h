@@ -1,0 +1,41 @@
+/* What an identity may do: the one place that decides it. Pure.
+ *
+ * Everything is denied unless something here allows it. A role says what kind of thing an identity may do;
+ * whose job it is says to which jobs it may do it. An admin may do everything. */
+#ifndef CAIRN_COORDINATOR_ACCESS_H
+#define CAIRN_COORDINATOR_ACCESS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/base/status.h"
+#include "proto/base/text.h"
+#include "proto/secure/secure.h"
+
+/* True if the identity has one of these roles (bits of enum secure_role). */
+bool access_role(const struct identity *who, uint32_t roles_any);
+
+/* What somebody wants of a job. Each kind includes those before it. */
+enum access_kind {
+    CAIRN_ACCESS_LOOK,  /* see that it exists, its state and its figures; a monitor may, too */
+    CAIRN_ACCESS_READ,  /* read its parameters, list its tensors */
+    CAIRN_ACCESS_WRITE, /* train it, take snapshots of it */
+    CAIRN_ACCESS_OWN,   /* create, drop, amend, restore, park it */
+};
+
+/* Judges whether an identity may do this to a job.
+ *
+ * `owner` owns the job; "": the job is older than owners, and everybody's. `allowed` are the other owners
+ * who may do what the owner allows: names with '*', separated by ','; "" or NULL: nobody. They may do all
+ * but OWN. An identity that is limited to jobs (identity.jobs) may touch no other job; those jobs it may
+ * READ and WRITE, whoever owns them.
+ *
+ * CAIRN_ERR_REFUSED: the sentence says who asks, what is lacking, and who can give it. */
+CAIRN_MUST_CHECK cairn_status access_job(const struct identity *who, const char *job,
+                                         const char *owner, const char *allowed,
+                                         enum access_kind kind, struct sentence *why);
+
+/* True if `name` is one of the names of `list`, which are separated by ',' and may have '*' for any text. */
+bool access_listed(const char *list, const char *name);
+
+#endif

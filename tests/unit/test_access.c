@@ -1,0 +1,89 @@
+/* Who may do what to whose job, as a table. */
+#include <string.h>
+
+#include "server/coordinator/access.h"
+#include "tests/support/suite.h"
+
+#define WORK    CAIRN_MAY_WORK
+#define READER  CAIRN_MAY_READ
+#define MONITOR CAIRN_MAY_MONITOR
+#define ADMIN   CAIRN_MAY_ADMIN
+#define SHARD   CAIRN_MAY_SHARD
+
+/* `most`: the letters of what is allowed, out of "lrwo": look, read, write, own. */
+static const struct {
+    const char *claim;
+    uint32_t roles;
+    const char *owner, *jobs; /* of the identity */
+    const char *job, *belongs_to, *allowed, *most;
+} cases[] = {
+    { "a worker owns what it made", WORK, "red", "", "a", "red", "", "lrwo" },
+    { "a worker has nothing of another's", WORK, "red", "", "a", "blue", "", "" },
+    { "a reader reads", READER, "red", "", "a", "red", "", "lr" },
+    { "a monitor looks at everybody's", MONITOR, "red", "", "a", "blue", "", "l" },
+    { "an admin may do everything", ADMIN, "red", "", "a", "blue", "", "lrwo" },
+    { "a shard asks for no job", SHARD, "red", "", "a", "red", "", "" },
+    { "no role, no right", 0, "red", "", "a", "red", "", "" },
+    { "an allowed owner may all but own", WORK, "red", "", "a", "blue", "green,red", "lrw" },
+    { "an allowed owner, by a star", WORK, "red", "", "a", "blue", "r*", "lrw" },
+    { "an allowed reader reads", READER, "red", "", "a", "blue", "*", "lr" },
+    { "a job older than owners is everybody's", WORK, "red", "", "a", "", "", "lrwo" },
+    { "a limited token, its own job", WORK, "red", "exp-*", "exp-1", "red", "", "lrwo" },
+    { "a limited token, its owner's other job", WORK, "red", "exp-*", "a", "red", "", "" },
+    { "a limited token, another's job that it names", WORK, "red", "exp-*,b", "b", "blue", "",
+      "lrw" },
+    { "a limited token, allowed but not named", WORK, "red", "exp-*", "a", "blue", "red", "" },
+    { "an owner's name is no prefix", WORK, "re", "", "a", "red", "", "" },
+    { "a list's name is whole", WORK, "red", "", "a", "blue", "redder,ed", "" },
+};
+
+static const char kinds[] = "lrwo";
+
+TEST_EACH(each_kind_is_allowed_or_refused_with_names, 0, sizeof cases / sizeof *cases)
+{
+    struct identity who = { .name = "w1", .roles = cases[_i].roles };
+    strcpy(who.owner, cases[_i].owner);
+    strcpy(who.jobs, cases[_i].jobs);
+    for (int kind = CAIRN_ACCESS_LOOK; kind <= CAIRN_ACCESS_OWN; kind++) {
+        struct sentence why = { "" };
+        const cairn_status status = access_job(&who, cases[_i].job, cases[_i].belongs_to,
+                                               cases[_i].allowed, (enum access_kind)kind, &why);
+        const bool is_allowed = strchr(cases[_i].most, kinds[kind]) != NULL;
+        ck_assert_msg(status == (is_allowed ? CAIRN_OK : CAIRN_ERR_REFUSED), "%s: %c: %s",
+                      cases[_i].claim, kinds[kind], why.text);
+        if (is_allowed) continue;
+        ck_assert_ptr_nonnull(strstr(why.text, "w1"));
+        ck_assert_ptr_nonnull(strstr(why.text, "admin"));
+    }
+}
+
+static const struct {
+    const char *list, *name;
+    bool is_listed;
+} lists[] = {
+    { "a", "a", true },
+    { "a", "b", false },
+    { "", "a", false },
+    { NULL, "a", false },
+    { "*", "", true },
+    { "*", "anything", true },
+    { "a*c", "abbc", true },
+    { "a*c", "abcb", false },
+    { "a*b*c", "a-b-b-c", true },
+    { "x,a*", "abc", true },
+    { "x, a*", "abc", true },
+    { "a**", "a", true },
+    { "a*a*a*a*b", "aaaaaaaaaaaaaaaaaaaaaaaa", false },
+    { ",,", "", false },
+    { "ab", "a", false },
+    { "a", "ab", false },
+    { "exp-*", "exp-", true },
+};
+
+TEST_EACH(a_list_names_with_stars, 0, sizeof lists / sizeof *lists)
+{
+    ck_assert_msg(access_listed(lists[_i].list, lists[_i].name) == lists[_i].is_listed, "%s in %s",
+                  lists[_i].name, lists[_i].list != NULL ? lists[_i].list : "NULL");
+}
+
+SUITE(10, NULL, NULL);
