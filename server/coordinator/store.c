@@ -102,6 +102,38 @@ static const struct column event_columns[] = {
 };
 #undef ROW
 
+#define ROW struct stored_token
+static const struct column token_columns[] = {
+    { COLUMN("id", NUMBER, id) },
+    { COLUMN("name", TEXT, name) },
+    { COLUMN("owner", TEXT, owner) },
+    { COLUMN("jobs", TEXT, jobs) },
+    { COLUMN("secret", TEXT, secret) },
+    { COLUMN("pin", TEXT, pin) },
+    { COLUMN("roles", NUMBER, roles) },
+    { COLUMN("created", NUMBER, created_unix_s) },
+    { COLUMN("not_after", NUMBER, not_after_unix_s) },
+    { COLUMN("grace_until", NUMBER, grace_until_unix_s) },
+    { COLUMN("revoked", NUMBER, revoked_unix_s), .grows = true },
+    { COLUMN("seen", NUMBER, seen_unix_s), .grows = true, .set_by = BY(SEEN) },
+};
+#undef ROW
+#define ROW struct stored_curve
+static const struct column curve_columns[] = {
+    { COLUMN("number", NUMBER, number) },
+    { COLUMN("secret", TEXT, secret) },
+    { COLUMN("since", NUMBER, since_unix_s) },
+};
+#undef ROW
+#define ROW struct stored_node
+static const struct column node_columns[] = {
+    { COLUMN("shard", TEXT, shard) },
+    { COLUMN("key", TEXT, key) },
+    { COLUMN("token", NUMBER, token) },
+    { COLUMN("since", NUMBER, since_unix_s) },
+};
+#undef ROW
+
 /* A change finds its rows by the table's first column. So the table's key begins with this
  * column. */
 #define TABLE(text, row, list, primary, by)                                         \
@@ -125,6 +157,11 @@ static const struct table {
     [CAIRN_STORED_KEYS] = TABLE("keys", struct stored_key, key_columns, "line",
                                 "own DESC, since, line"),
     [CAIRN_STORED_EVENTS] = TABLE("events", struct stored_event, event_columns, "number", "number"),
+    [CAIRN_STORED_TOKENS] = TABLE("tokens", struct stored_token, token_columns, "id",
+                                  "name, created, id"),
+    [CAIRN_STORED_CURVES] = TABLE("curves", struct stored_curve, curve_columns, "number", "number"),
+    [CAIRN_STORED_NODES] = TABLE("nodes", struct stored_node, node_columns, "shard", "shard"),
+    [CAIRN_STORED_AUDIT] = TABLE("audit", struct stored_event, event_columns, "number", "number"),
 };
 
 static const struct change {
@@ -144,6 +181,14 @@ static const struct change {
     [CAIRN_STORE_KEY] = { CAIRN_STORED_KEYS, PUT },
     [CAIRN_STORE_KEY_DROP] = { CAIRN_STORED_KEYS, DROP },
     [CAIRN_STORE_EVENTS] = { CAIRN_STORED_EVENTS, PUT },
+    [CAIRN_STORE_AUDIT] = { CAIRN_STORED_AUDIT, PUT },
+    [CAIRN_STORE_TOKEN] = { CAIRN_STORED_TOKENS, PUT },
+    [CAIRN_STORE_TOKEN_DROP] = { CAIRN_STORED_TOKENS, DROP },
+    [CAIRN_STORE_SEEN] = { CAIRN_STORED_TOKENS, SET },
+    [CAIRN_STORE_CURVE] = { CAIRN_STORED_CURVES, PUT },
+    [CAIRN_STORE_CURVE_DROP] = { CAIRN_STORED_CURVES, DROP },
+    [CAIRN_STORE_NODE] = { CAIRN_STORED_NODES, PUT },
+    [CAIRN_STORE_NODE_DROP] = { CAIRN_STORED_NODES, DROP },
     [CAIRN_STORE_START] = { CAIRN_STORED_META, SET },
     [CAIRN_STORE_SHARDS] = { CAIRN_STORED_SHARDS, PUT },
     [CAIRN_STORE_SHARDS_DROP] = { CAIRN_STORED_SHARDS, DROP },
@@ -152,12 +197,18 @@ static const struct change {
 /* The triggers run in the same transaction as the change. The store remembers a dropped job,
  * because parts of it on shards are leftovers of this cluster. The triggers also delete the oldest
  * dropped jobs and the oldest events. */
+static const char schema_triggers[] =
+    "CREATE TRIGGER IF NOT EXISTS drops AFTER DELETE ON jobs BEGIN INSERT OR REPLACE INTO dropped "
+    "(job) VALUES (old.id); DELETE FROM dropped WHERE place <= (SELECT max(place) FROM dropped) - "
+    "%d; END; CREATE TRIGGER IF NOT EXISTS notes AFTER INSERT ON events BEGIN DELETE FROM events "
+    "WHERE number <= new.number - %d; END; CREATE TRIGGER IF NOT EXISTS audits AFTER INSERT ON "
+    "audit BEGIN DELETE FROM audit WHERE number <= new.number - %d; END";
 static const char schema_end[] =
-    "CREATE TRIGGER drops AFTER DELETE ON jobs BEGIN INSERT OR REPLACE INTO dropped (job) VALUES "
-    "(old.id); DELETE FROM dropped WHERE place <= (SELECT max(place) FROM dropped) - %d; END; "
-    "CREATE TRIGGER notes AFTER INSERT ON events BEGIN DELETE FROM events WHERE number <= "
-    "new.number - %d; END; INSERT INTO meta VALUES (0, 0, 0, 0); PRAGMA application_id = %d; "
-    "PRAGMA user_version = %d";
+    "INSERT INTO meta VALUES (0, 0, 0, 0); PRAGMA application_id = %d; PRAGMA user_version = %d";
+
+/* The first kind of row that the first stores did not have. A store without a table of this kind or of a
+ * later one is older, and gets the table. */
+#define FIRST_ADDED CAIRN_STORED_TOKENS
 
 /* ---- statements ---- */
 
@@ -406,7 +457,8 @@ cairn_status store_write(struct coord_store *store, enum store_change change, co
 {
     // The next epoch must not wait until the disk has the events, because events are no part of a
     // job's durable state.
-    const bool is_lazy = change == CAIRN_STORE_EVENTS;
+    const bool is_lazy = change == CAIRN_STORE_EVENTS || change == CAIRN_STORE_AUDIT ||
+                         change == CAIRN_STORE_SEEN;
     const int before = sqlite3_total_changes(store->db);
     cairn_status status = run_sql(
         store, is_lazy ? "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE" : "BEGIN IMMEDIATE", why);
@@ -467,11 +519,27 @@ static cairn_status refuse_version(const struct coord_store *store, int64_t vers
                      store->path, version, but, SCHEMA_VERSION);
 }
 
+/* Sets *there_out to true if there is a table of this name, else to false. */
+static cairn_status find_table(const struct coord_store *store, const char *name, bool *there_out,
+                               struct sentence *why)
+{
+    sqlite3_stmt *s;
+    CAIRN_TRY(
+        prepare(store, "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?1", &s, why));
+    sqlite3_bind_text(s, 1, name, -1, SQLITE_STATIC);
+    *there_out = sqlite3_step(s) == SQLITE_ROW;
+    sqlite3_finalize(s);
+    return CAIRN_OK;
+}
+
 /* Judges the columns, because a file may claim this version and yet have another program's tables. */
 static cairn_status judge_columns(const struct coord_store *store, struct sentence *why)
 {
     for (int kind = 0; kind < CAIRN_STORED_KINDS; kind++) {
         sqlite3_stmt *s;
+        bool there;
+        CAIRN_TRY(find_table(store, tables[kind].name, &there, why));
+        if (kind >= FIRST_ADDED && !there) continue; // create_tables will make it
         const cairn_status status = prepare_load(store, (enum store_kind)kind, NULL, &s, why);
         if (status != CAIRN_OK && (sqlite3_errcode(store->db) & 0xff) == SQLITE_ERROR)
             return refuse_version(store, SCHEMA_VERSION, " with other tables", why);
@@ -520,22 +588,30 @@ static uint64_t random_identity(void)
     return identity;
 }
 
+/* Creates the tables and triggers that are not there. */
 static cairn_status create_tables(struct coord_store *store, struct sentence *why)
 {
     struct sentence sql = { "" };
     cairn_status status = CAIRN_OK;
     for (const struct table *t = tables; t < tables + CAIRN_STORED_KINDS; t++) {
-        sentence_set(&sql, "CREATE TABLE %s (", t->name);
+        sentence_set(&sql, "CREATE TABLE IF NOT EXISTS %s (", t->name);
         for (const struct column *c = t->columns; c < t->columns + t->column_count; c++)
             sentence_add(&sql, "%s %s %s, ", c->name, type_names[c->type],
                          c->constraint != NULL ? c->constraint : "NOT NULL");
         sentence_add(&sql, "PRIMARY KEY (%s))", t->key);
         if (status == CAIRN_OK) status = run_sql(store, sql.text, why);
     }
-    sentence_set(&sql, schema_end, CAIRN_STORE_DROPPED_MAX, CAIRN_STORE_EVENTS_MAX, APPLICATION_ID,
-                 SCHEMA_VERSION);
-    store->meta.identity = random_identity();
+    sentence_set(&sql, schema_triggers, CAIRN_STORE_DROPPED_MAX, CAIRN_STORE_EVENTS_MAX,
+                 CAIRN_STORE_EVENTS_MAX);
     return status == CAIRN_OK ? run_sql(store, sql.text, why) : status;
+}
+
+static cairn_status begin_file(struct coord_store *store, struct sentence *why)
+{
+    struct sentence sql;
+    sentence_set(&sql, schema_end, APPLICATION_ID, SCHEMA_VERSION);
+    store->meta.identity = random_identity();
+    return run_sql(store, sql.text, why);
 }
 
 static cairn_status take_meta(void *context, const void *row, struct sentence *why)
@@ -545,12 +621,13 @@ static cairn_status take_meta(void *context, const void *row, struct sentence *w
     return CAIRN_OK;
 }
 
-/* Creates the tables of a new file, and increments the incarnation. */
+/* Creates the tables that the file lacks, and increments the incarnation. */
 static cairn_status begin_incarnation(struct coord_store *store, bool is_new, struct sentence *why)
 {
-    cairn_status status = is_new ? create_tables(store, why)
-                                 : load_rows(store, CAIRN_STORED_META, NULL, take_meta,
-                                             &store->meta, why);
+    CAIRN_TRY(create_tables(store, why));
+    const cairn_status status = is_new ? begin_file(store, why)
+                                       : load_rows(store, CAIRN_STORED_META, NULL, take_meta,
+                                                   &store->meta, why);
     store->meta.incarnation++;
     return status == CAIRN_OK ? apply_change(store, CAIRN_STORE_START, &store->meta, 1, why)
                               : status;
@@ -563,7 +640,7 @@ static cairn_status set_up(struct coord_store *store, struct sentence *why)
     CAIRN_TRY(
         run_sql(store,
                 "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;PRAGMA synchronous = "
-                "FULL; PRAGMA foreign_keys = ON; BEGIN IMMEDIATE",
+                "FULL; PRAGMA foreign_keys = ON; PRAGMA secure_delete = ON; BEGIN IMMEDIATE",
                 why));
     CAIRN_TRY(end_transaction(store, begin_incarnation(store, is_new, why), why));
     store->opening_changes = (uint64_t)sqlite3_total_changes(store->db);
@@ -731,23 +808,12 @@ static bool put_signer(sqlite3 *copy, const char *signer)
     return sqlite3_finalize(s) == SQLITE_OK && is_put;
 }
 
-/* Sets *there_out to true if the table `signer` exists, else to false. */
-static cairn_status find_signer(const struct coord_store *store, bool *there_out,
-                                struct sentence *why)
-{
-    sqlite3_stmt *s;
-    CAIRN_TRY(prepare(store, "SELECT 1 FROM sqlite_master WHERE name = 'signer'", &s, why));
-    *there_out = sqlite3_step(s) == SQLITE_ROW;
-    sqlite3_finalize(s);
-    return CAIRN_OK;
-}
-
 cairn_status store_signer(const struct coord_store *store, char text_out[CAIRN_KEY_TEXT_BYTES],
                           struct sentence *why)
 {
     sqlite3_stmt *s;
     bool there;
-    cairn_status status = find_signer(store, &there, why);
+    cairn_status status = find_table(store, "signer", &there, why);
     if (status == CAIRN_OK && !there) return CAIRN_ERR_NOT_FOUND;
     if (status == CAIRN_OK) status = prepare(store, "SELECT text FROM signer", &s, why);
     if (status != CAIRN_OK) return status;
@@ -763,7 +829,7 @@ cairn_status store_set_signer(struct coord_store *store, const char *text, struc
 {
     bool there;
     snprintf(store->signer, sizeof store->signer, "%s", text);
-    const cairn_status status = find_signer(store, &there, why);
+    const cairn_status status = find_table(store, "signer", &there, why);
     return status == CAIRN_OK && there ? run_sql(store, "DROP TABLE signer", why) : status;
 }
 

@@ -4,7 +4,7 @@
  * spec, layout, shards, generation, epoch and a reserved block of round numbers. It also has the ids of the
  * last jobs that were dropped, because a shard that was away then still has its part; the token of the
  * folder that snapshots were written to (below); the shards that an operator drains; the keys whose
- * signatures are trusted; and the last events. No round writes anything: a new coordinator asks the shards
+ * signatures are trusted; who may connect, and by which keys (roster.h); and the last events. No round writes anything: a new coordinator asks the shards
  * for everything else (server/core/round.h). A job is written when each of its shards holds its part, so
  * every job in the store has existed.
  *
@@ -83,7 +83,7 @@ struct coord_store;
 
 /* the most dropped jobs that the store keeps, which are the last ones */
 #define CAIRN_STORE_DROPPED_MAX 4096
-/* the most events that the store keeps, which are those with the highest numbers */
+/* the most events that the store keeps, which are those with the highest numbers; the same for the audit log */
 #define CAIRN_STORE_EVENTS_MAX 4096
 
 /* Texts and bytes in rows are borrowed for the length of a call, whether the row is written or read. */
@@ -147,12 +147,34 @@ struct stored_key {   /* a key whose signatures are trusted (above) */
     uint64_t since_unix_s;
 };
 
+/* The next three are the roster's (roster.h), which alone knows what their values mean. Keys and secrets are
+ * hexadecimal. */
+struct stored_token {
+    uint64_t id;
+    const char *name, *owner, *jobs, *secret, *pin;
+    uint64_t roles, created_unix_s, not_after_unix_s, grace_until_unix_s, revoked_unix_s,
+        seen_unix_s;
+};
+
+struct stored_curve { /* a key of the coordinator */
+    uint64_t number;  /* the higher, the newer */
+    const char *secret;
+    uint64_t since_unix_s;
+};
+
+struct stored_node { /* the public key by which a shard's name is known */
+    const char *shard, *key;
+    uint64_t token; /* the id of the token that it came with */
+    uint64_t since_unix_s;
+};
+
 struct stored_event { /* see the section "events" below */
     uint64_t number, unix_ms;
     const char *kind, *job, *who, *text;
 };
 
-/* Opens or makes FOLDER/coordinator.db, and adds 1 to the incarnation. The folder must exist, and be locked
+/* Opens or makes FOLDER/coordinator.db, and adds 1 to the incarnation. A file that an older program made gets
+ * the tables that it lacks. The folder must exist, and be locked
  * (server/base/daemon.h). CAIRN_ERR_CORRUPT: the file is damaged, or not a database of Cairn.
  * CAIRN_ERR_VERSION: the version of the file is another one, which cannot be read. */
 cairn_status store_open(const char *folder, struct coord_store **store_out,
@@ -177,6 +199,10 @@ enum store_kind {
     CAIRN_STORED_LEAVING, /* struct stored_leaving */
     CAIRN_STORED_KEYS,    /* struct stored_key, the cluster's own keys first */
     CAIRN_STORED_EVENTS,  /* struct stored_event, by number */
+    CAIRN_STORED_TOKENS,  /* struct stored_token, by name, and of a name the oldest first */
+    CAIRN_STORED_CURVES,  /* struct stored_curve, the oldest first */
+    CAIRN_STORED_NODES,   /* struct stored_node, by shard */
+    CAIRN_STORED_AUDIT,   /* struct stored_event, by number: the audit log */
     CAIRN_STORED_KINDS
 };
 
@@ -199,6 +225,14 @@ enum store_change {
     /* Adds events, or replaces the events with the same numbers. Events survive the end of the process.
      * They survive the loss of power only after another kind of change has been committed. */
     CAIRN_STORE_EVENTS,
+    CAIRN_STORE_AUDIT,      /* the same for entries of the audit log */
+    CAIRN_STORE_TOKEN,      /* adds tokens, or replaces those with their ids */
+    CAIRN_STORE_TOKEN_DROP, /* deletes the token with this id */
+    CAIRN_STORE_SEEN,       /* writes `seen_unix_s` of tokens */
+    CAIRN_STORE_CURVE,
+    CAIRN_STORE_CURVE_DROP,
+    CAIRN_STORE_NODE,
+    CAIRN_STORE_NODE_DROP,
     /* the next kinds are used by the store itself */
     CAIRN_STORE_START,
     CAIRN_STORE_SHARDS,
