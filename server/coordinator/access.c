@@ -7,6 +7,27 @@ bool access_role(const struct identity *who, uint32_t roles_any)
     return (who->roles & roles_any) != 0;
 }
 
+/* Who can give a role to such an identity. */
+static const char *givers(const struct identity *who)
+{
+    return who->is_local
+               ? "the admins here are root, the daemon's user and the members of the group "
+                 "access.admin_group, and access.socket_roles says what everybody else may"
+               : "an admin gives out tokens with other roles: `cairn key add NAME --role ROLES`";
+}
+
+cairn_status access_any(const struct identity *who, uint32_t roles_any, const char *doing,
+                        struct sentence *why)
+{
+    char has[64], needs[64];
+    if (access_role(who, roles_any | CAIRN_MAY_ADMIN)) return CAIRN_OK;
+    roles_print(who->roles, has);
+    roles_print(roles_any != 0 ? roles_any : CAIRN_MAY_ADMIN, needs);
+    return fail_with(why, CAIRN_ERR_REFUSED,
+                     "%s may not %s: that needs the role %s, and its own are %s; %s", who->name,
+                     doing, needs, has, givers(who));
+}
+
 /* True if the text is what the pattern [length] stands for. Linear but for the last '*': a pattern costs
  * at most its length times the text's. */
 static bool is_match(const char *pattern, size_t length, const char *text)
@@ -64,23 +85,15 @@ static const char *verb_for(enum access_kind kind)
     return "use";
 }
 
-static cairn_status refuse_role(const struct identity *who, const char *job, enum access_kind kind,
-                                struct sentence *why)
-{
-    char has[64], needs[64];
-    roles_print(who->roles, has);
-    roles_print(roles_for(kind), needs);
-    return fail_with(why, CAIRN_ERR_REFUSED,
-                     "%s has the roles %s and may not %s job %s, which needs one of %s: an admin "
-                     "gives roles with `cairn key add`",
-                     who->name, has, verb_for(kind), job, needs);
-}
-
 cairn_status access_job(const struct identity *who, const char *job, const char *owner,
                         const char *allowed, enum access_kind kind, struct sentence *why)
 {
     if (access_role(who, CAIRN_MAY_ADMIN)) return CAIRN_OK;
-    if (!access_role(who, roles_for(kind))) return refuse_role(who, job, kind, why);
+    if (!access_role(who, roles_for(kind))) {
+        struct sentence doing;
+        sentence_set(&doing, "%s job %s", verb_for(kind), job);
+        return access_any(who, roles_for(kind), doing.text, why);
+    }
     const bool is_limited = who->jobs[0] != '\0';
     if (is_limited && !access_listed(who->jobs, job))
         return fail_with(why, CAIRN_ERR_REFUSED,

@@ -15,6 +15,12 @@
 /* True if the identity has one of these roles (bits of enum secure_role). */
 bool access_role(const struct identity *who, uint32_t roles_any);
 
+/* Judges whether the identity may do something that one of these roles allows, or the role of an admin.
+ * `doing` completes "may not ...". CAIRN_ERR_REFUSED: the sentence says who asks, what is lacking, and who can
+ * give it. */
+CAIRN_MUST_CHECK cairn_status access_any(const struct identity *who, uint32_t roles_any,
+                                         const char *doing, struct sentence *why);
+
 /* What somebody wants of a job. Each kind includes those before it. */
 enum access_kind {
     CAIRN_ACCESS_LOOK,  /* see that it exists, its state and its figures; a monitor may, too */

@@ -370,6 +370,11 @@ struct coord_row {
     enum coord_awaits awaits;
     /* from admins, for a request that changes something: its command line, for the log and the events */
     const char *verb;
+    /* The roles (bits of enum secure_role) of which the sender's identity must have one; an admin may send
+     * everything. 0: for a request of the command line with a verb, that of an admin; without one, that of
+     * a monitor; else the roles that the sender's Hello needed. Who handles a message about a job that its
+     * owner may send gives the owner's role here, and judges by access_job. */
+    uint32_t needs;
 };
 
 /* Each file that handles messages has a table of them; messages.c lists the tables. */
@@ -389,6 +394,8 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
 
 /* For every operator's action the log and the events say who asked, from where, when, and for what. */
 
+/* Returns the command line of a request that changes something; NULL: it changes nothing. */
+const char *coord_asked_verb(const struct coord_row *row, const ProtobufCMessage *message);
 /* Notes an admin's request if it changes something. The note names the request as the command line does,
  * and has as many of the arguments as fit. The note says how many arguments were left out. */
 void coord_asked_note(const struct coord_session *session, const struct coord_row *row,

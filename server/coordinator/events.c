@@ -499,19 +499,6 @@ cairn_status coord_storage_open(struct coord *cluster, struct sentence *why)
 
 enum { WHAT_CHARS = 1200, DEPTH_MAX = 3 };
 
-/* Returns the command line of a request that changes something; NULL: it changes nothing. */
-static const char *verb_of(const struct coord_row *row, const ProtobufCMessage *message)
-{
-    const Cairn__ReshardAsk *reshard = (const Cairn__ReshardAsk *)message;
-    if (row->type == CAIRN_MSG_RESHARD_ASK)
-        return reshard->op == CAIRN_RESHARD_APPLY    ? "reshard apply"
-               : reshard->op == CAIRN_RESHARD_CANCEL ? "reshard cancel"
-                                                     : NULL;
-    if (row->type == CAIRN_MSG_JOB_PARK && !((const Cairn__JobPark *)message)->parked)
-        return "job unpark";
-    return row->verb;
-}
-
 /* ---- what it was given ---- */
 
 /* Returns where the message's struct has the value of the field. */
@@ -637,14 +624,26 @@ static const char *job_of(const ProtobufCMessage *message)
     return job != NULL ? *job : "";
 }
 
+const char *coord_asked_verb(const struct coord_row *row, const ProtobufCMessage *message)
+{
+    const protobuf_c_boolean *plan = field_named(message, "plan", PROTOBUF_C_TYPE_BOOL);
+    if (plan != NULL && *plan) return NULL; // the request only asks what would happen
+    const Cairn__ReshardAsk *reshard = (const Cairn__ReshardAsk *)message;
+    if (row->type == CAIRN_MSG_RESHARD_ASK)
+        return reshard->op == CAIRN_RESHARD_APPLY    ? "reshard apply"
+               : reshard->op == CAIRN_RESHARD_CANCEL ? "reshard cancel"
+                                                     : NULL;
+    if (row->type == CAIRN_MSG_JOB_PARK && !((const Cairn__JobPark *)message)->parked)
+        return "job unpark";
+    return row->verb;
+}
+
 void coord_asked_note(const struct coord_session *session, const struct coord_row *row,
                       const ProtobufCMessage *message)
 {
-    const char *verb = verb_of(row, message);
+    const char *verb = coord_asked_verb(row, message);
     struct sentence who, what;
     if (verb == NULL) return;
-    const protobuf_c_boolean *plan = field_named(message, "plan", PROTOBUF_C_TYPE_BOOL);
-    if (plan != NULL && *plan) return; // the request only asks what would happen
     const char *job = job_of(message);
     sentence_set(&what, "%s", verb);
     add_fields(message, 1, &what);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "proto/spec/spec.h"
+#include "server/coordinator/access.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/restore.h"
 
@@ -609,7 +610,7 @@ static const struct coord_row own_rows[] = {
     { CAIRN_MSG_PAGE, CAIRN_FROM_TRAINER, .by_session = on_page, .is_notice = true },
     { CAIRN_MSG_WHO_IS_AWAITED, CAIRN_FROM_TRAINER, .by_session = on_trainer_asks_who_is_awaited },
     { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_TRAINER, .asks = on_snapshot_create,
-      .awaits = CAIRN_AWAITS_REPORTS },
+      .awaits = CAIRN_AWAITS_REPORTS, .needs = CAIRN_MAY_WORK },
     { CAIRN_MSG_REDUCED, CAIRN_FROM_PART, .by_part = on_reduced },
     { CAIRN_MSG_PUBLISHED, CAIRN_FROM_PART, .by_part = on_published },
     { CAIRN_MSG_ANSWER, CAIRN_FROM_PART, .by_part = on_answer },
@@ -663,6 +664,20 @@ static const struct coord_row *find_row(uint32_t role, uint16_t type)
     return NULL;
 }
 
+/* Judges whether the session's identity may send this message, whatever its Hello said. */
+static cairn_status judge_identity(const struct coord_session *session, const struct coord_row *row,
+                                   const ProtobufCMessage *message, struct sentence *why)
+{
+    const char *verb = coord_asked_verb(row, message);
+    uint32_t needs = row->needs;
+    char doing[160];
+    if (needs == 0 && row->from != CAIRN_FROM_ADMIN) return CAIRN_OK;
+    if (needs == 0) needs = verb != NULL ? CAIRN_MAY_ADMIN : CAIRN_MAY_MONITOR;
+    snprintf(doing, sizeof doing, verb != NULL ? "ask for `cairn %s`" : "send %s",
+             verb != NULL ? verb : message_name(row->type));
+    return access_any(peer_identity(session->peer), needs, doing, why);
+}
+
 enum coord_awaits coord_message_awaits(const struct coord_session *session, uint16_t type)
 {
     const struct coord_row *row = find_row(session->role, type);
@@ -683,6 +698,11 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
     if (session->role != CAIRN_ROLE_WIRE_SHARD && request == 0 && (row == NULL || !row->is_notice))
         return false; // only a notice may come without a request id
     if (row == NULL) return false;
+    struct sentence why = { "" };
+    if (judge_identity(session, row, message, &why) != CAIRN_OK) {
+        if (request != 0) coord_session_error(session, request, CAIRN_ERR_REFUSED, why.text);
+        return true;
+    }
     if (session->role == CAIRN_ROLE_WIRE_ADMIN) coord_asked_note(session, row, message);
     assert(number != NULL || (row->by_part == NULL && row->by_member == NULL));
     if (row->by_frame != NULL) return row->by_frame(session, frame);
@@ -697,7 +717,6 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
         return true;
     }
     if (row->asks != NULL) {
-        struct sentence why = { "" };
         const cairn_status status = row->asks(session, request, message, &why);
         if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
         return true;

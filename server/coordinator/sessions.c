@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/coordinator/access.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/restore.h"
 
@@ -40,6 +41,21 @@ static cairn_status judge_hello(const struct coord *cluster, const Cairn__Hello 
                          CAIRN_HELD_JOBS_MAX);
     (void)cluster;
     return CAIRN_OK;
+}
+
+/* Judges whether the identity may be what its Hello says. What it may ask as an admin is judged by request. */
+static cairn_status judge_role(const struct identity *who, const Cairn__Hello *hello,
+                               struct sentence *why)
+{
+    static const uint32_t needs[] = {
+        [CAIRN_ROLE_WIRE_WORKER] = CAIRN_MAY_WORK,
+        [CAIRN_ROLE_WIRE_READER] = CAIRN_MAY_READ | CAIRN_MAY_WORK,
+        [CAIRN_ROLE_WIRE_SHARD] = CAIRN_MAY_SHARD,
+        [CAIRN_ROLE_WIRE_ADMIN] = CAIRN_MAY_MONITOR | CAIRN_MAY_READ | CAIRN_MAY_WORK,
+    };
+    char doing[64];
+    snprintf(doing, sizeof doing, "connect as %s", role_name(hello->role));
+    return access_any(who, needs[hello->role], doing, why);
 }
 
 static void free_session(struct coord_session *session)
@@ -223,6 +239,7 @@ static void on_first_hello(struct coord *cluster, struct peer *peer, Cairn__Hell
     struct sentence why;
     struct coord_session *session = NULL;
     cairn_status status = judge_hello(cluster, hello, &why);
+    if (status == CAIRN_OK) status = judge_role(peer_identity(peer), hello, &why);
     if (status == CAIRN_OK) {
         session = make_session(cluster, peer, hello);
         if (session == NULL) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
