@@ -468,14 +468,19 @@ void packed_release(struct packed *packed); /* NULL is fine */
     X(137, SNAPSHOT_TAG, SnapshotTag, snapshot_tag)                 \
     X(138, SNAPSHOT_TAGGED, SnapshotTagged, snapshot_tagged)        \
     X(141, SNAPSHOT_ADVISE, SnapshotAdvise, snapshot_advise)        \
-    X(142, SNAPSHOT_ADVICE, SnapshotAdvice, snapshot_advice)
+    X(142, SNAPSHOT_ADVICE, SnapshotAdvice, snapshot_advice)        \
+    X(143, CLUSTER_INIT, ClusterInit, cluster_init)                 \
+    X(144, CLUSTER_INITED, ClusterInited, cluster_inited)           \
+    X(145, KEY_CHANGE, KeyChange, key_change)                       \
+    X(146, KEY_CHANGED, KeyChanged, key_changed)                    \
+    X(147, AUDIT_GET, AuditGet, audit_get)
 
 enum wire_message {
 #define X(number, constant, type, field) CAIRN_MSG_##constant = (number),
     CAIRN_MESSAGE_TABLE(X)
 #undef X
 };
-#define CAIRN_MSG_MAX 142
+#define CAIRN_MSG_MAX 147
 
 /* How many versions of a job can be leased at a time. Every shard has one more published copy for each
  * leased version. */
@@ -503,6 +508,14 @@ enum reshard_op {
     CAIRN_RESHARD_APPLY = 1,
     CAIRN_RESHARD_STATUS = 2,
     CAIRN_RESHARD_CANCEL = 3,
+};
+
+/* KeyChange.op */
+enum key_change {
+    CAIRN_KEY_ADD = 1,
+    CAIRN_KEY_REVOKE = 2,
+    CAIRN_KEY_ROTATE = 3,
+    CAIRN_KEY_ROTATE_CLUSTER = 4,
 };
 
 /* The role of the sender, in Hello and in MemberJoin. */

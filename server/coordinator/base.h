@@ -312,6 +312,8 @@ void coord_session_on_gone(struct peer *peer, cairn_status status, const char *w
 /* Handles the early requests that need not wait any longer (cluster.h). */
 void coord_sessions_take_early(struct coord *cluster);
 void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_ms);
+/* Ends the session now: its members leave and its shard is away, whether the peer reads the reason or not. */
+void coord_session_put_out(struct coord_session *session, const char *why);
 
 /* ==== arrivals ==== */
 
@@ -382,7 +384,7 @@ extern const struct coord_row coord_adopt_rows[], coord_amend_rows[], coord_dige
     coord_drain_rows[], coord_events_rows[], coord_jobs_rows[], coord_keep_rows[],
     coord_keys_rows[], coord_leases_rows[], coord_members_rows[], coord_openings_rows[],
     coord_park_rows[], coord_reshard_rows[], coord_reshard_asked_rows[], coord_restore_rows[],
-    coord_status_rows[], coord_tiles_rows[], coord_waiting_rows[];
+    coord_roster_rows[], coord_status_rows[], coord_tiles_rows[], coord_waiting_rows[];
 
 /* Returns how long a request of the session has to wait after the coordinator has started. */
 enum coord_awaits coord_message_awaits(const struct coord_session *session, uint16_t type);
@@ -396,9 +398,14 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
 
 /* Returns the command line of a request that changes something; NULL: it changes nothing. */
 const char *coord_asked_verb(const struct coord_row *row, const ProtobufCMessage *message);
-/* Notes an admin's request if it changes something. The note names the request as the command line does,
- * and has as many of the arguments as fit. The note says how many arguments were left out. */
+/* Notes an admin's request if it changes something; `what` then says what was asked, else it is empty. It
+ * names the request as the command line does, and has as many of the arguments as fit. It says how many
+ * arguments were left out. */
 void coord_asked_note(const struct coord_session *session, const struct coord_row *row,
-                      const ProtobufCMessage *message);
+                      const ProtobufCMessage *message, struct sentence *what);
+/* Notes in the audit log how the request was taken, unless `what` is empty. What a request begins may still
+ * fail later: the events say so. */
+void coord_asked_done(const struct coord_session *session, const ProtobufCMessage *message,
+                      const struct sentence *what, cairn_status status, const char *why);
 
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "server/coordinator/restore.h"
+#include "server/coordinator/roster.h"
 
 const char *coord_address(const struct coord *cluster)
 {
@@ -52,6 +53,7 @@ static void on_tick(uv_timer_t *timer)
     coord_shards_tick(cluster);
     storage_watch_tick(&cluster->storage.watch);
     coord_adopt_tick(cluster);
+    coord_roster_tick(cluster);
     coord_events_tick(cluster);
     coord_scrub_tick(cluster);
     coord_openings_tick(cluster);
@@ -88,6 +90,7 @@ static void free_cluster(struct coord *cluster)
     }
     coord_events_close(cluster);
     coord_keys_close(cluster);
+    coord_roster_close(cluster);
     const bool is_unread = coord_scrub_free(cluster);
     store_close(cluster->store);
     if (cluster->lock_fd >= 0) durable_unlock(cluster->lock_fd);
@@ -148,6 +151,7 @@ static cairn_status open_folders(struct coord *cluster, struct sentence *why)
     status = store_open(options->store_path, &cluster->store, why);
     if (status == CAIRN_OK) status = coord_events_open(cluster, why);
     if (status == CAIRN_OK) status = coord_keys_open(cluster, why);
+    if (status == CAIRN_OK) status = coord_roster_open(cluster, why);
     if (status == CAIRN_OK) status = coord_storage_open(cluster, why);
     return status == CAIRN_OK ? coord_standing_open(cluster, why) : status;
 }
@@ -190,6 +194,7 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
     cluster->loop = loop;
     cluster->lock_fd = -1;
     cluster->close_step = close_step;
+    cluster->put_out = coord_session_put_out;
     cluster->callbacks = &coord_job_callbacks;
     cluster->clock.started_ms = cluster->clock.last_tick_ms = uv_now(loop);
     cairn_status status = open_folders(cluster, why);

@@ -12,6 +12,7 @@
  *   access.h    what an identity may do, and to which jobs
  *   base.h      what all others use: names, entries, sessions, questions to shards, work on other threads
  *   store.h     what is durable: SQLite, and the one thread that writes it; events, backups, trusted keys
+ *   roster.h    who may connect: tokens, the coordinator's key, the keys of nodes
  *   operations.h  operations as tables of steps: ask shards, store, work on a thread, wait
  *   round.h     the core of a job and its inputs: terms, reduce groups, what halts it
  *   reshard.h   changes of a running job: re-sharding, amendments, parking, drains
@@ -28,7 +29,7 @@
  *   base           calls, waits, answers, the clock, the list of jobs
  *   job            a job's state, and its parts on shards
  *   terms          the terms of a job, and which shards know these terms
- *   store, events, keys, standing, round
+ *   store, events, roster, keys, standing, round
  *   operations     carries out operations, and knows which are under way
  *   groups, leases, members, tiles (with the initial state, which ranks put)
  *   digests        a snapshot's contents, and how the last snapshots ended
@@ -125,9 +126,10 @@ struct coord {
     /* owned */
     struct listener *listener;
     struct coord_store *store;
-    int lock_fd;               /* lock of the store's folder */
-    struct coord_keys *keys;   /* store.h */
-    struct coord_scrub *scrub; /* snapshot.h */
+    int lock_fd;                 /* lock of the store's folder */
+    struct coord_keys *keys;     /* store.h */
+    struct coord_roster *roster; /* roster.h */
+    struct coord_scrub *scrub;   /* snapshot.h */
     struct coord_shard_entry *shards;
     struct coord_session *sessions;
     struct coord_job *jobs;
@@ -144,7 +146,8 @@ struct coord {
     struct coord_steps *storing; /* borrowed: the operations that wait for the disk; operations.h */
     /* each is used by its module alone */
     struct coord_saves saves;
-    struct coord_events events;
+    struct coord_events events, audit;
+    struct coord_refusals refusals;
     struct coord_storage storage;
     struct coord_identity identity;
     struct coord_openings openings;
@@ -162,6 +165,8 @@ struct coord {
     /* Called, while the cluster closes, whenever one more of its parts is closed or a work has ended. The
      * last call frees the cluster. */
     void (*close_step)(struct coord *cluster);
+    /* Ends a session at once, and says why: coord_session_put_out. */
+    void (*put_out)(struct coord_session *session, const char *why);
     void (*on_closed)(void *context);
     void *on_closed_context;
 };

@@ -41,24 +41,30 @@ static uint64_t now_unix_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-void coord_event_note(struct coord *cluster, enum coord_event_kind kind, const char *job,
-                      const char *who, const char *format, ...)
+static void add_event(struct coord_events *events, const char *kind, const char *job,
+                      const char *who, const char *text)
 {
-    struct coord_events *events = &cluster->events;
-    va_list args;
-    char text[CAIRN_SENTENCE_BYTES];
-    if (events->ring == NULL || cluster->closing) return;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
+    if (events->ring == NULL) return;
     const struct stored_event row = { .number = events->next,
                                       .unix_ms = now_unix_ms(),
-                                      .kind = kind_names[kind],
+                                      .kind = kind,
                                       .job = job != NULL ? job : "",
                                       .who = who != NULL ? who : "",
                                       .text = text };
-    struct stored_event *event = store_copy(CAIRN_STORE_EVENTS, &row, 1);
+    struct stored_event *event = store_copy(events->change, &row, 1);
     if (event != NULL) keep_event(events, event); // without memory, the event is not kept
+}
+
+void coord_event_note(struct coord *cluster, enum coord_event_kind kind, const char *job,
+                      const char *who, const char *format, ...)
+{
+    va_list args;
+    char text[CAIRN_SENTENCE_BYTES];
+    if (cluster->closing) return;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    add_event(&cluster->events, kind_names[kind], job, who, text);
 }
 
 void coord_event_note_shard(struct coord *cluster, enum coord_event_kind kind, const char *job,
@@ -69,29 +75,116 @@ void coord_event_note_shard(struct coord *cluster, enum coord_event_kind kind, c
     coord_event_note(cluster, kind, job, who, "%s", text);
 }
 
+/* ---- the audit log ---- */
+
+static void note_more(struct coord *cluster, const char *who, const char *what, uint64_t more)
+{
+    struct sentence text;
+    sentence_set(&text, "%s: %" PRIu64 " more", what, more);
+    add_event(&cluster->audit, "refused", NULL, who, text.text);
+}
+
+/* Notes how often refusals happened that were noted a while ago, and forgets those that did not. */
+static void note_refusals(struct coord *cluster)
+{
+    struct coord_refusals *refusals = &cluster->refusals;
+    const uint64_t now_ms = uv_now(cluster->loop);
+    for (size_t i = 0; i < CAIRN_REFUSALS_MAX; i++) {
+        struct coord_refusal *r = &refusals->list[i];
+        if (r->who[0] == '\0' || now_ms - r->since_ms < CAIRN_REFUSALS_MS) continue;
+        if (r->more > 0)
+            note_more(cluster, r->who, r->what, r->more);
+        else
+            r->who[0] = '\0';
+        r->more = 0;
+        r->since_ms = now_ms;
+    }
+    if (refusals->others == 0 || now_ms - refusals->others_since_ms < CAIRN_REFUSALS_MS) return;
+    note_more(cluster, "others", "requests", refusals->others);
+    refusals->others = 0;
+}
+
+/* True if the refusal is counted, and not to be noted. */
+static bool count_refusal(struct coord *cluster, const char *who, const char *what)
+{
+    struct coord_refusals *refusals = &cluster->refusals;
+    struct coord_refusal *place = NULL;
+    for (size_t i = 0; i < CAIRN_REFUSALS_MAX; i++) {
+        struct coord_refusal *r = &refusals->list[i];
+        if (r->who[0] == '\0') {
+            place = r;
+        } else if (strncmp(r->who, who, sizeof r->who - 1) == 0 &&
+                   strncmp(r->what, what, sizeof r->what - 1) == 0) {
+            r->more++;
+            return true;
+        }
+    }
+    if (place == NULL) {
+        if (refusals->others++ == 0) refusals->others_since_ms = uv_now(cluster->loop);
+        return true;
+    }
+    *place = (struct coord_refusal) { .since_ms = uv_now(cluster->loop) };
+    snprintf(place->who, sizeof place->who, "%s", who);
+    snprintf(place->what, sizeof place->what, "%s", what);
+    return false;
+}
+
+void coord_audit_refused(struct coord *cluster, const char *who, const char *what, const char *why)
+{
+    struct sentence text;
+    if (cluster->closing || count_refusal(cluster, who, what)) return;
+    sentence_set(&text, "%s: %s", what, why);
+    log_warn("refused to %s: %s", who, text.text);
+    add_event(&cluster->audit, "refused", NULL, who, text.text);
+}
+
+static void describe_peer(const struct peer *peer, struct sentence *out)
+{
+    const struct identity *who = peer_identity(peer);
+    sentence_set(out, "%s of %s", who->name, who->owner);
+}
+
+void coord_audit_refused_peer(struct coord *cluster, const struct peer *peer, const char *what,
+                              const char *why)
+{
+    struct sentence who, text;
+    describe_peer(peer, &who);
+    sentence_set(&text, "%s (from %s)", why, peer_name(peer));
+    coord_audit_refused(cluster, who.text, what, text.text);
+}
+
 /* ---- the store ---- */
 
 static cairn_status load_event(void *context, const void *row, struct sentence *why)
 {
     struct coord_events *events = context;
-    struct stored_event *event = store_copy(CAIRN_STORE_EVENTS, row, 1);
+    struct stored_event *event = store_copy(events->change, row, 1);
     if (event == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for events");
     if (events->next == 0) events->first = event->number;
     keep_event(events, event);
     return CAIRN_OK;
 }
 
-cairn_status coord_events_open(struct coord *cluster, struct sentence *why)
+static cairn_status open_events(struct coord *cluster, struct coord_events *events,
+                                struct sentence *why)
 {
-    struct coord_events *events = &cluster->events;
     events->ring = calloc(CAIRN_STORE_EVENTS_MAX, sizeof(struct stored_event *));
     if (events->ring == NULL)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for events");
-    const cairn_status status = store_each(cluster->store, CAIRN_STORED_EVENTS, load_event, events,
-                                           why);
+    const cairn_status status = store_each(cluster->store, events->kind, load_event, events, why);
     if (events->next == 0) events->first = events->next = 1;
     events->saved = events->began = events->next;
     return status;
+}
+
+cairn_status coord_events_open(struct coord *cluster, struct sentence *why)
+{
+    cluster->events.kind = CAIRN_STORED_EVENTS;
+    cluster->events.change = CAIRN_STORE_EVENTS;
+    cluster->audit.kind = CAIRN_STORED_AUDIT;
+    cluster->audit.change = CAIRN_STORE_AUDIT;
+    CAIRN_TRY(open_events(cluster, &cluster->events, why));
+    return open_events(cluster, &cluster->audit, why);
 }
 
 /* Lists the events that are not in the store yet, oldest first. Returns their number. */
@@ -108,39 +201,53 @@ static size_t list_new(const struct coord_events *events, struct stored_event li
 
 static void on_saved(const struct coord_saved *saved)
 {
-    struct coord_events *events = &saved->cluster->events;
+    struct coord *cluster = saved->cluster;
+    struct coord_events *events = saved->change == CAIRN_STORE_AUDIT ? &cluster->audit
+                                                                     : &cluster->events;
     const bool failed = saved->status != CAIRN_OK;
     events->saving = false;
     if (!failed) events->saved = saved->number;
     if (failed && !events->failed) // the next tick tries again
-        log_warn("events are not stored for now: %s", saved->why);
+        log_warn("%s not stored for now: %s",
+                 events == &cluster->audit ? "the audit log is" : "events are", saved->why);
     events->failed = failed;
 }
 
-void coord_events_tick(struct coord *cluster)
+static void save_new(struct coord *cluster, struct coord_events *events)
 {
-    struct coord_events *events = &cluster->events;
     struct stored_event list[BATCH];
     struct sentence why;
     if (events->saving) return;
     const size_t count = list_new(events, list);
     if (count == 0) return;
-    events->saving = coord_save(cluster, CAIRN_STORE_EVENTS, list, count,
-                                list[count - 1].number + 1, on_saved, &why) == CAIRN_OK;
+    events->saving = coord_save(cluster, events->change, list, count, list[count - 1].number + 1,
+                                on_saved, &why) == CAIRN_OK;
 }
 
-void coord_events_close(struct coord *cluster)
+void coord_events_tick(struct coord *cluster)
 {
-    struct coord_events *events = &cluster->events;
+    note_refusals(cluster);
+    save_new(cluster, &cluster->events);
+    save_new(cluster, &cluster->audit);
+}
+
+static void close_events(struct coord *cluster, struct coord_events *events)
+{
     struct stored_event list[BATCH];
     struct sentence why;
     if (events->ring == NULL) return;
     const size_t count = list_new(events, list);
-    if (count > 0 && store_write(cluster->store, CAIRN_STORE_EVENTS, list, count, &why) != CAIRN_OK)
+    if (count > 0 && store_write(cluster->store, events->change, list, count, &why) != CAIRN_OK)
         log_warn("the last %zu events are not stored: %s", count, why.text);
     for (size_t i = 0; i < CAIRN_STORE_EVENTS_MAX; i++) free(events->ring[i]);
     free(events->ring);
     events->ring = NULL;
+}
+
+void coord_events_close(struct coord *cluster)
+{
+    close_events(cluster, &cluster->events);
+    close_events(cluster, &cluster->audit);
 }
 
 /* ---- for those who ask ---- */
@@ -193,8 +300,8 @@ void coord_events_faults(const struct coord *cluster, const char *job, struct ev
 }
 
 /* Adds the event to a page. Nobody writes to the event's texts through the message. */
-static void add_event(struct coord_answer *answer, Cairn__Events *page,
-                      const struct stored_event *event)
+static void add_to_page(struct coord_answer *answer, Cairn__Events *page,
+                        const struct stored_event *event)
 {
     Cairn__Event *out = coord_answer_add(answer, &page->base, "events");
     if (out == NULL) return;
@@ -206,22 +313,34 @@ static void add_event(struct coord_answer *answer, Cairn__Events *page,
     out->text = wire_text(event->text);
 }
 
-static void on_events_get(struct coord_session *session, uint32_t request, const void *any)
+static void answer_events(struct coord_session *session, uint32_t request,
+                          const struct coord_events *events, uint64_t since_unix_ms, uint64_t after)
 {
-    const Cairn__EventsGet *get = any;
-    const struct coord_events *events = &session->cluster->events;
     struct coord_answer answer = { 0 };
     Cairn__Events page = CAIRN__EVENTS__INIT;
-    uint64_t number = get->after >= events->first ? get->after + 1 : events->first;
+    uint64_t number = after >= events->first ? after + 1 : events->first;
     page.process = session->cluster->identity.id.process;
     page.began = events->began;
     for (; number < events->next && !page.more; number++) {
         const struct stored_event *event = *place_of(events, number);
-        if (event == NULL || event->unix_ms < get->since_unix_ms) continue;
+        if (event == NULL || event->unix_ms < since_unix_ms) continue;
         page.more = page.n_events == PAGE_EVENTS;
-        if (!page.more) add_event(&answer, &page, event);
+        if (!page.more) add_to_page(&answer, &page, event);
     }
     coord_answer_send(&answer, session, request, CAIRN_MSG_EVENTS, &page.base);
+}
+
+static void on_events_get(struct coord_session *session, uint32_t request, const void *any)
+{
+    const Cairn__EventsGet *get = any;
+    answer_events(session, request, &session->cluster->events, get->since_unix_ms, get->after);
+}
+
+static void on_audit_get(struct coord_session *session, uint32_t request, const void *any)
+{
+    const Cairn__AuditGet *get = any;
+    note_refusals(session->cluster);
+    answer_events(session, request, &session->cluster->audit, get->since_unix_ms, get->after);
 }
 
 /* ==== backup ==== */
@@ -633,24 +752,47 @@ const char *coord_asked_verb(const struct coord_row *row, const ProtobufCMessage
         return reshard->op == CAIRN_RESHARD_APPLY    ? "reshard apply"
                : reshard->op == CAIRN_RESHARD_CANCEL ? "reshard cancel"
                                                      : NULL;
+    if (row->type == CAIRN_MSG_KEY_CHANGE) {
+        static const char *const changes[] = { [CAIRN_KEY_ADD] = "key add",
+                                               [CAIRN_KEY_REVOKE] = "key revoke",
+                                               [CAIRN_KEY_ROTATE] = "key rotate",
+                                               [CAIRN_KEY_ROTATE_CLUSTER] =
+                                                   "key rotate --cluster" };
+        const uint32_t op = ((const Cairn__KeyChange *)message)->op;
+        return op >= CAIRN_KEY_ADD && op <= CAIRN_KEY_ROTATE_CLUSTER ? changes[op] : row->verb;
+    }
     if (row->type == CAIRN_MSG_JOB_PARK && !((const Cairn__JobPark *)message)->parked)
         return "job unpark";
     return row->verb;
 }
 
 void coord_asked_note(const struct coord_session *session, const struct coord_row *row,
-                      const ProtobufCMessage *message)
+                      const ProtobufCMessage *message, struct sentence *what)
 {
     const char *verb = coord_asked_verb(row, message);
-    struct sentence who, what;
+    struct sentence who;
+    what->text[0] = '\0';
     if (verb == NULL) return;
     const char *job = job_of(message);
-    sentence_set(&what, "%s", verb);
-    add_fields(message, 1, &what);
+    sentence_set(what, "%s", verb);
+    add_fields(message, 1, what);
     sentence_set(&who, "admin %s at %s", session->name, peer_name(session->peer));
     log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", job, 0 }, { "who", who.text, 0 }), "asked: %s",
-               what.text);
-    coord_event_note(session->cluster, CAIRN_EVENT_ASKED, job, who.text, "%s", what.text);
+               what->text);
+    coord_event_note(session->cluster, CAIRN_EVENT_ASKED, job, who.text, "%s", what->text);
+}
+
+void coord_asked_done(const struct coord_session *session, const ProtobufCMessage *message,
+                      const struct sentence *what, cairn_status status, const char *why)
+{
+    struct sentence who, text;
+    if (what->text[0] == '\0') return;
+    describe_peer(session->peer, &who);
+    sentence_add(&who, " at %s", peer_name(session->peer));
+    sentence_set(&text, "%s", what->text);
+    if (status != CAIRN_OK) sentence_add(&text, ": %s: %s", status_code_name(status), why);
+    add_event(&session->cluster->audit, status == CAIRN_OK ? "taken" : "failed", job_of(message),
+              who.text, text.text);
 }
 
 /* ==== clock ==== */
@@ -668,5 +810,6 @@ const struct coord_row coord_events_rows[] = {
     { CAIRN_MSG_CLUSTER_BACKUP, CAIRN_FROM_ADMIN, .asks = on_cluster_backup,
       .verb = "cluster backup" },
     { CAIRN_MSG_EVENTS_GET, CAIRN_FROM_ADMIN, .by_session = on_events_get },
+    { CAIRN_MSG_AUDIT_GET, CAIRN_FROM_ADMIN, .by_session = on_audit_get, .needs = CAIRN_MAY_ADMIN },
     { 0 },
 };

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/roster.h"
 
 struct coord_keys {
     struct secret_key signer;
@@ -248,8 +249,10 @@ static void on_keys_get(struct coord_session *session, uint32_t request, const v
 {
     (void)any;
     struct keys_message message;
+    struct coord_answer answer = { 0 };
     coord_keys_fill(session->cluster, &message);
-    coord_session_send(session, CAIRN_MSG_KEYS, request, &message.keys.base);
+    coord_roster_fill(session->cluster, &answer, &message.keys);
+    coord_answer_send(&answer, session, request, CAIRN_MSG_KEYS, &message.keys.base);
 }
 
 /* ---- what shards keep ---- */

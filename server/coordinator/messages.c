@@ -640,7 +640,7 @@ static const struct coord_row *const tables[] = {
     coord_drain_rows,   coord_events_rows,  coord_jobs_rows,          coord_keep_rows,
     coord_keys_rows,    coord_leases_rows,  coord_members_rows,       coord_openings_rows,
     coord_reshard_rows, coord_restore_rows, coord_reshard_asked_rows, coord_status_rows,
-    coord_tiles_rows,   coord_waiting_rows, coord_park_rows,
+    coord_tiles_rows,   coord_waiting_rows, coord_park_rows,          coord_roster_rows,
 };
 
 static bool may_send(uint32_t role, enum coord_sender from)
@@ -675,7 +675,11 @@ static cairn_status judge_identity(const struct coord_session *session, const st
     if (needs == 0) needs = verb != NULL ? CAIRN_MAY_ADMIN : CAIRN_MAY_MONITOR;
     snprintf(doing, sizeof doing, verb != NULL ? "ask for `cairn %s`" : "send %s",
              verb != NULL ? verb : message_name(row->type));
-    return access_any(peer_identity(session->peer), needs, doing, why);
+    const cairn_status status = access_any(peer_identity(session->peer), needs, doing, why);
+    if (status != CAIRN_OK)
+        coord_audit_refused_peer(session->cluster, session->peer,
+                                 verb != NULL ? verb : message_name(row->type), why->text);
+    return status;
 }
 
 enum coord_awaits coord_message_awaits(const struct coord_session *session, uint16_t type)
@@ -698,12 +702,12 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
     if (session->role != CAIRN_ROLE_WIRE_SHARD && request == 0 && (row == NULL || !row->is_notice))
         return false; // only a notice may come without a request id
     if (row == NULL) return false;
-    struct sentence why = { "" };
+    struct sentence why = { "" }, asked = { "" };
     if (judge_identity(session, row, message, &why) != CAIRN_OK) {
         if (request != 0) coord_session_error(session, request, CAIRN_ERR_REFUSED, why.text);
         return true;
     }
-    if (session->role == CAIRN_ROLE_WIRE_ADMIN) coord_asked_note(session, row, message);
+    if (session->role == CAIRN_ROLE_WIRE_ADMIN) coord_asked_note(session, row, message, &asked);
     assert(number != NULL || (row->by_part == NULL && row->by_member == NULL));
     if (row->by_frame != NULL) return row->by_frame(session, frame);
     if (row->by_part != NULL) {
@@ -719,8 +723,10 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
     if (row->asks != NULL) {
         const cairn_status status = row->asks(session, request, message, &why);
         if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
+        coord_asked_done(session, message, &asked, status, why.text);
         return true;
     }
     row->by_session(session, request, message);
+    coord_asked_done(session, message, &asked, CAIRN_OK, "");
     return true;
 }

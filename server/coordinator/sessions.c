@@ -7,6 +7,7 @@
 #include "server/coordinator/access.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/restore.h"
+#include "server/coordinator/roster.h"
 
 #define ADMIN_IDLE_MS (10 * 60 * 1000)
 
@@ -182,8 +183,12 @@ static void admit_session(struct coord_session *session, Cairn__Hello *hello, ui
     struct coord *cluster = session->cluster;
     struct peer *peer = session->peer;
     struct sentence why;
-    cairn_status status = CAIRN_OK;
-    if (hello->role == CAIRN_ROLE_WIRE_SHARD) status = claim_entry(cluster, peer, hello, &why);
+    cairn_status status = coord_roster_judge(cluster, peer_identity(peer), &why);
+    if (status == CAIRN_OK && hello->role == CAIRN_ROLE_WIRE_SHARD)
+        status = coord_roster_bind(cluster, peer_identity(peer), hello->name, &why);
+    if (status == CAIRN_ERR_REFUSED) coord_audit_refused_peer(cluster, peer, "connect", why.text);
+    if (status == CAIRN_OK && hello->role == CAIRN_ROLE_WIRE_SHARD)
+        status = claim_entry(cluster, peer, hello, &why);
     if (status != CAIRN_OK) {
         peer_set_context(peer, NULL);
         free_session(session);
@@ -240,6 +245,7 @@ static void on_first_hello(struct coord *cluster, struct peer *peer, Cairn__Hell
     struct coord_session *session = NULL;
     cairn_status status = judge_hello(cluster, hello, &why);
     if (status == CAIRN_OK) status = judge_role(peer_identity(peer), hello, &why);
+    if (status == CAIRN_ERR_REFUSED) coord_audit_refused_peer(cluster, peer, "connect", why.text);
     if (status == CAIRN_OK) {
         session = make_session(cluster, peer, hello);
         if (session == NULL) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
@@ -427,6 +433,18 @@ void coord_session_on_frame(struct peer *peer, const struct wire_frame *frame, v
         session->unanswered += frame->request != 0;
     if (!hold_early(session, frame)) take_frame(session, frame);
     coord_sessions_take_early(cluster);
+}
+
+void coord_session_put_out(struct coord_session *session, const char *why)
+{
+    if (session->closing) return;
+    log_info("%s %s at %s is put out: %s", role_name(session->role), session->name,
+             peer_name(session->peer), why);
+    coord_session_error(session, 0, CAIRN_ERR_REFUSED, why);
+    session->closing = true;
+    peer_finish(session->peer, CAIRN_ERR_REFUSED, "%s", why);
+    while (session->members != NULL) coord_member_lost(session->members, why);
+    coord_shard_leave(session, CAIRN_ERR_REFUSED, why);
 }
 
 void coord_session_on_gone(struct peer *peer, cairn_status status, const char *why, void *context)

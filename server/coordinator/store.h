@@ -380,8 +380,10 @@ enum coord_event_kind {
         CAIRN_EVENT_KINDS
 };
 
-/* The events that this process has in memory. */
+/* The events that this process has in memory; the entries of the audit log are such events, too. */
 struct coord_events {
+    enum store_kind kind;       /* of the rows in the store */
+    enum store_change change;   /* that writes them */
     struct stored_event **ring; /* owned: [CAIRN_STORE_EVENTS_MAX], by number */
     uint64_t first, next;       /* number of the oldest event, and of the next new one */
     uint64_t began;             /* number of the first event of this process */
@@ -400,7 +402,7 @@ void coord_event_note(struct coord *cluster, enum coord_event_kind kind, const c
 /* Notes an event of the shard with that name. */
 void coord_event_note_shard(struct coord *cluster, enum coord_event_kind kind, const char *job,
                             const char *name, const char *text);
-/* Reads the events of former incarnations of the coordinator. Must be called before the store's thread
+/* Reads the events and the audit log of former incarnations of the coordinator. Must be called before the store's thread
  * begins. */
 cairn_status coord_events_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* Sends new events to the store. */
@@ -420,6 +422,36 @@ struct event_faults {
     uint64_t observed_ms;
 };
 void coord_events_faults(const struct coord *cluster, const char *job, struct event_faults *out);
+
+/* ==== audit ==== */
+
+/* The audit log: what admins did, and what was refused to whom, with the time, the identity, the address, the
+ * request and its outcome. `cairn cluster audit` shows it. It is kept as the events are, CAIRN_STORE_EVENTS_MAX
+ * entries apart from theirs, so it has a bound, and no flood of events takes an entry away. Nothing is refused
+ * because an entry cannot be written: a full disk is logged, and the entry is written later.
+ *
+ * A peer may be refused again and again. A refusal that was noted is counted from then on, and the count is
+ * noted every CAIRN_REFUSALS_MS. Loop thread only. */
+
+#define CAIRN_REFUSALS_MAX 16
+#define CAIRN_REFUSALS_MS  10000
+
+/* The refusals that are counted. */
+struct coord_refusals {
+    struct coord_refusal {
+        char who[160], what[64]; /* "": a free place */
+        uint64_t since_ms;       /* when it was noted, on the loop's clock */
+        uint64_t more;           /* how often it happened since then */
+    } list[CAIRN_REFUSALS_MAX];
+    uint64_t others; /* refusals for which there was no place since others_since_ms */
+    uint64_t others_since_ms;
+};
+
+/* Notes that something (`what`: "connect", "key add") was refused to somebody. */
+void coord_audit_refused(struct coord *cluster, const char *who, const char *what, const char *why);
+/* Does the same for a peer, with its identity and address. */
+void coord_audit_refused_peer(struct coord *cluster, const struct peer *peer, const char *what,
+                              const char *why);
 
 /* ==== storage ==== */
 

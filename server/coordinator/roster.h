@@ -1,0 +1,90 @@
+/* Who may connect over TCP: the tokens that were given out, the coordinator's own keys, and the keys of the
+ * nodes that the shards came from.
+ *
+ * The lists are in memory, and each change is in the store before anybody is told of it. Secrets leave the
+ * process only in the store's file, in its backups, and in the words that `cairn cluster init` and `cairn
+ * key` print.
+ *
+ *   token    whoever has its word has its roles. A name may have several tokens: `rotate` makes a new one, and
+ *            those before it are valid until their grace is over. A token that is not valid any more stays
+ *            in the list, so its owner is told why; the oldest such tokens go when the list is full.
+ *   curve    the coordinator's key, which a token pins. There are at most two: after a rotation the tokens
+ *            that were made before it are still answered with the former one.
+ *   node     a shard's name belongs to the node that first said it with a token for shards, until an
+ *            operator lets go of it (`cairn key revoke shard:NAME`).
+ *
+ * A rotation ends no connection. A revocation ends each connection of the token at once. Whether a token has
+ * expired is judged by this host's wall clock, when it connects and once a minute from then on.
+ *
+ * Loop thread only. */
+#ifndef CAIRN_COORDINATOR_ROSTER_H
+#define CAIRN_COORDINATOR_ROSTER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/status.h"
+#include "proto/base/text.h"
+#include "proto/secure/secure.h"
+#include "server/coordinator/base.h"
+
+#define CAIRN_ROSTER_TOKENS_MAX 1024
+#define CAIRN_ROSTER_NODES_MAX  4096
+#define CAIRN_ROSTER_CURVES_MAX 2
+
+struct roster_token {
+    uint8_t id[CAIRN_PSK_ID_BYTES];
+    uint8_t pin[CAIRN_PIN_BYTES];
+    uint8_t secret[CAIRN_PSK_BYTES];
+    char name[CAIRN_OWNER_BYTES], owner[CAIRN_OWNER_BYTES], jobs[CAIRN_JOBS_TEXT_BYTES];
+    uint32_t roles;
+    /* seconds since 1970; 0: never. grace_until: a newer token of the name is there */
+    uint64_t created_s, not_after_s, grace_until_s, revoked_s, seen_s;
+    bool seen_changed; /* the store does not know seen_s yet */
+};
+
+enum roster_state {
+    CAIRN_TOKEN_VALID,
+    CAIRN_TOKEN_ROTATED,  /* valid, until its grace is over */
+    CAIRN_TOKEN_REPLACED, /* its grace is over */
+    CAIRN_TOKEN_EXPIRED,
+    CAIRN_TOKEN_REVOKED,
+};
+const char *roster_state_name(enum roster_state state);
+/* The state of a token at that time. Pure. */
+enum roster_state roster_state(const struct roster_token *token, uint64_t now_unix_s);
+/* CAIRN_ERR_REFUSED if the token is not valid at that time: the sentence says why, what the time is by this
+ * clock, and what to do. Pure. */
+CAIRN_MUST_CHECK cairn_status roster_judge(const struct roster_token *token, uint64_t now_unix_s,
+                                           struct sentence *why);
+
+/* Reads the lists, and makes the coordinator's key if there is none. Must be called before the store's thread
+ * begins. Blocks. */
+CAIRN_MUST_CHECK cairn_status coord_roster_open(struct coord *cluster, struct sentence *why);
+void coord_roster_close(struct coord *cluster); /* wipes */
+/* Puts out those whose token has expired, and stores who was seen: once a minute. */
+void coord_roster_tick(struct coord *cluster);
+
+/* For handshake_options.find: `cluster` is a struct coord. An unknown id hears nothing; the owner of a token
+ * that is not valid is refused. */
+bool coord_roster_find(void *cluster, const uint8_t key_id[CAIRN_PSK_ID_BYTES],
+                       struct handshake_row *row_out);
+/* Who a peer is whose handshake is done. CAIRN_ERR_REFUSED: the token stopped being valid meanwhile. */
+CAIRN_MUST_CHECK cairn_status coord_roster_identify(void *cluster,
+                                                    const struct handshake_result *result,
+                                                    struct identity *identity_out,
+                                                    struct sentence *why);
+/* Judges whether the token of a connected identity is still valid, however long it has been since its
+ * handshake. A peer over a Unix socket has none, and is always fine. */
+CAIRN_MUST_CHECK cairn_status coord_roster_judge(const struct coord *cluster,
+                                                 const struct identity *who, struct sentence *why);
+/* Judges whether this identity may have the shard's name, and binds the name to the node's key at its first
+ * use. CAIRN_ERR_REFUSED: the name is another node's. A peer over a Unix socket may have any name. */
+CAIRN_MUST_CHECK cairn_status coord_roster_bind(struct coord *cluster, const struct identity *who,
+                                                const char *shard, struct sentence *why);
+
+/* Adds the tokens and nodes to the answer's message. */
+void coord_roster_fill(const struct coord *cluster, struct coord_answer *answer, Cairn__Keys *keys);
+
+#endif
