@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <netdb.h>
 #include <poll.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,14 @@
 #include "proto/loop/loop.h"
 #include "proto/wire/wire.h"
 
-enum { REQUEST = 2, FIRST_QUESTION = 3, QUESTION_EVERY_MS = 1000, FULL_MS = 10, LOOK_MS = 100 };
+enum {
+    REQUEST = 2,
+    FIRST_QUESTION = 3,
+    QUESTION_EVERY_MS = 1000,
+    FULL_MS = 10,
+    LOOK_MS = 100,
+    RECEIVE_BYTES = 64 << 10
+};
 
 /* Waits until the socket can be read or written; CAIRN_ERR_TIMEOUT at `until_ms`, CAIRN_ERR_CLOSED when the
  * caller's session ends. */
@@ -53,7 +61,102 @@ static cairn_status send_all(const struct admin *admin, const uint8_t *bytes, si
     return CAIRN_OK;
 }
 
-static cairn_status send_message(const struct admin *admin, uint16_t type, uint32_t request,
+/* ---- the channel of a TCP connection ---- */
+
+/* Sends the records that wait. */
+static cairn_status send_wire(struct admin *admin)
+{
+    struct byte_queue *wire = &admin->wire;
+    const size_t count = wire->end - wire->start;
+    if (count == 0) return CAIRN_OK;
+    const cairn_status status = send_all(admin, wire->bytes + wire->start, count);
+    byte_queue_drop(wire, count);
+    return status;
+}
+
+/* Receives once. CAIRN_ERR_UNREACHABLE: the connection has ended. */
+static cairn_status receive(const struct admin *admin, uint8_t *room, size_t room_bytes,
+                            size_t *count_out)
+{
+    const ssize_t got = recv(admin->fd, room, room_bytes, MSG_DONTWAIT);
+    *count_out = got > 0 ? (size_t)got : 0;
+    return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR)) ? CAIRN_OK
+                                                                       : CAIRN_ERR_UNREACHABLE;
+}
+
+/* Receives once, and opens the records that are complete. */
+static cairn_status receive_sealed(struct admin *admin, struct sentence *why)
+{
+    struct byte_queue *arrived = &admin->arrived;
+    size_t count, used = 0;
+    struct sentence inner = { "" };
+    if (byte_queue_reserve(arrived, RECEIVE_BYTES) != CAIRN_OK)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the answer");
+    CAIRN_TRY(receive(admin, arrived->bytes + arrived->end, RECEIVE_BYTES, &count));
+    arrived->end += count;
+    const cairn_status status = channel_take(admin->channel, arrived->bytes + arrived->start,
+                                             arrived->end - arrived->start, CAIRN_FRAME_BYTES_MAX,
+                                             &used, &admin->plain, &inner);
+    byte_queue_drop(arrived, used);
+    if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED)
+        return status == CAIRN_OK || admin->plain.end > admin->plain.start ? CAIRN_OK
+                                                                           : CAIRN_ERR_UNREACHABLE;
+    return fail_with(why, status, "the coordinator at %s: %s", admin->endpoint, inner.text);
+}
+
+/* Proves who we are, and that the other end is the token's coordinator. */
+static cairn_status shake_hands(struct admin *admin, struct sentence *why)
+{
+    while (!channel_is_up(admin->channel)) {
+        CAIRN_TRY(channel_greet(admin->channel, &admin->wire));
+        cairn_status status = send_wire(admin);
+        if (status == CAIRN_OK) status = await(admin, POLLIN, admin->deadline_ms);
+        if (status == CAIRN_ERR_TIMEOUT)
+            return fail_with(why, CAIRN_ERR_UNREACHABLE, "%s does not answer", admin->endpoint);
+        if (status == CAIRN_OK) status = receive_sealed(admin, why);
+        if (status == CAIRN_ERR_UNREACHABLE) {
+            handshake_silence_text(admin->endpoint, CAIRN_PURPOSE_CONTROL, why);
+            return CAIRN_ERR_REFUSED;
+        }
+        if (status == CAIRN_ERR_PROTOCOL) return CAIRN_ERR_REFUSED;
+        if (status != CAIRN_OK) return status;
+    }
+    return channel_greet(admin->channel, &admin->wire); // goes with the first frame
+}
+
+static cairn_status open_channel(struct admin *admin, const struct stream_address *address,
+                                 struct sentence *why)
+{
+    struct entrance entrance = { 0 };
+    struct handshake_options options;
+    cairn_status status = entrance_find(&entrance, address, admin->token_file, NULL, why);
+    if (status == CAIRN_OK && entrance.is_needed)
+        status = channel_open(entrance_secure(&entrance, &options), &admin->channel);
+    entrance_wipe(&entrance);
+    sodium_memzero(&options, sizeof options);
+    return status;
+}
+
+/* Says that the end of the connection is meant, if the coordinator takes it at once. */
+static void end_connection(struct admin *admin)
+{
+    if (admin->fd >= 0 && admin->channel != NULL &&
+        channel_finish(admin->channel, &admin->wire) == CAIRN_OK &&
+        admin->wire.end > admin->wire.start)
+        (void)!send(admin->fd, admin->wire.bytes + admin->wire.start,
+                    admin->wire.end - admin->wire.start, MSG_NOSIGNAL | MSG_DONTWAIT);
+    channel_close(admin->channel);
+    admin->channel = NULL;
+    byte_queue_release(&admin->arrived);
+    byte_queue_release(&admin->plain);
+    byte_queue_release(&admin->wire);
+    if (admin->fd >= 0) close(admin->fd);
+    admin->fd = -1;
+}
+
+/* ---- frames ---- */
+
+static cairn_status send_message(struct admin *admin, uint16_t type, uint32_t request,
                                  const ProtobufCMessage *message)
 {
     struct sentence why;
@@ -61,7 +164,13 @@ static cairn_status send_message(const struct admin *admin, uint16_t type, uint3
     size_t frame_bytes;
     CAIRN_TRY(
         frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &frame, &frame_bytes, &why));
-    cairn_status status = send_all(admin, frame, frame_bytes);
+    cairn_status status;
+    if (admin->channel == NULL) {
+        status = send_all(admin, frame, frame_bytes);
+    } else {
+        status = channel_seal(admin->channel, frame, frame_bytes, monotonic_ms(), &admin->wire);
+        if (status == CAIRN_OK) status = send_wire(admin);
+    }
     free(frame);
     return status;
 }
@@ -72,6 +181,7 @@ static cairn_status connect_to(struct admin *admin, struct sentence *why)
     struct sockaddr_storage socket_address;
     socklen_t length = 0;
     cairn_status status = address_parse(admin->endpoint, &address, why);
+    if (status == CAIRN_OK) status = open_channel(admin, &address, why);
     if (status == CAIRN_OK) status = address_resolve(&address, &socket_address, &length, why);
     if (status != CAIRN_OK) return status;
     admin->fd = socket(socket_address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -88,7 +198,7 @@ static cairn_status connect_to(struct admin *admin, struct sentence *why)
             return fail_with(why, CAIRN_ERR_UNREACHABLE, "%s does not answer", admin->endpoint);
         getsockopt(admin->fd, SOL_SOCKET, SO_ERROR, &error, &error_bytes);
     }
-    if (error == 0) return CAIRN_OK;
+    if (error == 0) return admin->channel != NULL ? shake_hands(admin, why) : CAIRN_OK;
     return fail_with(why, CAIRN_ERR_UNREACHABLE,
                      "the coordinator at %s cannot be reached: %s; is it running%s",
                      admin->endpoint, strerror(error), admin->advice);
@@ -105,27 +215,46 @@ static cairn_status say_late(const struct admin *admin, struct sentence *why)
                      admin->endpoint, admin->timeout_ms);
 }
 
+/* Moves to the decoder what has arrived, or waits for something until `until_ms`. */
+static cairn_status feed(struct admin *admin, struct frame_decoder *decoder, uint64_t until_ms,
+                         struct sentence *why)
+{
+    uint8_t *room;
+    size_t room_bytes, count;
+    struct byte_queue *plain = &admin->plain;
+    const bool is_there = plain->end > plain->start;
+    cairn_status status = is_there ? CAIRN_OK : await(admin, POLLIN, until_ms);
+    if (status == CAIRN_ERR_TIMEOUT) return say_late(admin, why);
+    if (status == CAIRN_OK && admin->channel != NULL && !is_there)
+        return receive_sealed(admin, why);
+    if (status != CAIRN_OK) return status;
+    if (frame_decoder_reserve(decoder, &room, &room_bytes) != CAIRN_FRAME_NONE)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the answer");
+    if (is_there) {
+        count = room_bytes < plain->end - plain->start ? room_bytes : plain->end - plain->start;
+        memcpy(room, plain->bytes + plain->start, count);
+        byte_queue_drop(plain, count);
+    } else {
+        status = receive(admin, room, room_bytes, &count);
+    }
+    frame_decoder_added(decoder, count);
+    return status;
+}
+
 /* Waits until `until_ms` for the next frame, and returns it. The frame's payload is valid until the
  * next call. */
-static cairn_status next_frame(const struct admin *admin, struct frame_decoder *decoder,
+static cairn_status next_frame(struct admin *admin, struct frame_decoder *decoder,
                                uint64_t until_ms, struct wire_frame *frame, struct sentence *why)
 {
     for (;;) {
-        uint8_t *room;
-        size_t room_bytes;
         const enum frame_state state = frame_decoder_next(decoder, frame, why);
         if (state == CAIRN_FRAME_READY) return CAIRN_OK;
         if (state == CAIRN_FRAME_MALFORMED) return CAIRN_ERR_PROTOCOL;
-        cairn_status status = await(admin, POLLIN, until_ms);
-        if (status == CAIRN_ERR_TIMEOUT) return say_late(admin, why);
+        const cairn_status status = feed(admin, decoder, until_ms, why);
+        if (status == CAIRN_ERR_UNREACHABLE)
+            return fail_with(why, status, "the coordinator at %s closed the connection",
+                             admin->endpoint);
         if (status != CAIRN_OK) return status;
-        if (frame_decoder_reserve(decoder, &room, &room_bytes) != CAIRN_FRAME_NONE)
-            return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the answer");
-        const ssize_t got = recv(admin->fd, room, room_bytes, MSG_DONTWAIT);
-        frame_decoder_added(decoder, got > 0 ? (size_t)got : 0);
-        if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR))) continue;
-        return fail_with(why, CAIRN_ERR_UNREACHABLE, "the coordinator at %s closed the connection",
-                         admin->endpoint);
     }
 }
 
@@ -269,8 +398,7 @@ cairn_status admin_call(struct admin *admin, uint16_t type, const ProtobufCMessa
     const cairn_status status = converse(admin, &decoder, type, message, reply_type, reply_out,
                                          pages, why);
     frame_decoder_release(&decoder);
-    if (admin->fd >= 0) close(admin->fd);
-    admin->fd = -1;
+    end_connection(admin);
     return status;
 }
 
@@ -347,6 +475,7 @@ static cairn_status ask(struct session *s, uint64_t deadline_ms, uint16_t type,
     const uint64_t now_ms = monotonic_ms();
     struct sentence why;
     struct admin admin = { .endpoint = s->endpoint_text,
+                           .token_file = s->token_file,
                            .name = s->name,
                            .advice = "?",
                            .timeout_ms = deadline_ms > now_ms ? (int)(deadline_ms - now_ms) : 0,

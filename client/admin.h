@@ -9,15 +9,17 @@
 #include <stdint.h>
 
 #include "proto/base/text.h"
+#include "proto/secure/secure.h"
 #include "proto/wire/wire.h"
 
 struct admin {
     /* the caller's, borrowed */
-    const char *endpoint; /* "host:port" or "/path" */
-    const char *name;     /* the caller's name in the coordinator's log */
-    const char *build;    /* the version string that Hello reports; NULL: CAIRN_VERSION */
-    const char *advice;   /* follows "... cannot be reached: WHY; is it running" */
-    int timeout_ms;       /* the timeout of one call */
+    const char *endpoint;   /* "host:port" or "/path" */
+    const char *name;       /* the caller's name in the coordinator's log */
+    const char *build;      /* the version string that Hello reports; NULL: CAIRN_VERSION */
+    const char *token_file; /* for TCP; NULL: where token_find looks */
+    const char *advice;     /* follows "... cannot be reached: WHY; is it running" */
+    int timeout_ms;         /* the timeout of one call */
     /* The job of a requested snapshot or digest: while admin_call waits, it also asks for whom this
      * job waits. NULL: another request */
     const char *cut_of;
@@ -28,6 +30,8 @@ struct admin {
     void *context;
     /* for admin.c only */
     int fd;
+    struct channel *channel; /* NULL: a Unix socket */
+    struct byte_queue arrived, plain, wire;
     uint64_t deadline_ms;
     /* the last report for whom the request waits; "": no report yet */
     struct sentence awaited;

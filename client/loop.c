@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
+#include <sodium.h>
 #include <string.h>
 
 #include "client/base.h"
@@ -324,6 +325,7 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
 #define CONNECT_TRY_MS 2000
 #define RETRY_MIN_MS   50
 #define RETRY_MAX_MS   1000
+#define STRANGE_MAX    3 /* after so many handshakes that fail, cairn_open gives up */
 /* a connection that lasted at least this long is not counted as a failure */
 #define STEADY_MS       2000
 #define PLACES_RETRY_MS 100 /* while no shard has joined */
@@ -332,9 +334,13 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
 
 /* ---- connection ---- */
 
+/* An end whose reason the coordinator has said before keeps that reason. */
 static void note_away(struct session *s, cairn_status status, const char *why)
 {
     HOLD_LOCK(&s->lock);
+    if (status == CAIRN_ERR_CLOSED && !s->reach.welcome &&
+        (s->reach.status == CAIRN_ERR_REFUSED || s->reach.status == CAIRN_ERR_VERSION))
+        return;
     if (s->reach.welcome || s->reach.away_since_ms == 0) s->reach.away_since_ms = monotonic_ms();
     s->reach.welcome = false;
     s->reach.status = status;
@@ -360,6 +366,9 @@ static void on_close(struct stream *stream, cairn_status status, const char *why
     fork_forget(s);
     s->control.stream = NULL;
     s->control.ready = s->control.hello_sent = false;
+    // A coordinator that is killed, or is full, closes without a word too, so one such end says little.
+    if (status == CAIRN_ERR_PROTOCOL && !was_ready && ++s->control.strange_count >= STRANGE_MAX)
+        status = CAIRN_ERR_REFUSED;
     if (!s->control.is_choosing) note_away(s, status == CAIRN_OK ? CAIRN_ERR_CLOSED : status, why);
     if (s->ended && !uv_is_closing((uv_handle_t *)&s->loop.tick))
         uv_close((uv_handle_t *)&s->loop.tick, NULL);
@@ -399,12 +408,18 @@ static void on_open(struct stream *stream, void *context)
 static void connect_now(struct session *s)
 {
     static const struct stream_events events = { on_open, on_frame, on_close, on_dial };
+    struct handshake_options secure;
+    struct sentence why = { "" };
+    // The token may have been exchanged. If it cannot be read now, the former one is good for a try.
+    if (entrance_find(&s->entrance, &s->endpoint, s->token_file, NULL, &why) != CAIRN_OK)
+        session_say(s, why.text);
     const struct stream_options options = {
         .limits = { CAIRN_MSG_WELCOME, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX },
+        .secure = entrance_secure(&s->entrance, &secure),
     };
-    struct sentence why;
     cairn_status status = stream_connect(&s->loop.uv, &s->endpoint, CONNECT_TRY_MS, &options,
                                          &events, s, &s->control.stream, &why);
+    sodium_memzero(&secure, sizeof secure);
     if (status == CAIRN_OK) return;
     s->control.stream = NULL;
     note_away(s, status, why.text);
@@ -615,6 +630,7 @@ static void on_welcome(struct session *s, const Cairn__Welcome *welcome)
         return;
     }
     s->control.ready = true;
+    s->control.strange_count = 0;
     s->control.was_given_up = welcome->coordinator_incarnation == s->control.incarnation;
     s->control.incarnation = welcome->coordinator_incarnation;
     s->control.store = welcome->store;

@@ -42,7 +42,9 @@ static void session_unref(void *object)
     pthread_mutex_destroy(&s->lock);
     pthread_cond_destroy(&s->changed);
     close(s->event_fd);
+    entrance_wipe(&s->entrance);
     free(s->name);
+    free(s->token_file);
     free(s);
 }
 
@@ -115,7 +117,19 @@ static cairn_status init_shared(struct session *s, const struct cairn_opts *opts
     s->reach.away_since_ms = monotonic_ms();
     s->name = own_name(opts);
     randombytes_buf(&s->incarnation, sizeof s->incarnation);
-    return s->name != NULL ? CAIRN_OK : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (opts->token_file != NULL) s->token_file = strdup(opts->token_file);
+    if (s->name == NULL || (opts->token_file != NULL && s->token_file == NULL))
+        return client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
+    return CAIRN_OK;
+}
+
+/* Finds the token, without which no attempt to connect over TCP would help. */
+static cairn_status find_entry(struct session *s)
+{
+    struct sentence why = { "" };
+    const cairn_status status = entrance_find(&s->entrance, &s->endpoint, s->token_file, NULL,
+                                              &why);
+    return status == CAIRN_OK ? CAIRN_OK : client_fail(status, "%s", why.text);
 }
 
 /* Returns true if another attempt would not help. */
@@ -200,7 +214,8 @@ cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub, 
         free(s);
         return status;
     }
-    status = open_device(s, opts->device);
+    status = find_entry(s);
+    if (status == CAIRN_OK) status = open_device(s, opts->device);
     if (status == CAIRN_OK) status = loop_start(s);
     if (status == CAIRN_OK) {
         status = await_welcome(s);

@@ -85,6 +85,7 @@ struct control {
     uint64_t incarnation;   /* the coordinator's incarnation */
     uint64_t store;         /* the identity of the coordinator's store */
     uint32_t last_request;
+    uint32_t strange_count; /* the handshakes that failed since the last Welcome */
     uint64_t retry_at_ms;
     uint32_t retry_delay_ms; /* grows as long as connections end soon after they were established */
     uint32_t heartbeat_ms, lease_ms;
@@ -333,6 +334,7 @@ struct session {
     struct stream_address endpoint;
     char endpoint_text[CAIRN_ADDRESS_TEXT_BYTES];
     char *name;
+    char *token_file; /* as cairn_opts gives it; NULL: not given */
     uint64_t incarnation;
     struct env_report env; /* the settings of the cluster */
     struct launch launch;
@@ -360,6 +362,7 @@ struct session {
     struct stream_waits streams; /* has a lock of its own */
 
     /* loop thread */
+    struct entrance entrance; /* found by cairn_open, before the thread begins */
     struct control control;
     struct datapath path;
     struct session_staging staging;

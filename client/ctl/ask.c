@@ -111,6 +111,7 @@ cairn_status ctl_call_paged(struct ctl *ctl, uint16_t type, const ProtobufCMessa
     ctl_output_begin(ctl);
     struct admin admin = {
         .endpoint = ctl->endpoint,
+        .token_file = ctl->token_file,
         .name = name,
         .build = ctl->program->build,
         .advice = ", is --endpoint or CAIRN_ENDPOINT right? (without them it is looked for in "

@@ -138,6 +138,7 @@ struct ctl_row;
 
 struct ctl {
     const char *endpoint; /* "host:port" */
+    const char *token_file;
     bool json, no_headers, quiet, yes, watch;
     const char *path;        /* --path; NULL: not given */
     const char *path_before; /* the first of two --path options; `path` has the second */

@@ -6,7 +6,7 @@
 #include "client/ctl/ctl.h"
 
 /* Options that usage does not show. */
-#define ASKS       "endpoint timeout output "
+#define ASKS       "endpoint token-file timeout output "
 #define LISTS_ONCE ASKS "no-headers quiet "
 #define LISTS      LISTS_ONCE "watch "
 

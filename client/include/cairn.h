@@ -338,6 +338,11 @@ struct cairn_opts {
      * as for cairn_alloc. 0: on no GPU */
     int device;
     uint32_t reserved_last;
+    /* A file with the token that lets this process into the cluster; an endpoint of TCP needs one, a
+     * socket needs none. It is a regular file of this user or of root that nobody else may read, and is
+     * read again at each connection, so a token may be exchanged meanwhile. If NULL: cairn-token in
+     * $CREDENTIALS_DIRECTORY, then the file that CAIRN_TOKEN_FILE names */
+    const char *token_file;
 };
 
 /* The launcher's description of this process. Rank is not identity: a restarted process has its

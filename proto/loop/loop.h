@@ -1,4 +1,5 @@
-/* Code for libuv loops: framed streams (stream.c), and the fabric (fabric_poll.c). */
+/* Code for libuv loops: addresses (address.c), what opens a
+ * connection (entrance.c), framed streams (stream.c), and the fabric (fabric_poll.c). */
 #ifndef CAIRN_LOOP_LOOP_H
 #define CAIRN_LOOP_LOOP_H
 
@@ -9,6 +10,7 @@
 
 #include "proto/base/text.h"
 #include "proto/fabric/fabric.h"
+#include "proto/secure/secure.h"
 #include "proto/wire/wire.h"
 
 /* ==== address ==== */
@@ -47,6 +49,10 @@ CAIRN_MUST_CHECK cairn_status address_resolve(const struct stream_address *addre
                                               struct sockaddr_storage *addr_out,
                                               socklen_t *addr_bytes_out, struct sentence *why);
 
+/* Chooses one of the addresses that the name service returned: the first v4 address, else the first. Returns
+ * NULL only if the list is NULL. */
+const struct addrinfo *address_choose(const struct addrinfo *list);
+
 /* Writes the path of the coordinator's socket for the case that no address is configured: coordinator.sock
  * in the folder RUNTIME_DIR/cairn, which is the user's own. `runtime_dir` is XDG_RUNTIME_DIR of the
  * environment; if it is NULL or "", the folder is /run/cairn. */
@@ -61,6 +67,30 @@ bool address_is_loopback(const struct sockaddr_storage *addr);
 /* Writes the written form of a TCP socket address. */
 void address_print_socket(const struct sockaddr_storage *addr,
                           char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
+
+/* ==== entrance ==== */
+
+/* What gets a process into a cluster over TCP: a token of that cluster, and a key of its own. All zero is an
+ * entrance without a key. */
+struct entrance {
+    bool is_needed; /* the address is one of TCP */
+    bool has_key;
+    struct token token;
+    struct curve_key
+        key; /* the caller's, if has_key is set before entrance_find; else made there */
+};
+
+/* Finds the token for `address`, by token_find; for a Unix socket none is needed. May be called again, to
+ * look for a token that has been exchanged: the key stays. CAIRN_ERR_REFUSED: there is none, or its file may
+ * be read by others; CAIRN_ERR_MALFORMED. On an error the entrance has its former token. Blocking. */
+CAIRN_MUST_CHECK cairn_status entrance_find(struct entrance *entrance,
+                                            const struct stream_address *address, const char *given,
+                                            const char *fallback, struct sentence *why);
+/* Returns what stream_options.secure must be: options_out, which borrows from the entrance, or NULL if none is
+ * needed. */
+const struct handshake_options *entrance_secure(const struct entrance *entrance,
+                                                struct handshake_options *options_out);
+void entrance_wipe(struct entrance *entrance);
 
 /* ==== outbox ==== */
 
@@ -99,6 +129,10 @@ struct outbox {
  * peer does not read and its queue is full, the stream is closed with a reason, and the sender gets
  * CAIRN_ERR_BUSY. Streams send no heartbeats: members renew their leases themselves.
  *
+ * A TCP stream begins with the handshake of proto/secure/secure.h, and everything after it is sealed. Before
+ * the handshake is done, at most 4 KiB are held of a peer, and nothing of it is parsed as a frame. A peer
+ * that does not know the secret is closed without a word.
+ *
  * Work is bounded, too: a connection gets CAIRN_STREAM_TURN_MS of each turn of the loop for its frames, and
  * further frames wait for the next turn. So one peer's million questions delay no other peer. */
 
@@ -122,24 +156,30 @@ struct stream_options {
     struct frame_limits limits; /* the frames that the stream accepts at first; see stream_limit */
     size_t send_queue_bytes;    /* 0 = CAIRN_STREAM_SEND_QUEUE_BYTES */
     struct stream_room *room;   /* borrowed, as long as the stream lives; NULL: not counted */
+    /* Copied. What a TCP stream needs for its handshake; NULL for a Unix socket, whose peer the kernel
+     * knows. There is no TCP stream without a handshake. */
+    const struct handshake_options *secure;
 };
 
 struct stream_events {
-    /* The connection is established (only after connect). May be NULL. */
+    /* The connection is established: after connect, and of an accepted TCP connection when its handshake is
+     * done. May be NULL. */
     void (*on_open)(struct stream *stream, void *context);
     /* Called for each complete frame; the frame's payload is borrowed until on_frame returns. */
     void (*on_frame)(struct stream *stream, const struct wire_frame *frame, void *context);
     /* The stream has ended. CAIRN_OK: this side closed the stream with this status; CAIRN_ERR_CLOSED: the
-     * peer closed it; CAIRN_ERR_PROTOCOL: garbage; _UNREACHABLE, _TIMEOUT: connect failed; _BUSY: the peer
-     * did not read. */
+     * peer closed it, or was cut off (`why` says which); CAIRN_ERR_PROTOCOL: garbage, a stranger, or a peer
+     * that closed without a word before the handshake was done, since we are a stranger to it;
+     * CAIRN_ERR_REFUSED, _VERSION: the handshake was refused; _UNREACHABLE, _TIMEOUT: connect failed; _BUSY:
+     * the peer did not read. */
     void (*on_close)(struct stream *stream, cairn_status status, const char *why, void *context);
     /* The socket exists, and is about to be connected (only after connect, or inside that call). May be
      * NULL. */
     void (*on_dial)(struct stream *stream, void *context);
 };
 
-/* Begins to connect. CAIRN_OK: on_open or on_close follows; after timeout_ms on_close follows, with
- * CAIRN_ERR_TIMEOUT. Names are resolved off the loop's thread. `events` is copied. Frames may be sent at
+/* Begins to connect. CAIRN_OK: on_open or on_close follows; after timeout_ms, which the handshake is a part
+ * of, on_close follows, with CAIRN_ERR_TIMEOUT. Names are resolved off the loop's thread. `events` is copied. Frames may be sent at
  * once: they wait for the connection. After any other status nothing has happened, and no callback
  * follows. */
 CAIRN_MUST_CHECK cairn_status stream_connect(uv_loop_t *loop, const struct stream_address *address,
@@ -175,7 +215,8 @@ CAIRN_MUST_CHECK cairn_status stream_send_pages(struct stream *stream, uint32_t 
 /* Changes the limits from the next frame on. */
 void stream_limit(struct stream *stream, struct frame_limits limits);
 
-/* Requests the end now; frames in the queue are lost. on_close runs later, with this reason. */
+/* Requests the end now; frames in the queue are lost, and a TCP peer hears that the end is meant if nothing
+ * is being written. on_close runs later, with this reason. */
 void stream_close(struct stream *stream, cairn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* Like stream_close, but frames in the queue are sent first (for at most 2 s), to tell a peer why. on_frame
@@ -186,6 +227,9 @@ void stream_finish(struct stream *stream, cairn_status status, const char *forma
 /* Returns a name of the peer: "127.0.0.1:41234", "pid=123,uid=1000", or the path that the stream connected
  * to. The name is valid as long as the stream lives. */
 const char *stream_peer(const struct stream *stream);
+/* Returns what the handshake of a TCP stream has proved about the peer; NULL: it is not done, or the stream
+ * is one of a Unix socket. Borrowed, as long as the stream lives. */
+const struct handshake_result *stream_session(const struct stream *stream);
 /* Returns the stream's socket, which still belongs to the stream; -1 when the socket is closed. */
 int stream_descriptor(const struct stream *stream);
 /* Returns how many bytes of an incomplete frame have arrived, and in *since_ms_out when the frame began, by

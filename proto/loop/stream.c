@@ -1,24 +1,27 @@
 #include "proto/loop/loop.h"
 
-#include <arpa/inet.h>
 #include <assert.h>
 #include <grp.h>
 #include <inttypes.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 
 #include "proto/wire/wire.h"
 
-/* The inside of a stream: how it moves frames, and how it ends. */
+/* The inside of a stream: how it moves frames, and how it ends.
+ *
+ * A TCP stream has a channel between its socket and its frames. Bytes that arrive wait in `arrived` until a
+ * record is complete; its plain bytes wait in `plain` until the decoder has room. What is sent is taken from
+ * the outbox into `writing`, and sealed into `sealed`, which is with the kernel. The stream of a Unix socket
+ * has none of this: the decoder reads from the socket, and `writing` is with the kernel. */
 
 enum stream_state {
     CAIRN_STREAM_CONNECTING, /* frames wait in `pending` */
+    CAIRN_STREAM_GREETING,   /* the same, during the handshake of a TCP stream */
     CAIRN_STREAM_OPEN,
     CAIRN_STREAM_FINISHING, /* queued frames are sent, arriving frames are dropped */
     CAIRN_STREAM_CLOSING,   /* handles are being closed; on_close runs when `open_count` is 0 */
@@ -36,8 +39,12 @@ struct stream {
     /* runs while frames that have arrived wait for the next turn; meanwhile nothing is read */
     uv_idle_t turn;
     struct frame_decoder decoder;
-    struct outbox pending; /* grows while `writing` is with the kernel */
+    struct outbox pending; /* grows while a write is with the kernel */
     struct outbox_frames writing;
+    struct channel *channel;   /* NULL: a Unix socket */
+    struct byte_queue sealed;  /* what the channel has to write */
+    struct byte_queue arrived; /* what the channel has not taken yet; part of a record */
+    struct byte_queue plain;   /* what the decoder has not taken yet; at most a record */
     uv_write_t write;
     uv_connect_t connect;
     uv_shutdown_t shutdown;
@@ -46,14 +53,18 @@ struct stream {
     enum stream_state state;
     int open_count; /* how many of io, timer, turn and resolve libuv still knows */
     bool is_resolving;
+    bool is_connector;
     bool is_writing;
+    bool said_close;     /* our CLOSE record is written, or the channel is of no use for one */
+    bool heard_close;    /* the peer's CLOSE record has come */
     bool is_shut;        /* we ended our direction (FINISHING) */
     bool peer_shut;      /* the peer ended its direction */
     cairn_status status; /* the reason of the end, when it is decided */
     struct sentence why;
     size_t send_queue_bytes;
-    size_t room_bytes;      /* the bytes of `room` that the decoder uses */
-    uint64_t unfinished_ms; /* when the incomplete frame began, by the loop's clock */
+    size_t room_bytes; /* the bytes of `room` that this stream uses */
+    uint64_t
+        unfinished_ms; /* when the incomplete frame, or its record, began, by the loop's clock */
     uint64_t timeout_ms;
     char peer[CAIRN_ADDRESS_TEXT_BYTES];
 
@@ -66,7 +77,10 @@ struct stream {
 #define FINISH_MS 2000 // how long a peer may take to read its last frames
 #define TURN_NS   (CAIRN_STREAM_TURN_MS * UINT64_C(1000000))
 
-static const struct addrinfo *address_choose(const struct addrinfo *list);
+/* The most bytes that are held of a peer: before its handshake is done, and then, a record. */
+#define GREETING_BYTES 4096
+#define RECORD_BYTES   (CAIRN_RECORD_BYTES_MAX + 64)
+
 static void on_turn(uv_idle_t *turn);
 static void begin_reading(struct stream *stream);
 static void write_pending(struct stream *stream);
@@ -184,192 +198,6 @@ static cairn_status outbox_take(struct outbox *box, struct outbox_frames *out)
     return box->first != NULL ? take_page(box, out) : CAIRN_ERR_NOT_FOUND;
 }
 
-/* ==== address ==== */
-
-_Static_assert(CAIRN_ADDRESS_PATH_BYTES + 1 < sizeof((struct sockaddr_un *)0)->sun_path,
-               "a path and one byte more fit, with a NUL");
-
-static cairn_status bad_address(const char *text, const char *what, struct sentence *why)
-{
-    return fail_with(why, CAIRN_ERR_INVALID,
-                     "\"%.200s\" is not an address: %s; write host:port, [v6 address]:port or the "
-                     "/path of a socket",
-                     text, what);
-}
-
-static cairn_status parse_unix(const char *text, const char *path, struct stream_address *address,
-                               struct sentence *why)
-{
-    char what[96];
-    if (path[0] != '/') return bad_address(text, "the path of a socket must begin with /", why);
-    if (strlen(path) > CAIRN_ADDRESS_PATH_BYTES) {
-        snprintf(what, sizeof what, "its path has %zu bytes, a socket's may have %d", strlen(path),
-                 CAIRN_ADDRESS_PATH_BYTES);
-        return bad_address(text, what, why);
-    }
-    address->is_unix = true;
-    memcpy(address->host, path, strlen(path) + 1);
-    return CAIRN_OK;
-}
-
-// Decimal digits only, 0..65535; strtol would take " +7".
-static int parse_port(const char *text, uint16_t *port_out)
-{
-    uint32_t port = 0;
-    if (text[0] == '\0' || strlen(text) > 5) return -1;
-    for (const char *p = text; *p != '\0'; p++) {
-        if (*p < '0' || *p > '9') return -1;
-        port = port * 10 + (uint32_t)(*p - '0');
-    }
-    if (port > UINT16_MAX) return -1;
-    *port_out = (uint16_t)port;
-    return 0;
-}
-
-cairn_status address_parse(const char *text, struct stream_address *address_out,
-                           struct sentence *why)
-{
-    struct stream_address address = { 0 };
-    const bool is_named = strncmp(text, "unix:", 5) == 0;
-    if (is_named || text[0] == '/') {
-        const cairn_status status = parse_unix(text, text + (is_named ? 5 : 0), &address, why);
-        if (status == CAIRN_OK) *address_out = address;
-        return status;
-    }
-    const char *colon = strrchr(text, ':');
-    if (colon == NULL) return bad_address(text, "there is no port", why);
-    if (parse_port(colon + 1, &address.port) != 0)
-        return bad_address(text, "the port must be a number from 0 to 65535", why);
-    const char *host = text;
-    size_t host_bytes = (size_t)(colon - text);
-    if (host_bytes >= 2 && host[0] == '[' && host[host_bytes - 1] == ']') {
-        host++;
-        host_bytes -= 2;
-    } else if (memchr(host, ':', host_bytes) != NULL) {
-        return bad_address(text, "a v6 address stands in brackets", why);
-    }
-    if (host_bytes == 0) return bad_address(text, "there is no host", why);
-    if (host_bytes == 1 && host[0] == '*')
-        return bad_address(text, "* stands for every address to listen on; name one to connect to",
-                           why);
-    if (host_bytes >= sizeof address.host) return bad_address(text, "the host is too long", why);
-    memcpy(address.host, host, host_bytes);
-    *address_out = address;
-    return CAIRN_OK;
-}
-
-cairn_status address_parse_listen(const char *text, struct stream_address *address_out,
-                                  struct sentence *why)
-{
-    char all[16];
-    if (strncmp(text, "*:", 2) != 0 || strlen(text) > 7)
-        return address_parse(text, address_out, why);
-    snprintf(all, sizeof all, "0.0.0.0%s", text + 1);
-    return address_parse(all, address_out, why);
-}
-
-void address_print(const struct stream_address *address, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
-{
-    const char *format = strchr(address->host, ':') != NULL ? "[%s]:%u" : "%s:%u";
-    if (address->is_unix)
-        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s", address->host);
-    else
-        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, format, address->host, address->port);
-}
-
-static void fill_unix(const char *path, struct sockaddr_storage *addr_out,
-                      socklen_t *addr_bytes_out)
-{
-    struct sockaddr_un *addr = (struct sockaddr_un *)addr_out;
-    memset(addr_out, 0, sizeof *addr_out);
-    addr->sun_family = AF_UNIX;
-    memcpy(addr->sun_path, path, strnlen(path, CAIRN_ADDRESS_PATH_BYTES));
-    *addr_bytes_out = sizeof *addr;
-}
-
-cairn_status address_resolve(const struct stream_address *address,
-                             struct sockaddr_storage *addr_out, socklen_t *addr_bytes_out,
-                             struct sentence *why)
-{
-    const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
-    struct addrinfo *found = NULL;
-    char port[8];
-    if (address->is_unix) {
-        fill_unix(address->host, addr_out, addr_bytes_out);
-        return CAIRN_OK;
-    }
-    snprintf(port, sizeof port, "%u", address->port);
-    const int error = getaddrinfo(address->host, port, &hints, &found);
-    if (error != 0)
-        return fail_with(why, CAIRN_ERR_UNREACHABLE, "there is no host \"%.200s\": %s",
-                         address->host, gai_strerror(error));
-    memset(addr_out, 0, sizeof *addr_out);
-    const struct addrinfo *chosen = address_choose(found);
-    memcpy(addr_out, chosen->ai_addr, chosen->ai_addrlen);
-    *addr_bytes_out = chosen->ai_addrlen;
-    freeaddrinfo(found);
-    return CAIRN_OK;
-}
-
-/* Chooses one of the addresses that the name service returned. Returns NULL only if the list is NULL. */
-static const struct addrinfo *address_choose(const struct addrinfo *list)
-{
-    for (const struct addrinfo *item = list; item != NULL; item = item->ai_next)
-        if (item->ai_family == AF_INET) return item;
-    return list;
-}
-
-void address_default(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
-{
-    const bool is_own = runtime_dir != NULL && runtime_dir[0] != '\0';
-    snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s/cairn/coordinator.sock",
-             is_own ? runtime_dir : "/run");
-}
-
-static bool is_socket(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISSOCK(st.st_mode);
-}
-
-bool address_find(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
-{
-    char system[CAIRN_ADDRESS_TEXT_BYTES];
-    address_default(NULL, system);
-    address_default(runtime_dir, text_out);
-    if (is_socket(text_out) || !is_socket(system)) return strcmp(text_out, system) != 0;
-    memcpy(text_out, system, sizeof system);
-    return false;
-}
-
-bool address_is_loopback(const struct sockaddr_storage *addr)
-{
-    if (addr->ss_family == AF_INET) {
-        const struct sockaddr_in *v4 = (const struct sockaddr_in *)addr;
-        return ntohl(v4->sin_addr.s_addr) >> 24 == 127;
-    }
-    if (addr->ss_family != AF_INET6) return false;
-    const struct in6_addr *v6 = &((const struct sockaddr_in6 *)addr)->sin6_addr;
-    return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
-}
-
-void address_print_socket(const struct sockaddr_storage *addr,
-                          char text_out[CAIRN_ADDRESS_TEXT_BYTES])
-{
-    char host[INET6_ADDRSTRLEN] = "?";
-    if (addr->ss_family == AF_INET) {
-        const struct sockaddr_in *v4 = (const struct sockaddr_in *)addr;
-        inet_ntop(AF_INET, &v4->sin_addr, host, sizeof host);
-        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s:%u", host, ntohs(v4->sin_port));
-    } else if (addr->ss_family == AF_INET6) {
-        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)addr;
-        inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof host);
-        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "[%s]:%u", host, ntohs(v6->sin6_port));
-    } else {
-        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "?");
-    }
-}
-
 /* ==== stream ==== */
 
 /* Returns a stream with its handles initialized; NULL, with a sentence in `why`, if there is no memory. */
@@ -379,7 +207,10 @@ static struct stream *stream_new(uv_loop_t *loop, bool is_unix,
                                  struct sentence *why)
 {
     struct stream *stream = calloc(1, sizeof *stream);
-    if (stream == NULL) {
+    assert(is_unix == (options->secure == NULL));
+    if (stream == NULL ||
+        (!is_unix && channel_open(options->secure, &stream->channel) != CAIRN_OK)) {
+        free(stream);
         sentence_set(why, "out of memory for a connection");
         return NULL;
     }
@@ -410,6 +241,10 @@ static void stream_drop(struct stream *stream)
     while (stream->pending.first != NULL) drop_first(&stream->pending);
     outbox_frames_release(&stream->pending.frames);
     outbox_frames_release(&stream->writing);
+    channel_close(stream->channel);
+    byte_queue_release(&stream->sealed);
+    byte_queue_release(&stream->arrived);
+    byte_queue_release(&stream->plain);
     free(stream);
 }
 
@@ -418,10 +253,25 @@ static void on_handle_closed(uv_handle_t *handle)
     stream_drop(handle->data);
 }
 
+/* Tells the peer that the end is meant, if the kernel takes that now: the end is not delayed. */
+static void say_close(struct stream *stream)
+{
+    uv_buf_t buf;
+    if (stream->channel == NULL || stream->said_close || stream->is_writing) return;
+    stream->said_close = true;
+    if (channel_finish(stream->channel, &stream->sealed) != CAIRN_OK) return;
+    const struct byte_queue *sealed = &stream->sealed;
+    if (sealed->start == sealed->end) return; // the handshake is not done
+    buf = uv_buf_init((char *)sealed->bytes + sealed->start,
+                      (unsigned)(sealed->end - sealed->start));
+    (void)uv_try_write(&stream->io.stream, &buf, 1);
+}
+
 // stream->why has been written already.
 static void close_now(struct stream *stream)
 {
     if (stream->state == CAIRN_STREAM_CLOSING) return;
+    say_close(stream);
     stream->state = CAIRN_STREAM_CLOSING;
     // the memory is freed in the next turn
     if (stream->room != NULL) stream->room->used_bytes -= stream->room_bytes;
@@ -467,10 +317,17 @@ static void on_shutdown(uv_shutdown_t *request, int error)
     // a reset could destroy data that the peer has not read yet.
 }
 
+static void write_sealed(struct stream *stream);
+
 // Ends our direction, after everything queued was written.
 static void finish_sending(struct stream *stream)
 {
     if (stream->is_shut) return;
+    if (stream->channel != NULL && !stream->said_close) {
+        stream->said_close = true;
+        if (channel_finish(stream->channel, &stream->sealed) == CAIRN_OK) write_sealed(stream);
+        if (stream->is_writing || stream->state == CAIRN_STREAM_CLOSING) return; // comes again
+    }
     stream->is_shut = true;
     stream->shutdown.data = stream;
     if (uv_shutdown(&stream->shutdown, &stream->io.stream, on_shutdown) != 0) close_now(stream);
@@ -483,7 +340,7 @@ void stream_finish(struct stream *stream, cairn_status status, const char *forma
     va_start(args, format);
     write_reason(stream, status, format, args);
     va_end(args);
-    if (stream->state == CAIRN_STREAM_CONNECTING) {
+    if (stream->state < CAIRN_STREAM_OPEN) {
         close_now(stream);
         return;
     }
@@ -492,21 +349,39 @@ void stream_finish(struct stream *stream, cairn_status status, const char *forma
     if (!stream->is_writing) finish_sending(stream);
 }
 
+static size_t queued(const struct byte_queue *queue)
+{
+    return queue->end - queue->start;
+}
+
+/* Lends room behind the bytes that arrived. Less than a record has arrived, so there is room. */
+static void reserve_arrived(struct stream *stream, uint8_t **room_out, size_t *room_bytes_out)
+{
+    struct byte_queue *arrived = &stream->arrived;
+    const size_t most = channel_is_up(stream->channel) ? RECORD_BYTES : GREETING_BYTES;
+    const size_t held = queued(arrived);
+    *room_bytes_out = 0;
+    if (held >= most || byte_queue_reserve(arrived, most - held) != CAIRN_OK) return;
+    *room_out = arrived->bytes + arrived->end;
+    *room_bytes_out = most - held;
+}
+
 static void on_room_wanted(uv_handle_t *handle, size_t wanted, uv_buf_t *buf_out)
 {
     struct stream *stream = handle->data;
     uint8_t *room = NULL;
     size_t room_bytes = 0;
     (void)wanted;
-    if (frame_decoder_reserve(&stream->decoder, &room, &room_bytes) != CAIRN_FRAME_NONE)
+    if (stream->channel != NULL)
+        reserve_arrived(stream, &room, &room_bytes);
+    else if (frame_decoder_reserve(&stream->decoder, &room, &room_bytes) != CAIRN_FRAME_NONE)
         room_bytes = 0; // libuv then calls back with UV_ENOBUFS
     *buf_out = uv_buf_init((char *)room, (unsigned)room_bytes);
 }
 
 // Delivers the frames of one turn. Returns false if there are more frames, and the turn is over.
-static bool deliver_turn(struct stream *stream)
+static bool deliver_turn(struct stream *stream, uint64_t end_ns)
 {
-    const uint64_t end_ns = uv_hrtime() + TURN_NS;
     struct wire_frame frame;
     struct sentence why;
     while (stream->state == CAIRN_STREAM_OPEN) {
@@ -522,49 +397,181 @@ static bool deliver_turn(struct stream *stream)
     return true;
 }
 
-// Counts the decoder's share of the common room.
+// Counts this stream's share of the common room.
 static void count_room(struct stream *stream)
 {
+    const size_t bytes = stream->decoder.capacity + stream->arrived.capacity +
+                         stream->plain.capacity;
     if (stream->room == NULL) return;
-    stream->room->used_bytes += stream->decoder.capacity - stream->room_bytes; // modulo 2^64
-    stream->room_bytes = stream->decoder.capacity;
+    stream->room->used_bytes += bytes - stream->room_bytes; // modulo 2^64
+    stream->room_bytes = bytes;
 }
 
-static void deliver_frames(struct stream *stream)
+static void deliver_frames(struct stream *stream, uint64_t end_ns)
 {
-    const bool is_done = deliver_turn(stream);
+    const bool is_done = deliver_turn(stream, end_ns);
     const bool waits = !is_done && stream->state == CAIRN_STREAM_OPEN;
     if (stream->state == CAIRN_STREAM_FINISHING) stream->decoder.start = stream->decoder.end;
     frame_decoder_trim(&stream->decoder);
-    count_room(stream);
     if (waits) {
         uv_read_stop(&stream->io.stream);
         uv_idle_start(&stream->turn, on_turn);
     }
 }
 
+/* ---- records ---- */
+
+/* The handshake is done: from now on the stream is as one without a channel. */
+static void greeted(struct stream *stream)
+{
+    uv_timer_stop(&stream->timer);
+    stream->state = CAIRN_STREAM_OPEN;
+    write_pending(stream);
+    if (stream->state == CAIRN_STREAM_OPEN && stream->events.on_open != NULL)
+        stream->events.on_open(stream, stream->context);
+}
+
+/* The peer, or somebody between, is not who it should be, or refuses us. A peer that knows the secret is told
+ * why; a stranger hears nothing. */
+static void end_channel(struct stream *stream, cairn_status status, const char *why)
+{
+    stream->said_close = true; // no record is sealed any more
+    if (stream->state != CAIRN_STREAM_GREETING || stream->is_writing ||
+        channel_greet(stream->channel, &stream->sealed) != CAIRN_OK ||
+        queued(&stream->sealed) == 0) {
+        stream_close(stream, status, "%s", why);
+        return;
+    }
+    sentence_set(&stream->why, "%s", why);
+    stream->status = status;
+    stream->state = CAIRN_STREAM_FINISHING;
+    uv_timer_start(&stream->timer, on_finish_late, FINISH_MS, 0);
+    write_sealed(stream);
+}
+
+/* Opens the next record, or takes a step of the handshake. Returns false if more bytes must arrive first, or
+ * the stream has ended. */
+static bool take_record(struct stream *stream)
+{
+    struct byte_queue *arrived = &stream->arrived;
+    struct sentence why = { "" }, text = { "" };
+    size_t used = 0;
+    if (queued(arrived) == 0) return false;
+    const cairn_status status = channel_take(stream->channel, arrived->bytes + arrived->start,
+                                             queued(arrived), 1, &used, &stream->plain, &why);
+    byte_queue_drop(arrived, used);
+    stream->heard_close = status == CAIRN_ERR_CLOSED;
+    if (status != CAIRN_OK && status != CAIRN_ERR_CLOSED) {
+        sentence_set(&text, "%s%s%s", stream->is_connector ? stream->peer : "",
+                     stream->is_connector ? ": " : "", why.text);
+        end_channel(stream, status, text.text);
+        return false;
+    }
+    if (stream->state == CAIRN_STREAM_GREETING && channel_is_up(stream->channel))
+        greeted(stream);
+    else if (stream->state == CAIRN_STREAM_GREETING)
+        write_pending(stream);
+    return used > 0 || stream->heard_close;
+}
+
+/* Gives the decoder as many plain bytes as it has room for. */
+static void feed_decoder(struct stream *stream)
+{
+    struct byte_queue *plain = &stream->plain;
+    uint8_t *room;
+    size_t count;
+    if (frame_decoder_reserve(&stream->decoder, &room, &count) != CAIRN_FRAME_NONE) {
+        stream_close(stream, CAIRN_ERR_NO_MEMORY, "out of memory to receive from %s", stream->peer);
+        return;
+    }
+    if (count > queued(plain)) count = queued(plain);
+    memcpy(room, plain->bytes + plain->start, count);
+    byte_queue_drop(plain, count);
+    frame_decoder_added(&stream->decoder, count);
+}
+
+static void on_end_of_input(struct stream *stream, ssize_t error);
+
+/* Opens records and delivers their frames, until none is left or the turn is over. */
+static void deliver_records(struct stream *stream, uint64_t end_ns)
+{
+    while (stream->state < CAIRN_STREAM_FINISHING && !uv_is_active((uv_handle_t *)&stream->turn)) {
+        if (queued(&stream->plain) > 0) {
+            feed_decoder(stream);
+            deliver_frames(stream, end_ns);
+        } else if (stream->heard_close) {
+            on_end_of_input(stream, UV_EOF);
+        } else if (!take_record(stream)) {
+            break;
+        }
+    }
+    if (stream->state >= CAIRN_STREAM_FINISHING || queued(&stream->arrived) == 0)
+        byte_queue_release(&stream->arrived);
+    if (stream->state >= CAIRN_STREAM_FINISHING || queued(&stream->plain) == 0)
+        byte_queue_release(&stream->plain);
+}
+
+/* Delivers what has arrived. */
+static void deliver(struct stream *stream)
+{
+    const uint64_t end_ns = uv_hrtime() + TURN_NS;
+    if (stream->state != CAIRN_STREAM_GREETING) deliver_frames(stream, end_ns);
+    if (stream->channel != NULL) deliver_records(stream, end_ns);
+    count_room(stream);
+}
+
 static void on_turn(uv_idle_t *turn)
 {
     struct stream *stream = turn->data;
     uv_idle_stop(turn);
-    deliver_frames(stream);
+    deliver(stream);
     if (stream->state != CAIRN_STREAM_CLOSING && !uv_is_active((uv_handle_t *)turn))
         begin_reading(stream);
 }
 
+/* The peer has ended its direction before the handshake was done. */
+static void end_in_silence(struct stream *stream)
+{
+    struct sentence why;
+    if (!stream->is_connector) {
+        stream_close(stream, CAIRN_ERR_CLOSED, "%s closed the connection before its handshake",
+                     stream->peer);
+        return;
+    }
+    handshake_silence_text(stream->peer, CAIRN_PURPOSE_CONTROL, &why);
+    stream_close(stream, CAIRN_ERR_PROTOCOL, "%s", why.text);
+}
+
+static bool is_cut_off(const struct stream *stream, struct sentence *why)
+{
+    return stream->channel != NULL && channel_ended(stream->channel, why) != CAIRN_OK;
+}
+
 static void on_end_of_input(struct stream *stream, ssize_t error)
 {
+    struct sentence why;
     if (error == UV_ENOBUFS) {
         stream_close(stream, CAIRN_ERR_NO_MEMORY, "out of memory to receive from %s", stream->peer);
     } else if (stream->state == CAIRN_STREAM_FINISHING && error == UV_EOF && !stream->is_shut) {
         stream->peer_shut = true; // the peer still reads our frames
         uv_read_stop(&stream->io.stream);
+    } else if (stream->state == CAIRN_STREAM_GREETING) {
+        end_in_silence(stream);
+    } else if (error == UV_EOF && is_cut_off(stream, &why)) {
+        stream_close(stream, CAIRN_ERR_CLOSED, "%s was cut off: %s", stream->peer, why.text);
     } else if (error == UV_EOF) {
         stream_close(stream, CAIRN_ERR_CLOSED, "%s closed the connection", stream->peer);
     } else {
         stream_close(stream, CAIRN_ERR_CLOSED, "reading from %s failed: %s", stream->peer,
                      uv_strerror((int)error));
     }
+}
+
+/* Returns how many bytes have arrived that are no complete frame. */
+static size_t held_bytes(const struct stream *stream)
+{
+    return stream->decoder.end - stream->decoder.start + queued(&stream->plain) +
+           queued(&stream->arrived);
 }
 
 static void on_read(uv_stream_t *io, ssize_t read_bytes, const uv_buf_t *buf)
@@ -575,10 +582,12 @@ static void on_read(uv_stream_t *io, ssize_t read_bytes, const uv_buf_t *buf)
         on_end_of_input(stream, read_bytes);
         return;
     }
-    if (stream->decoder.start == stream->decoder.end)
-        stream->unfinished_ms = uv_now(stream->turn.loop);
-    frame_decoder_added(&stream->decoder, (size_t)read_bytes);
-    deliver_frames(stream);
+    if (held_bytes(stream) == 0) stream->unfinished_ms = uv_now(stream->turn.loop);
+    if (stream->channel != NULL)
+        stream->arrived.end += (size_t)read_bytes;
+    else
+        frame_decoder_added(&stream->decoder, (size_t)read_bytes);
+    deliver(stream);
     if (stream->room != NULL && stream->room->used_bytes > stream->room->max_bytes)
         stream->room->on_full(stream->room->context);
 }
@@ -591,12 +600,24 @@ static void begin_reading(struct stream *stream)
                  uv_strerror(error));
 }
 
+static void empty_writing(struct stream *stream)
+{
+    if (stream->writing.capacity_bytes > KEEP_BYTES) outbox_frames_release(&stream->writing);
+    stream->writing.used_bytes = 0;
+}
+
+static void empty_sealed(struct stream *stream)
+{
+    byte_queue_drop(&stream->sealed, queued(&stream->sealed));
+    if (stream->sealed.capacity > KEEP_BYTES) byte_queue_release(&stream->sealed);
+}
+
 static void on_written(uv_write_t *request, int error)
 {
     struct stream *stream = request->data;
     stream->is_writing = false;
-    if (stream->writing.capacity_bytes > KEEP_BYTES) outbox_frames_release(&stream->writing);
-    stream->writing.used_bytes = 0;
+    empty_writing(stream);
+    if (stream->channel != NULL) empty_sealed(stream);
     if (stream->state == CAIRN_STREAM_CLOSING) return;
     if (error != 0) {
         stream_close(stream, CAIRN_ERR_CLOSED, "writing to %s failed: %s", stream->peer,
@@ -607,18 +628,9 @@ static void on_written(uv_write_t *request, int error)
     if (stream->state == CAIRN_STREAM_FINISHING && !stream->is_writing) finish_sending(stream);
 }
 
-// Writes what is next, unless a write is under way: frames that are queued during a write are sent together
-// in the next write.
-static void write_pending(struct stream *stream)
+static void write_bytes(struct stream *stream, const uint8_t *bytes, size_t byte_count)
 {
-    if (stream->is_writing) return;
-    const cairn_status status = outbox_take(&stream->pending, &stream->writing);
-    if (status == CAIRN_ERR_NOT_FOUND) return;
-    if (status != CAIRN_OK) {
-        stream_close(stream, status, "out of memory for a page to %s", stream->peer);
-        return;
-    }
-    uv_buf_t buf = uv_buf_init((char *)stream->writing.bytes, (unsigned)stream->writing.used_bytes);
+    uv_buf_t buf = uv_buf_init((char *)(uintptr_t)bytes, (unsigned)byte_count);
     stream->write.data = stream;
     stream->is_writing = true;
     const int error = uv_write(&stream->write, &stream->io.stream, &buf, 1, on_written);
@@ -628,12 +640,50 @@ static void write_pending(struct stream *stream)
                  uv_strerror(error));
 }
 
+static void write_sealed(struct stream *stream)
+{
+    const struct byte_queue *sealed = &stream->sealed;
+    if (queued(sealed) > 0) write_bytes(stream, sealed->bytes + sealed->start, queued(sealed));
+}
+
+/* Adds to `sealed` what the handshake has to say and then, if it is done, what is next of the outbox. */
+static cairn_status seal_next(struct stream *stream)
+{
+    CAIRN_TRY(channel_greet(stream->channel, &stream->sealed));
+    if (!channel_is_up(stream->channel) || stream->said_close) return CAIRN_OK;
+    const cairn_status status = outbox_take(&stream->pending, &stream->writing);
+    if (status == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
+    CAIRN_TRY(status);
+    const cairn_status sealed = channel_seal(stream->channel, stream->writing.bytes,
+                                             stream->writing.used_bytes, uv_now(stream->turn.loop),
+                                             &stream->sealed);
+    empty_writing(stream);
+    return sealed;
+}
+
+// Writes what is next, unless a write is under way: frames that are queued during a write are sent together
+// in the next write.
+static void write_pending(struct stream *stream)
+{
+    if (stream->is_writing) return;
+    const cairn_status status = stream->channel != NULL
+                                    ? seal_next(stream)
+                                    : outbox_take(&stream->pending, &stream->writing);
+    if (status == CAIRN_ERR_NOT_FOUND) return;
+    if (status != CAIRN_OK)
+        stream_close(stream, status, "out of memory for a page to %s", stream->peer);
+    else if (stream->channel != NULL)
+        write_sealed(stream);
+    else
+        write_bytes(stream, stream->writing.bytes, stream->writing.used_bytes);
+}
+
 size_t stream_unfinished_bytes(const struct stream *stream, uint64_t *since_ms_out)
 {
     *since_ms_out = stream->unfinished_ms;
     if (stream->state != CAIRN_STREAM_OPEN || uv_is_active((const uv_handle_t *)&stream->turn))
         return 0; // nothing is awaited from the peer
-    return stream->decoder.end - stream->decoder.start;
+    return held_bytes(stream);
 }
 
 size_t stream_queued_bytes(const struct stream *stream)
@@ -704,12 +754,13 @@ cairn_status stream_send_pages(struct stream *stream, uint32_t request, enum pag
     return CAIRN_OK;
 }
 
-/* Called when the connection is established: begins to read, and writes the waiting frames. */
+/* Called when the socket is connected: begins to read, and writes the waiting frames, or begins the
+ * handshake. */
 static void stream_begin(struct stream *stream)
 {
-    stream->state = CAIRN_STREAM_OPEN;
+    stream->state = stream->channel != NULL ? CAIRN_STREAM_GREETING : CAIRN_STREAM_OPEN;
     begin_reading(stream);
-    if (stream->state == CAIRN_STREAM_OPEN) write_pending(stream);
+    if (stream->state < CAIRN_STREAM_FINISHING) write_pending(stream);
 }
 
 void stream_limit(struct stream *stream, struct frame_limits limits)
@@ -720,6 +771,12 @@ void stream_limit(struct stream *stream, struct frame_limits limits)
 const char *stream_peer(const struct stream *stream)
 {
     return stream->peer;
+}
+
+const struct handshake_result *stream_session(const struct stream *stream)
+{
+    if (stream->channel == NULL || !channel_is_up(stream->channel)) return NULL;
+    return channel_peer(stream->channel);
 }
 
 int stream_descriptor(const struct stream *stream)
@@ -762,8 +819,14 @@ static void fail(struct stream *stream, int error)
 static void on_connect_late(uv_timer_t *timer)
 {
     struct stream *stream = timer->data;
-    stream_close(stream, CAIRN_ERR_TIMEOUT, "no connection to %s within %" PRIu64 " ms",
-                 stream->peer, stream->timeout_ms);
+    if (stream->state == CAIRN_STREAM_GREETING)
+        stream_close(stream, CAIRN_ERR_TIMEOUT,
+                     "%s took the connection, but not the handshake within %" PRIu64
+                     " ms: it is busy, or no coordinator listens there",
+                     stream->peer, stream->timeout_ms);
+    else
+        stream_close(stream, CAIRN_ERR_TIMEOUT, "no connection to %s within %" PRIu64 " ms",
+                     stream->peer, stream->timeout_ms);
 }
 
 static void on_connected(uv_connect_t *request, int error)
@@ -774,7 +837,7 @@ static void on_connected(uv_connect_t *request, int error)
         fail(stream, error);
         return;
     }
-    uv_timer_stop(&stream->timer);
+    if (stream->channel == NULL) uv_timer_stop(&stream->timer);
     if (stream->io.handle.type == UV_TCP) uv_tcp_nodelay(&stream->io.tcp, 1);
     stream_begin(stream);
     if (stream->state == CAIRN_STREAM_OPEN && stream->events.on_open != NULL)
@@ -853,6 +916,7 @@ cairn_status stream_connect(uv_loop_t *loop, const struct stream_address *addres
     struct stream *stream = stream_new(loop, address->is_unix, options, events, context, why);
     if (stream == NULL) return CAIRN_ERR_NO_MEMORY;
     stream->state = CAIRN_STREAM_CONNECTING;
+    stream->is_connector = true;
     stream->timeout_ms = timeout_ms;
     address_print(address, stream->peer);
     uv_timer_start(&stream->timer, on_connect_late, timeout_ms, 0);

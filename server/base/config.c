@@ -255,10 +255,31 @@ static bool begins_section(const struct config *config, size_t i)
     return i == 0 || strcmp(config->options[i].section, config->options[i - 1].section) != 0;
 }
 
+/* Keys of former versions, and what has replaced each. */
+static const struct {
+    const char *section, *key, *instead;
+} retired[] = {
+    { "network", "insecure_network",
+      "connections between hosts are always authenticated and encrypted now, so remove the line; "
+      "`cairn cluster init` prints the tokens by which shards and trainers come in" },
+};
+
+static const char *find_retired(const char *section, const char *key)
+{
+    for (size_t i = 0; i < sizeof retired / sizeof *retired; i++)
+        if (strcmp(retired[i].section, section) == 0 && strcmp(retired[i].key, key) == 0)
+            return retired[i].instead;
+    return NULL;
+}
+
 static cairn_status refuse_unknown(const struct config *config, const char *section,
                                    const char *key, struct sentence *why)
 {
     bool section_known = false;
+    const char *instead = find_retired(section, key);
+    if (instead != NULL)
+        return fail_with(why, CAIRN_ERR_CONFIG, "%s in [%s] is a key of a former version: %s", key,
+                         section, instead);
     for (size_t i = 0; i < config->option_count; i++)
         section_known |= strcmp(config->options[i].section, section) == 0;
     if (section_known)

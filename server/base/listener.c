@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <pwd.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -23,6 +22,7 @@
 #include <unistd.h>
 
 #include "proto/loop/loop.h"
+#include "proto/wire/wire.h"
 #include "server/base/log.h"
 
 /* A listener has an endpoint for each address, and a peer for each connection. */
@@ -80,6 +80,7 @@ struct listener {
     struct frame_limits after_hello;
 
     struct log_limit garbage_limit; /* one limit for each kind of warning */
+    struct log_limit refused_limit;
     struct log_limit silent_limit;
     struct log_limit flood_limit;
     struct log_limit full_limit;
@@ -98,10 +99,9 @@ struct listener {
 static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why);
 static void endpoint_close(struct endpoint *endpoint, uv_close_cb on_closed);
 static void peer_close_all(struct listener *listener);
-static cairn_status endpoint_judge(const char *text, const struct listener_options *options,
-                                   struct sentence *why);
+static cairn_status endpoint_judge(const char *text, struct sentence *why);
 static cairn_status endpoint_open(struct endpoint *endpoint, const char *text,
-                                  const struct listener_options *options, struct sentence *why);
+                                  struct sentence *why);
 static cairn_status control_socket_folder(const char *path, struct sentence *why);
 static void peer_close_unfinished(struct listener *listener);
 static void control_socket_unlink(const char *path, const struct control_socket *socket);
@@ -263,19 +263,19 @@ cairn_status listener_judge(const struct listener_options *options, struct sente
         if (++count > CAIRN_LISTEN_MAX)
             return fail_with(why, CAIRN_ERR_CONFIG,
                              "listen in [network] has more than %d addresses", CAIRN_LISTEN_MAX);
-        CAIRN_TRY(endpoint_judge(one, options, why));
+        CAIRN_TRY(endpoint_judge(one, why));
     }
     return CAIRN_OK;
 }
 
 static cairn_status open_endpoints(struct listener *listener, const char *text,
-                                   const struct listener_options *options, struct sentence *why)
+                                   struct sentence *why)
 {
     char one[CAIRN_ADDRESS_TEXT_BYTES];
     while (next_address(&text, one)) {
         struct endpoint *endpoint = &listener->endpoints[listener->endpoint_count++];
         endpoint->listener = listener;
-        const cairn_status status = endpoint_open(endpoint, one, options, why);
+        const cairn_status status = endpoint_open(endpoint, one, why);
         listener->open_handles += endpoint->is_open;
         if (status != CAIRN_OK) return status;
         const size_t length = strlen(listener->address);
@@ -291,10 +291,10 @@ static cairn_status open_all(struct listener *listener, const struct listener_op
     char place[CAIRN_ADDRESS_TEXT_BYTES];
     CAIRN_TRY(listener_judge(options, why));
     if (options->listen[strspn(options->listen, " ")] != '\0')
-        return open_endpoints(listener, options->listen, options, why);
+        return open_endpoints(listener, options->listen, why);
     address_default(getenv("XDG_RUNTIME_DIR"), place);
     cairn_status status = control_socket_folder(place, why);
-    return status == CAIRN_OK ? open_endpoints(listener, place, options, why) : status;
+    return status == CAIRN_OK ? open_endpoints(listener, place, why) : status;
 }
 
 static void on_room_full(void *context)
@@ -368,8 +368,8 @@ static bool is_plain(const char *host)
            strcmp(host, "localhost") == 0;
 }
 
-/* Refuses a name that resolves to loopback, because an operator who allows other hosts cannot mean an
- * address that no other host reaches. */
+/* Refuses a name that resolves to loopback, because an operator who names this host means an address that
+ * other hosts reach. */
 static cairn_status judge_name(const struct place *place, struct sentence *why)
 {
     char found[CAIRN_ADDRESS_TEXT_BYTES];
@@ -379,46 +379,33 @@ static cairn_status judge_name(const struct place *place, struct sentence *why)
     *strrchr(found, ':') = '\0';
     return fail_with(why, CAIRN_ERR_CONFIG,
                      "the name %s leads to %s here, which no other host reaches (look at "
-                     "/etc/hosts), though insecure_network = yes: listen on the address that the "
-                     "others know, or *:%u for every one of this host",
-                     address->host, found, address->port);
+                     "/etc/hosts): listen on the address that the others know, on *:%u for every "
+                     "one of this host, or on localhost:%u if no other host is to come",
+                     address->host, found, address->port, address->port);
 }
 
-static cairn_status find_place(const char *text, const struct listener_options *options,
-                               struct place *place, struct sentence *why)
+static cairn_status find_place(const char *text, struct place *place, struct sentence *why)
 {
     socklen_t addr_bytes;
     CAIRN_TRY(address_parse_listen(text, &place->address, why));
     cairn_status status = address_resolve(&place->address, &place->addr, &addr_bytes, why);
     if (status != CAIRN_OK) return CAIRN_ERR_CONFIG;
     place->is_loopback = place->address.is_unix || address_is_loopback(&place->addr);
-    if (!place->is_loopback && !options->insecure_network)
-        return fail_with(why, CAIRN_ERR_REFUSED,
-                         "refused to listen on %s: it is not a loopback address, and peers are "
-                         "not authenticated in this version, so whoever reaches the port could "
-                         "use it; listen on a socket or 127.0.0.1, or set insecure_network = yes "
-                         "in [network] if everyone who can reach it may do everything",
-                         text);
-    return options->insecure_network ? judge_name(place, why) : CAIRN_OK;
+    return judge_name(place, why);
 }
 
 /* Judges, as endpoint_open does, whether the daemon may listen on the address. */
-static cairn_status endpoint_judge(const char *text, const struct listener_options *options,
-                                   struct sentence *why)
+static cairn_status endpoint_judge(const char *text, struct sentence *why)
 {
     struct place place;
-    return find_place(text, options, &place, why);
+    return find_place(text, &place, why);
 }
 
 static void say_who_may_come(const struct place *place, const char *text)
 {
     if (place->address.is_unix) return;
-    if (place->is_loopback)
-        log_info("any user of this host can reach %s", text);
-    else
-        log_warn("insecure_network = yes: whoever reaches %s can use this daemon, peers are "
-                 "not authenticated",
-                 text);
+    log_info("%s is for peers %s that have a token of this cluster", text,
+             place->is_loopback ? "of this host" : "of all hosts that reach it");
 }
 
 /* Binds an address that no device of this host has, because at boot a device may get the address a moment
@@ -483,12 +470,16 @@ static cairn_status open_unix(struct endpoint *endpoint, struct sentence *why)
 }
 
 /* Listens on one address. If this fails, and is_open is set, the caller must close the endpoint. */
-static cairn_status endpoint_open(struct endpoint *endpoint, const char *text,
-                                  const struct listener_options *options, struct sentence *why)
+static cairn_status endpoint_open(struct endpoint *endpoint, const char *text, struct sentence *why)
 {
     struct place place;
     uv_loop_t *loop = endpoint->listener->timer.loop;
-    CAIRN_TRY(find_place(text, options, &place, why));
+    CAIRN_TRY(find_place(text, &place, why));
+    if (!place.address.is_unix && endpoint->listener->events.find == NULL)
+        return fail_with(why, CAIRN_ERR_CONFIG,
+                         "cannot listen on %s: this daemon knows no keys, so it takes the /path of "
+                         "a socket only",
+                         text);
     say_who_may_come(&place, text);
     address_print(&place.address, endpoint->address);
     if (place.address.is_unix)
@@ -560,14 +551,41 @@ static void leave_half_open(struct peer *peer)
 static void log_stranger(struct peer *peer, cairn_status status, const char *why)
 {
     struct listener *listener = peer->listener;
-    if (status == CAIRN_ERR_PROTOCOL)
-        log_limited(&listener->garbage_limit, CAIRN_LOG_WARN, "closed a connection of %s: %s",
-                    peer_name(peer), why);
-    else if (status == CAIRN_ERR_TIMEOUT)
-        log_limited(&listener->silent_limit, CAIRN_LOG_WARN, "closed a connection of %s: %s",
-                    peer_name(peer), why);
+    struct log_limit *limit = NULL;
+    if (status == CAIRN_ERR_TIMEOUT)
+        limit = &listener->silent_limit;
+    else if (status == CAIRN_ERR_PROTOCOL || status == CAIRN_ERR_VERSION)
+        limit = &listener->garbage_limit;
+    else if (status == CAIRN_ERR_REFUSED)
+        limit = &listener->refused_limit;
+    if (limit != NULL)
+        log_limited(limit, CAIRN_LOG_WARN, "closed a connection of %s: %s", peer_name(peer), why);
     else
         log_debug("a connection of %s ended: %s", peer_name(peer), why);
+}
+
+static bool on_find(void *arg, const uint8_t key_id[CAIRN_PSK_ID_BYTES],
+                    struct handshake_row *row_out)
+{
+    const struct listener *listener = arg;
+    return listener->events.find(key_id, row_out, listener->context);
+}
+
+/* The handshake is done, so the peer has a secret of the roster. Who it is, and whether it may come in, is
+ * for the daemon to say. */
+static void on_stream_open(struct stream *stream, void *context)
+{
+    struct peer *peer = context;
+    struct listener *listener = peer->listener;
+    struct sentence why = { "" };
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    const cairn_status status = listener->events.identify(stream_session(stream), &peer->identity,
+                                                          &why, listener->context);
+    if (status == CAIRN_OK) return;
+    error.status = (int32_t)status;
+    error.text = why.text;
+    if (peer_send(peer, CAIRN_MSG_ERROR, 0, &error.base) == CAIRN_OK)
+        peer_finish(peer, status, "%s", why.text);
 }
 
 static void on_stream_frame(struct stream *stream, const struct wire_frame *frame, void *context)
@@ -598,22 +616,19 @@ static void on_stream_close(struct stream *stream, cairn_status status, const ch
         listener_place_freed(listener);
 }
 
-/* Notes which user the kernel says has connected over a Unix socket. */
+/* Notes which user the kernel says has connected over a Unix socket. The user is known by its number: asking
+ * for its name could wait for a slow name service, and all peers with it. */
 static void identify_local(struct peer *peer)
 {
     struct ucred who = { 0 };
     socklen_t who_bytes = sizeof who;
-    struct passwd user, *found = NULL;
-    char text[1024];
     struct identity *identity = &peer->identity;
     if (getsockopt(stream_descriptor(peer->stream), SOL_SOCKET, SO_PEERCRED, &who, &who_bytes) != 0)
         return; // gone already; has no roles
-    (void)getpwuid_r(who.uid, &user, text, sizeof text, &found);
     *identity = (struct identity) {
         .is_local = true, .uid = who.uid, .gid = who.gid, .roles = CAIRN_MAY_ALL
     };
-    snprintf(identity->name, sizeof identity->name, "%.32s (uid %lu)",
-             found != NULL ? user.pw_name : "?", (unsigned long)who.uid);
+    snprintf(identity->name, sizeof identity->name, "uid %lu", (unsigned long)who.uid);
     snprintf(identity->owner, sizeof identity->owner, "uid:%lu", (unsigned long)who.uid);
 }
 
@@ -622,9 +637,16 @@ static void identify_local(struct peer *peer)
 static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why)
 {
     struct listener *listener = endpoint->listener;
-    const struct stream_options options = { listener->before_hello, listener->send_queue_bytes,
-                                            &listener->room };
-    const struct stream_events events = { .on_frame = on_stream_frame,
+    const bool is_unix = endpoint->io.handle.type == UV_NAMED_PIPE;
+    const struct handshake_options secure = { .purpose = CAIRN_PURPOSE_CONTROL,
+                                              .find = on_find,
+                                              .arg = listener };
+    const struct stream_options options = { .limits = listener->before_hello,
+                                            .send_queue_bytes = listener->send_queue_bytes,
+                                            .room = &listener->room,
+                                            .secure = is_unix ? NULL : &secure };
+    const struct stream_events events = { .on_open = on_stream_open,
+                                          .on_frame = on_stream_frame,
                                           .on_close = on_stream_close };
     struct peer *peer = calloc(1, sizeof *peer);
     if (peer == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a peer");
@@ -635,11 +657,7 @@ static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why)
         return status;
     }
     peer->listener = listener;
-    if (endpoint->io.handle.type == UV_NAMED_PIPE)
-        identify_local(peer);
-    else
-        peer->identity =
-            (struct identity) { .name = "anybody", .owner = "", .roles = CAIRN_MAY_ALL };
+    if (is_unix) identify_local(peer);
     peer->since_ms = uv_now(listener->timer.loop);
     peer->is_half_open = true;
     TAILQ_INSERT_TAIL(&listener->half_open, peer, link);

@@ -14,8 +14,10 @@
  * they need more, the connection whose frame began first is closed. Refusals are logged, with at most one
  * line of each kind per second.
  *
- * Peers over TCP are not authenticated in this version. So the listener refuses any address except
- * loopback, unless insecure_network is set. Then it warns at each start. Loop thread only. */
+ * Who a peer is, is known before its first frame: over a Unix socket the kernel says it, over TCP the
+ * handshake proves it (proto/secure/secure.h), by a key of the daemon's roster. A TCP peer is half open
+ * during its handshake, too: at most 4 KiB are held of it, and nothing is parsed. A stranger hears nothing.
+ * Loop thread only. */
 #ifndef CAIRN_BASE_LISTENER_H
 #define CAIRN_BASE_LISTENER_H
 
@@ -77,7 +79,6 @@ struct peer;
 /* The listener's part of the configuration, which owns the strings. */
 struct listener_options {
     char *listen; /* addresses, separated by blanks; port 0 = any free port; "": the default */
-    bool insecure_network;
     int64_t connections_max;
     int64_t half_open_max;
     int64_t hello_timeout_ms;
@@ -86,55 +87,45 @@ struct listener_options {
 
 /* The rows of a daemon's option table for the member `member` (a struct listener_options) of
  * its `struct_type`. */
-#define CAIRN_LISTENER_CONFIG(struct_type, member)                                           \
-    { "network",                                                                             \
-      "listen",                                                                              \
-      CAIRN_OPTION_ADDRESSES,                                                                \
-      offsetof(struct_type, member.listen),                                                  \
-      "",                                                                                    \
-      0,                                                                                     \
-      0,                                                                                     \
-      "Control addresses: the /path of a socket (mode 0660), or host:port, which each user " \
-      "of the host can reach (port 0: any free one; *: every IPv4 address). Empty: "         \
-      "cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run." },                         \
-        { "network",                                                                         \
-          "insecure_network",                                                                \
-          CAIRN_OPTION_BOOL,                                                                 \
-          offsetof(struct_type, member.insecure_network),                                    \
-          "no",                                                                              \
-          0,                                                                                 \
-          0,                                                                                 \
-          "Allow an address that is not loopback. Peers are not authenticated yet: whoever " \
-          "reaches "                                                                         \
-          "the port can use it." },                                                          \
-        { "network",                                                                         \
-          "connections_max",                                                                 \
-          CAIRN_OPTION_INT,                                                                  \
-          offsetof(struct_type, member.connections_max),                                     \
-          "4096",                                                                            \
-          1,                                                                                 \
-          65536,                                                                             \
-          "Connections at once; more are closed at once." },                                 \
-        { "network",                                                                         \
-          "half_open_max",                                                                   \
-          CAIRN_OPTION_INT,                                                                  \
-          offsetof(struct_type, member.half_open_max),                                       \
-          "64",                                                                              \
-          1,                                                                                 \
-          4096,                                                                              \
-          "Connections at once that have not said Hello." },                                 \
-        { "network",                                                                         \
-          "hello_timeout",                                                                   \
-          CAIRN_OPTION_DURATION,                                                             \
-          offsetof(struct_type, member.hello_timeout_ms),                                    \
-          "5s",                                                                              \
-          10,                                                                                \
-          60000,                                                                             \
-          "How long a connection may take to say Hello." },                                  \
-    {                                                                                        \
-        "network", "send_queue", CAIRN_OPTION_BYTES,                                         \
-            offsetof(struct_type, member.send_queue_bytes), "8MiB", 1 << 20, 1 << 30,        \
-            "Bytes waiting for a peer that does not read before it is closed."               \
+#define CAIRN_LISTENER_CONFIG(struct_type, member)                                          \
+    { "network",                                                                            \
+      "listen",                                                                             \
+      CAIRN_OPTION_ADDRESSES,                                                               \
+      offsetof(struct_type, member.listen),                                                 \
+      "",                                                                                   \
+      0,                                                                                    \
+      0,                                                                                    \
+      "Control addresses: the /path of a socket (mode 0660), or host:port, for peers that " \
+      "have a token (port 0: any free one; *: every IPv4 address). Empty: "                 \
+      "cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run." },                        \
+        { "network",                                                                        \
+          "connections_max",                                                                \
+          CAIRN_OPTION_INT,                                                                 \
+          offsetof(struct_type, member.connections_max),                                    \
+          "4096",                                                                           \
+          1,                                                                                \
+          65536,                                                                            \
+          "Connections at once; more are closed at once." },                                \
+        { "network",                                                                        \
+          "half_open_max",                                                                  \
+          CAIRN_OPTION_INT,                                                                 \
+          offsetof(struct_type, member.half_open_max),                                      \
+          "64",                                                                             \
+          1,                                                                                \
+          4096,                                                                             \
+          "Connections at once that have not said Hello." },                                \
+        { "network",                                                                        \
+          "hello_timeout",                                                                  \
+          CAIRN_OPTION_DURATION,                                                            \
+          offsetof(struct_type, member.hello_timeout_ms),                                   \
+          "5s",                                                                             \
+          10,                                                                               \
+          60000,                                                                            \
+          "How long a connection may take to say Hello." },                                 \
+    {                                                                                       \
+        "network", "send_queue", CAIRN_OPTION_BYTES,                                        \
+            offsetof(struct_type, member.send_queue_bytes), "8MiB", 1 << 20, 1 << 30,       \
+            "Bytes waiting for a peer that does not read before it is closed."              \
     }
 
 struct listener_events {
@@ -145,6 +136,15 @@ struct listener_events {
     /* The peer is gone, and the pointer is invalid when the function returns. Called once for each peer for
      * which on_frame was called. */
     void (*on_gone)(struct peer *peer, cairn_status status, const char *why, void *context);
+    /* For TCP; NULL: the daemon listens on Unix sockets only. Finds what the daemon knows about a key id, as
+     * handshake_options.find does; row_out->own is borrowed until the function returns. */
+    bool (*find)(const uint8_t key_id[CAIRN_PSK_ID_BYTES], struct handshake_row *row_out,
+                 void *context);
+    /* Says who a TCP peer is, whose handshake is done. CAIRN_OK: identity_out, which is zeroed before, is the
+     * peer's from now on. Any other status: the peer is refused, is sent an Error with this status and
+     * sentence, and sends no frame. */
+    cairn_status (*identify)(const struct handshake_result *result, struct identity *identity_out,
+                             struct sentence *why, void *context);
 };
 
 /* Judges, before listener_open is called, whether the daemon may listen on these addresses. The errors are
@@ -153,8 +153,7 @@ CAIRN_MUST_CHECK cairn_status listener_judge(const struct listener_options *opti
                                              struct sentence *why);
 
 /* Listens. `type_max` is the highest message type that is known. `events` and `options` are copied.
- * CAIRN_ERR_REFUSED: an address is not loopback, and insecure_network is not set. CAIRN_ERR_CONFIG: an
- * address is wrong, or this host does not have it. CAIRN_ERR_BUSY: another program has the port or the
+ * CAIRN_ERR_CONFIG: an address is wrong, or this host does not have it. CAIRN_ERR_BUSY: another program has the port or the
  * socket. */
 CAIRN_MUST_CHECK cairn_status listener_open(uv_loop_t *loop, const struct listener_options *options,
                                             uint16_t hello_type, uint16_t type_max,
@@ -188,7 +187,8 @@ void peer_set_context(struct peer *peer, void *context);
 void *peer_context(const struct peer *peer);
 /* Returns the peer's name: "127.0.0.1:41234", "pid=123,uid=1000". */
 const char *peer_name(const struct peer *peer);
-/* Returns who the peer is, as the kernel or the handshake proved it. Constant as long as the peer lives. */
+/* Returns who the peer is, as the kernel or the handshake proved it: from its first frame on, and constant.
+ * Before, a TCP peer is nobody, without a name and without roles. */
 const struct identity *peer_identity(const struct peer *peer);
 
 #endif

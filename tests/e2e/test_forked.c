@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "tests/e2e/scene.h"
+#include "tests/support/keys.h"
 
 /* In a process of its own: a step, then a loader that lives until the test closes `loader`; then nothing. */
 static void train_with_loader(int ready, const int loader[2])
@@ -118,6 +119,9 @@ TEST(a_child_keeps_no_connection_that_is_being_made)
     int fds[1 + FILLERS];
     pthread_t thread;
     void *opened;
+    char folder[CAIRN_SCRATCH_BYTES];
+    cairn_scratch_make(folder);
+    keys_show(folder);
     listen_to_nobody(fds);
     const int before = count_asking();
     ck_assert_int_ge(before, 1); // the queue is full
@@ -129,6 +133,7 @@ TEST(a_child_keeps_no_connection_that_is_being_made)
     ck_assert_int_eq((intptr_t)opened, CAIRN_ERR_UNREACHABLE);
     ck_assert_int_gt(tries, 0);
     for (int i = 0; i <= FILLERS; i++) close(fds[i]);
+    cairn_scratch_remove(folder);
 }
 
 SUITE(50, .tear_down = stop);

@@ -1,10 +1,8 @@
 #include "tests/support/fake_cluster.h"
 
-#include <arpa/inet.h>
 #include <check.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -72,7 +70,7 @@ void fake_open(struct fake_cluster *fake, uint32_t shards)
     cairn_scratch_make_quick(fake->folder);
     snprintf(fake->store, sizeof fake->store, "%s/store", fake->folder);
     snprintf(fake->snapshots, sizeof fake->snapshots, "%s/snapshots", fake->folder);
-    snprintf(fake->listen, sizeof fake->listen, "127.0.0.1:0");
+    snprintf(fake->listen, sizeof fake->listen, "%s/socket", fake->folder);
     uv_loop_init(&fake->loop);
     fake->options = (struct coord_options) {
         .name = "test",
@@ -119,20 +117,6 @@ void fake_close(struct fake_cluster *fake)
 }
 
 /* ---- a connection ---- */
-
-static int dial(struct fake_cluster *fake)
-{
-    const char *colon = strrchr(fake->listen, ':');
-    struct sockaddr_in to = { .sin_family = AF_INET,
-                              .sin_port = htons((uint16_t)atoi(colon + 1)),
-                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ck_assert_int_ge(fd, 0);
-    ck_assert_int_eq(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
-    // As the library and the daemons do: else a second small frame waits 40 ms for the first one's ACK.
-    ck_assert_int_eq(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int) { 1 }, sizeof(int)), 0);
-    return fd;
-}
 
 void fake_peer_close(struct fake_peer *peer)
 {
@@ -213,7 +197,7 @@ void fake_pumps(struct fake_cluster *fake, uint32_t count)
 struct fake_peer fake_dial(struct fake_cluster *fake)
 {
     static const struct frame_limits limits = { 1, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX };
-    struct fake_peer peer = { .cluster = fake, .fd = dial(fake) };
+    struct fake_peer peer = { .cluster = fake, .fd = cairn_scratch_dial(fake->listen) };
     frame_decoder_init(&peer.decoder, limits);
     return peer;
 }

@@ -169,7 +169,7 @@ struct fake_cluster {
     struct coord_options options;
     struct coord *cluster; /* NULL while it is closed */
     char folder[CAIRN_SCRATCH_BYTES];
-    char store[96], snapshots[96], listen[32];
+    char store[96], snapshots[96], listen[96];
     struct fake_shard *shards; /* owned: [shard_count] */
     uint32_t shard_count;
     uint32_t idle_pumps;      /* in a row, in which nothing happened */
@@ -185,7 +185,7 @@ struct fake_cluster {
 
 void fake_open(struct fake_cluster *fake, uint32_t shards);
 void fake_close(struct fake_cluster *fake);
-/* The coordinator alone: as if it was killed, and started again on the same port and folder. */
+/* The coordinator alone: as if it was killed, and started again at the same socket and folder. */
 void fake_coordinator_stop(struct fake_cluster *fake);
 void fake_coordinator_start(struct fake_cluster *fake);
 void fake_coordinator_restart(struct fake_cluster *fake);

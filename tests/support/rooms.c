@@ -54,7 +54,7 @@ static struct coord_options options_of(struct rooms *rooms)
         .shards = rooms->shard_count,
         .store_path = rooms->store,
         .snapshots_path = rooms->snapshots,
-        .network = { .listen = wire_text("127.0.0.1:0"),
+        .network = { .listen = rooms->address,
                      .connections_max = 32 + rooms->workers_max,
                      .half_open_max = 32,
                      .hello_timeout_ms = 5000,
@@ -79,6 +79,7 @@ static void open_inside(struct rooms *rooms, uint32_t shard_count, uint32_t work
     cairn_scratch_make_quick(rooms->folder);
     snprintf(rooms->store, sizeof rooms->store, "%s/store", rooms->folder);
     snprintf(rooms->snapshots, sizeof rooms->snapshots, "%s/snapshots", rooms->folder);
+    snprintf(rooms->address, sizeof rooms->address, "%s/socket", rooms->folder);
     rooms->options = options_of(rooms);
     sem_init(&rooms->ready, 0, 0);
     ck_assert_int_eq(cairn_fabric_mem_hub_open(fabric, &rooms->hub), CAIRN_OK);
@@ -87,7 +88,6 @@ static void open_inside(struct rooms *rooms, uint32_t shard_count, uint32_t work
     rooms->stop.data = rooms;
     ck_assert_msg(coord_open(&rooms->options, &rooms->loop, &rooms->cluster, &why) == CAIRN_OK,
                   "%s", why.text);
-    snprintf(rooms->address, sizeof rooms->address, "%s", coord_address(rooms->cluster));
     for (uint32_t i = 0; i < shard_count; i++) open_shard(rooms, i);
     ck_assert_int_eq(pthread_create(&rooms->thread, NULL, rooms_thread, rooms), 0);
     struct timespec deadline;

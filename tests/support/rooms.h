@@ -17,7 +17,7 @@ enum { ROOMS_SHARDS_MAX = 8 };
 struct rooms {
     char folder[CAIRN_SCRATCH_BYTES], store[CAIRN_SCRATCH_BYTES + 16],
         snapshots[CAIRN_SCRATCH_BYTES + 16];
-    char address[64]; /* of the coordinator */
+    char address[CAIRN_SCRATCH_BYTES + 16]; /* of the coordinator */
     struct fabric_hub *hub;
     uint32_t shard_count, compute_threads, workers_max;
     /* private */

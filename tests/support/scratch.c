@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 static void stop_unless(int holds, const char *what)
@@ -61,6 +62,17 @@ uint16_t cairn_scratch_port(void)
     stop_unless(getsockname(fd, (struct sockaddr *)&addr, &addr_bytes) == 0, "getsockname");
     close(fd);
     return ntohs(addr.sin_port);
+}
+
+int cairn_scratch_dial(const char *path)
+{
+    struct sockaddr_un addr = { .sun_family = AF_UNIX };
+    stop_unless(strlen(path) < sizeof addr.sun_path, path);
+    memcpy(addr.sun_path, path, strlen(path) + 1);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    stop_unless(fd >= 0, "socket");
+    stop_unless(connect(fd, (struct sockaddr *)&addr, sizeof addr) == 0, path);
+    return fd;
 }
 
 void cairn_scratch_file(const char *folder, const char *name, const char *text, char *path_out,

@@ -18,6 +18,9 @@ void cairn_scratch_remove(const char *folder);
 /* A loopback port that was free a moment ago. Better: listen on port 0 and ask which it is. */
 uint16_t cairn_scratch_port(void);
 
+/* Connects to the Unix socket at `path`. */
+int cairn_scratch_dial(const char *path);
+
 /* Writes `text` to FOLDER/NAME and gives that path in path_out. */
 void cairn_scratch_file(const char *folder, const char *name, const char *text, char *path_out,
                         size_t path_bytes);

@@ -680,19 +680,19 @@ static void open_scene(struct scene *scene, const char *kind, const struct shard
         const struct cairn_fabric_mem_options mem = { .seed = 7, .delay_max_ticks = 4 };
         ck_assert_int_eq(cairn_fabric_mem_hub_open(&mem, &scene->hub), CAIRN_OK);
     }
+    cairn_scratch_make_quick(scene->folder);
+    snprintf(scene->coordinator, sizeof scene->coordinator, "%s/socket", scene->folder);
     const struct listener_options listen = {
-        .listen = (char *)"127.0.0.1:0",
+        .listen = scene->coordinator,
         .connections_max = 8,
         .half_open_max = 4,
         .hello_timeout_ms = 5000,
         .send_queue_bytes = 8 << 20,
     };
-    const struct listener_events events = { on_frame, on_gone };
+    const struct listener_events events = { .on_frame = on_frame, .on_gone = on_gone };
     ck_assert_msg(listener_open(&scene->loop, &listen, CAIRN_MSG_HELLO, CAIRN_MSG_MAX, &events,
                                 scene, &scene->listener, &why) == CAIRN_OK,
                   "%s", why.text);
-    snprintf(scene->coordinator, sizeof scene->coordinator, "%s",
-             listener_address(scene->listener));
     struct shard_options options = *as;
     char name[12];
     snprintf(name, sizeof name, "s%u", scene->index);
@@ -760,4 +760,5 @@ void scene_close(struct scene *scene)
     shard_map_release(&scene->map);
     layout_close(scene->layout);
     spec_release(&scene->spec);
+    cairn_scratch_remove(scene->folder);
 }

@@ -7,6 +7,7 @@
 #include "server/shard/shard.h"
 #include "tests/support/made.h"
 #include "tests/support/mem.h"
+#include "tests/support/scratch.h"
 
 enum {
     SCENE_DEADLINE_MS = 20000,
@@ -41,7 +42,7 @@ struct scene {
 
     struct listener *listener;
     struct peer *session; /* the shard's, once it said Hello; NULL: none */
-    char coordinator[64];
+    char folder[CAIRN_SCRATCH_BYTES], coordinator[CAIRN_SCRATCH_BYTES + 16];
     unsigned hellos;
     uint32_t lease_ms; /* of the next Welcome; 0: a minute */
 

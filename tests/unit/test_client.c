@@ -15,6 +15,7 @@
 #include "client/base.h"
 #include "proto/base/status.h"
 #include "proto/geometry/tensor.h"
+#include "tests/support/keys.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 
@@ -152,12 +153,42 @@ TEST(wrong_handles_are_errors_everywhere)
 TEST(nobody_at_the_endpoint_is_said_within_the_time_given)
 {
     cairn *session = NULL;
+    char folder[CAIRN_SCRATCH_BYTES];
     const struct cairn_opts opts = { .struct_size = sizeof opts,
                                      .endpoint = "127.0.0.1:1",
                                      .connect_timeout_ms = 200 };
+    cairn_scratch_make(folder);
+    keys_show(folder);
     ck_assert_int_eq(cairn_open(&opts, &session), CAIRN_ERR_UNREACHABLE);
     ck_assert_ptr_nonnull(strstr(cairn_error(), "127.0.0.1:1"));
     ck_assert_ptr_null(session);
+    cairn_scratch_remove(folder);
+}
+
+/* Each of them at once, whatever the time given. */
+TEST(who_has_no_good_token_hears_what_to_do)
+{
+    cairn *session = NULL;
+    char folder[CAIRN_SCRATCH_BYTES], path[CAIRN_SCRATCH_BYTES + 16];
+    struct cairn_opts opts = { .struct_size = sizeof opts,
+                               .endpoint = "127.0.0.1:1",
+                               .connect_timeout_ms = 60000 };
+    cairn_scratch_make(folder);
+    ck_assert_int_eq(cairn_open(&opts, &session), CAIRN_ERR_REFUSED);
+    ck_assert_ptr_nonnull(strstr(cairn_error(), "127.0.0.1:1 is reached over TCP"));
+    ck_assert_ptr_nonnull(strstr(cairn_error(), "CAIRN_TOKEN_FILE"));
+    keys_show(folder);
+    snprintf(path, sizeof path, "%s/token", folder);
+    ck_assert_int_eq(chmod(path, 0644), 0);
+    ck_assert_int_eq(cairn_open(&opts, &session), CAIRN_ERR_REFUSED);
+    ck_assert_ptr_nonnull(strstr(cairn_error(), "chmod"));
+    cairn_scratch_file(folder, "typo", "cairn1-abc\n", path, sizeof path);
+    ck_assert_int_eq(chmod(path, 0600), 0);
+    opts.token_file = path; // goes before the environment
+    ck_assert_int_eq(cairn_open(&opts, &session), CAIRN_ERR_MALFORMED);
+    ck_assert_ptr_nonnull(strstr(cairn_error(), path));
+    ck_assert_ptr_null(session);
+    cairn_scratch_remove(folder);
 }
 
 TEST(who_may_not_use_the_socket_hears_at_once_who_may)

@@ -1,6 +1,5 @@
 /* A coordinator that welcomes everybody and closes the connection at the first word about a job: the client
  * comes back, but less and less often. */
-#include <arpa/inet.h>
 #include <cairn.h>
 #include <check.h>
 #include <pthread.h>
@@ -8,14 +7,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "proto/wire/wire.h"
 #include "tests/support/good.h"
+#include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 
 enum { TRY_MS = 1600, CONNECTIONS_MAX = 8 }; /* 50 + 100 + 200 + 400 + 800 ms between them */
 
+static char folder[CAIRN_SCRATCH_BYTES];
 static int listening;
 static atomic_int connections;
 static atomic_bool answers;
@@ -67,17 +69,16 @@ static cairn *session;
 
 static void set_up(void)
 {
-    char endpoint[64];
+    char endpoint[CAIRN_SCRATCH_BYTES + 16];
     const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = endpoint };
-    struct sockaddr_in address = { .sin_family = AF_INET,
-                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-    socklen_t bytes = sizeof address;
-    listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    cairn_scratch_make_quick(folder);
+    snprintf(endpoint, sizeof endpoint, "%s/socket", folder);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", endpoint);
+    listening = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     ck_assert_int_ge(listening, 0);
-    ck_assert_int_eq(bind(listening, (struct sockaddr *)&address, bytes), 0);
+    ck_assert_int_eq(bind(listening, (struct sockaddr *)&address, sizeof address), 0);
     ck_assert_int_eq(listen(listening, 16), 0);
-    ck_assert_int_eq(getsockname(listening, (struct sockaddr *)&address, &bytes), 0);
-    snprintf(endpoint, sizeof endpoint, "127.0.0.1:%d", ntohs(address.sin_port));
     ck_assert_int_eq(pthread_create(&thread, NULL, refuse_all, NULL), 0);
     good(cairn_open(&opts, &session));
 }
@@ -88,6 +89,7 @@ static void tear_down(void)
     shutdown(listening, SHUT_RDWR);
     pthread_join(thread, NULL);
     close(listening);
+    cairn_scratch_remove(folder);
 }
 
 TEST(a_coordinator_that_closes_at_once_is_asked_less_and_less_often)

@@ -468,7 +468,9 @@ TEST(a_second_coordinator_on_the_folder_is_refused)
     struct coord *second;
     struct sentence why = { "" };
     struct coord_options options = fake.options;
-    options.network.listen = "127.0.0.1:0";
+    char path[CAIRN_SCRATCH_BYTES + 16];
+    snprintf(path, sizeof path, "%s/second", fake.folder);
+    options.network.listen = path;
     ck_assert_int_eq(coord_open(&options, &fake.loop, &second, &why), CAIRN_ERR_BUSY);
 }
 

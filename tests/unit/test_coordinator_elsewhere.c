@@ -19,7 +19,6 @@ static void open_elsewhere(void)
     open_fake();
     fake_coordinator_stop(&fake);
     fake.options.snapshots_path = wire_text(ROOT);
-    snprintf(fake.listen, sizeof fake.listen, "127.0.0.1:0"); // the former one may be another's now
     fake_coordinator_start(&fake);
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
     start_trained();

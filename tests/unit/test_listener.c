@@ -1,5 +1,6 @@
 #include "proto/wire/wire.h"
 #include "server/base/listener.c" // and what it holds: peers, and the room of all of them
+#include "tests/support/keys.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 
@@ -25,11 +26,15 @@ static int gone_count;
 static int closed_count;
 static cairn_status gone_status;
 static char gone_why[CAIRN_SENTENCE_BYTES];
+static char folder[CAIRN_SCRATCH_BYTES];
+static char place[CAIRN_SCRATCH_BYTES + 16]; // of the socket, or of TCP
+static struct identity last_identity;
 
 // The daemon under test: admits a Hello named "good", answers it, echoes the rest.
 static void on_frame(struct peer *peer, const struct wire_frame *frame, void *context)
 {
     ck_assert_ptr_eq(context, &loop);
+    last_identity = *peer_identity(peer);
     Cairn__Welcome welcome = CAIRN__WELCOME__INIT;
     Cairn__Error error = CAIRN__ERROR__INIT;
     if (frame->type != 1) {
@@ -56,7 +61,19 @@ static void on_gone(struct peer *peer, cairn_status status, const char *why, voi
     snprintf(gone_why, sizeof gone_why, "%s", why);
 }
 
-static const struct listener_events events = { on_frame, on_gone };
+static bool is_refused; // by identify, whoever comes
+
+static cairn_status identify(const struct handshake_result *result, struct identity *identity_out,
+                             struct sentence *why, void *context)
+{
+    ck_assert_ptr_eq(context, &loop);
+    if (is_refused) return fail_with(why, CAIRN_ERR_REFUSED, "the name is another's");
+    return keys_identify(result, identity_out, why, context);
+}
+
+static const struct listener_events events = {
+    .on_frame = on_frame, .on_gone = on_gone, .find = keys_find, .identify = identify
+};
 
 static void on_clients_done(uv_async_t *async)
 {
@@ -85,7 +102,10 @@ static void set_up(void)
     uv_async_init(&loop, &clients_done, on_clients_done);
     uv_timer_init(&loop, &watch);
     uv_timer_start(&watch, on_patience_end, 50000, 0);
-    options = (struct listener_options) { .listen = "127.0.0.1:0",
+    cairn_scratch_make_quick(folder);
+    snprintf(place, sizeof place, "%s/socket", folder);
+    (void)keys_token(); // before any thread asks for it
+    options = (struct listener_options) { .listen = place,
                                           .connections_max = 4096,
                                           .half_open_max = 64,
                                           .hello_timeout_ms = 5000,
@@ -111,6 +131,7 @@ static void tear_down(void)
     uv_run(&loop, UV_RUN_DEFAULT);
     ck_assert_int_eq(closed_count, listener != NULL);
     ck_assert_int_eq(uv_loop_close(&loop), 0);
+    cairn_scratch_remove(folder);
 }
 
 // ---- clients: plain blocking sockets on a thread of their own ----
@@ -120,15 +141,21 @@ static uint16_t listener_port(void)
     return (uint16_t)atoi(strrchr(listener_address(listener), ':') + 1);
 }
 
-static int client_connect(void)
+static int dial_tcp(void)
 {
     struct sockaddr_in addr = { .sin_family = AF_INET, .sin_port = htons(listener_port()) };
-    const struct timeval patience = { 20, 0 };
     addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
     ck_assert_int_ge(fd, 0);
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     ck_assert_int_eq(connect(fd, (struct sockaddr *)&addr, sizeof addr), 0);
+    return fd;
+}
+
+static int client_connect(void)
+{
+    const struct timeval patience = { 20, 0 };
+    const int fd = strchr(place, ':') != NULL ? dial_tcp() : cairn_scratch_dial(place);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     return fd;
 }
 
@@ -189,13 +216,15 @@ static void one_good_client(void)
 TEST(a_good_peer_is_served_and_its_end_is_told)
 {
     open_listener();
-    ck_assert_int_eq(strncmp(listener_address(listener), "127.0.0.1:", 10), 0);
+    ck_assert_str_eq(listener_address(listener), place);
     run_with(one_good_client);
     settle();
     ck_assert_int_eq(hello_count, 1);
     ck_assert_int_eq(echo_count, 1);
     ck_assert_int_eq(gone_count, 1);
     ck_assert_int_eq(gone_status, CAIRN_ERR_CLOSED);
+    ck_assert(last_identity.is_local);
+    ck_assert_uint_eq(last_identity.uid, getuid());
 }
 
 static void thousand_garbage_clients(void)
@@ -213,6 +242,30 @@ static void thousand_garbage_clients(void)
         if (i % 3 > 0) (void)!read(fd, bytes, i % 4 == 3 ? 0 : 1); // some wait to be closed
         close(fd);
         if (i % 250 == 0) close(good_client());
+    }
+}
+
+static void one_member(void);
+
+/* Each begins like a member's connection, and goes on in a wrong way. */
+static void thousand_strangers(void)
+{
+    uint64_t seed = 11;
+    for (int i = 0; i < 1000; i++) {
+        uint8_t first[CAIRN_HANDSHAKE_FIRST_BYTES];
+        struct byte_queue wire = { 0 };
+        struct channel *channel;
+        const int fd = client_connect();
+        ck_assert_int_eq(channel_open(keys_join(), &channel), CAIRN_OK);
+        ck_assert_int_eq(channel_greet(channel, &wire), CAIRN_OK);
+        memcpy(first, wire.bytes + wire.start, sizeof first);
+        if (i % 4 != 0) first[cairn_scratch_random(&seed) % sizeof first] ^= 1;
+        (void)!write(fd, first, i % 4 == 1 ? 50 : sizeof first);
+        if (i % 4 == 2) (void)!read(fd, first, 1); // waits to be closed
+        close(fd);
+        channel_close(channel);
+        byte_queue_release(&wire);
+        if (i % 250 == 0) one_member();
     }
 }
 
@@ -236,7 +289,7 @@ TEST(a_thousand_garbage_connections_leave_nothing_behind)
     settle();
     ck_assert_int_eq(hello_count, 1 + 4);
     if (allocated_before > 0) { // 0 under a sanitizer, which keeps freed memory to find its use
-        ck_assert_uint_le(mallinfo2().uordblks, allocated_before + 4096);
+        ck_assert_uint_le(mallinfo2().uordblks, allocated_before + (16 << 10));
         ck_assert_int_le(resident_bytes(), resident_before + (1 << 20));
     }
     run_with(one_good_client);
@@ -369,26 +422,143 @@ TEST(closing_the_listener_ends_its_peers)
     closed_count = 0;
 }
 
-TEST(only_loopback_unless_insecure_is_said)
+/* ---- over TCP ---- */
+
+static void open_tcp_listener(void)
 {
-    struct sentence why;
-    options.listen = "0.0.0.0:0";
-    ck_assert_int_eq(listener_open(&loop, &options, 1, 90, &events, &loop, &listener, &why),
-                     CAIRN_ERR_REFUSED);
-    ck_assert_ptr_nonnull(strstr(why.text, "0.0.0.0:0: it is not a loopback address"));
-    ck_assert_ptr_nonnull(strstr(why.text, "insecure_network = yes"));
-    options.insecure_network = true;
+    options.listen = "127.0.0.1:0";
     open_listener();
+    snprintf(place, sizeof place, "127.0.0.1:%u", listener_port());
 }
+
+static void say(struct sealed *sealed, uint16_t type)
+{
+    uint8_t header[CAIRN_FRAME_HEADER_BYTES];
+    frame_header_write(header, type, 5, 0);
+    sealed_send(sealed, header, sizeof header);
+}
+
+// As client_receive.
+static int hear(struct sealed *sealed)
+{
+    uint8_t header[CAIRN_FRAME_HEADER_BYTES], payload[255];
+    if (!sealed_receive(sealed, header, sizeof header)) return 0;
+    if (header[8] > 0) ck_assert(sealed_receive(sealed, payload, header[8]));
+    return header[4];
+}
+
+static void one_member(void)
+{
+    struct sealed sealed;
+    const int fd = client_connect();
+    ck_assert(sealed_open(&sealed, fd, keys_join()));
+    say(&sealed, 1);
+    ck_assert_int_eq(hear(&sealed), 2);
+    say(&sealed, 7);
+    ck_assert_int_eq(hear(&sealed), 3);
+    sealed_release(&sealed);
+    close(fd);
+}
+
+TEST(a_peer_over_tcp_is_who_its_token_says)
+{
+    open_tcp_listener();
+    run_with(one_member);
+    settle();
+    ck_assert_int_eq(hello_count, 1);
+    ck_assert_int_eq(echo_count, 1);
+    ck_assert_int_eq(gone_count, 1);
+    ck_assert_str_eq(last_identity.name, "test");
+    ck_assert(!last_identity.is_local);
+    ck_assert_mem_eq(last_identity.key, keys_join()->own->open, CAIRN_CURVE_BYTES);
+}
+
+static void one_refused_member(void)
+{
+    struct sealed sealed;
+    const int fd = client_connect();
+    ck_assert(sealed_open(&sealed, fd, keys_join()));
+    say(&sealed, 1);
+    ck_assert_int_eq(hear(&sealed), CAIRN_MSG_ERROR); // the reason first,
+    ck_assert_int_eq(hear(&sealed), 0);               // then the end
+    sealed_release(&sealed);
+    close(fd);
+}
+
+TEST(who_has_a_token_and_may_not_in_is_told_why)
+{
+    is_refused = true;
+    open_tcp_listener();
+    run_with(one_refused_member);
+    settle();
+    ck_assert_int_eq(hello_count + gone_count, 0);
+    is_refused = false;
+}
+
+TEST(strangers_over_tcp_leave_nothing_behind)
+{
+    open_tcp_listener();
+    run_with(one_member);
+    settle();
+    const size_t allocated_before = mallinfo2().uordblks;
+    run_with(thousand_strangers);
+    settle();
+    ck_assert_int_eq(hello_count, 1 + 4);
+    if (allocated_before > 0)
+        ck_assert_uint_le(mallinfo2().uordblks, allocated_before + (16 << 10));
+}
+
+static void silent_strangers_and_a_member(void)
+{
+    for (int i = 0; i < 300; i++) silent_fds[i] = client_connect();
+    one_member();
+    for (int i = 0; i < 300; i++) close(silent_fds[i]);
+}
+
+TEST(silent_strangers_never_shut_a_member_out)
+{
+    open_tcp_listener();
+    run_with(silent_strangers_and_a_member);
+    ck_assert_int_eq(hello_count, 1);
+    settle();
+}
+
+static void one_that_shakes_hands_and_is_silent(void)
+{
+    struct sealed sealed;
+    const int fd = client_connect();
+    ck_assert(sealed_open(&sealed, fd, keys_join()));
+    ck_assert_int_eq(hear(&sealed), 0);
+    sealed_release(&sealed);
+    close(fd);
+}
+
+/* The handshake takes part of the same time. */
+TEST(a_member_that_does_not_say_hello_is_closed)
+{
+    options.hello_timeout_ms = 100;
+    open_tcp_listener();
+    run_with(one_that_shakes_hands_and_is_silent);
+    settle();
+    ck_assert_int_eq(gone_count, 0);
+}
+
+TEST(a_daemon_without_keys_listens_on_sockets_only)
+{
+    static const struct listener_events keyless = { .on_frame = on_frame, .on_gone = on_gone };
+    struct sentence why;
+    options.listen = "127.0.0.1:0";
+    ck_assert_int_eq(listener_open(&loop, &options, 1, 90, &keyless, &loop, &listener, &why),
+                     CAIRN_ERR_CONFIG);
+    ck_assert_ptr_nonnull(strstr(why.text, "knows no keys"));
+}
+
+/* ---- addresses ---- */
 
 /* The name service takes it for loopback. */
 TEST(a_star_is_every_address)
 {
-    struct sentence why;
     options.listen = "*:0";
-    ck_assert_int_eq(listener_judge(&options, &why), CAIRN_ERR_REFUSED);
-    ck_assert_ptr_nonnull(strstr(why.text, "*:0: it is not a loopback address"));
-    options.insecure_network = true;
     open_listener();
     ck_assert_int_eq(strncmp(listener_address(listener), "0.0.0.0:", 8), 0);
 }
@@ -397,23 +567,20 @@ TEST(a_star_is_every_address)
 TEST(an_address_that_no_device_has_yet_is_listened_on)
 {
     options.listen = "198.51.100.7:0 127.0.0.1:0";
-    options.insecure_network = true;
     open_listener();
     ck_assert_int_eq(strncmp(listener_address(listener), "198.51.100.7:", 13), 0);
 }
 
 /* As the host's own name does where /etc/hosts has it at 127.0.1.1. */
-TEST(a_name_that_leads_to_loopback_is_refused_where_other_hosts_are_to_come)
+TEST(a_name_that_leads_to_loopback_is_refused)
 {
     struct sentence why;
     options.listen = "127.1:0"; // no written form of an address, but the name service takes it
-    ck_assert_int_eq(listener_judge(&options, &why), CAIRN_OK);
-    options.insecure_network = true;
     ck_assert_int_eq(listener_judge(&options, &why), CAIRN_ERR_CONFIG);
     ck_assert_msg(strstr(why.text, "127.1 leads to 127.0.0.1 here, which no other host reaches") !=
                       NULL,
                   "%s", why.text);
-    ck_assert_ptr_nonnull(strstr(why.text, "or *:0"));
+    ck_assert_ptr_nonnull(strstr(why.text, "on *:0 for every one of this host, or on localhost:0"));
     options.listen = "localhost:0 127.0.0.1:0";
     ck_assert_int_eq(listener_judge(&options, &why), CAIRN_OK);
 }
@@ -422,7 +589,7 @@ TEST(a_port_in_use_is_named)
 {
     struct sentence why;
     struct listener *second = NULL;
-    open_listener();
+    open_tcp_listener();
     options.listen = (char *)listener_address(listener);
     ck_assert_int_eq(listener_open(&loop, &options, 1, 90, &events, &loop, &second, &why),
                      CAIRN_ERR_BUSY);

@@ -1,18 +1,20 @@
 #include "proto/loop/loop.h"
 #include "proto/wire/wire.h"
+#include "tests/support/keys.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 
 #include <check.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static const struct stream_options plain = { .limits = { 1, 90, CAIRN_FRAME_BYTES_MAX } };
+static struct stream_options plain = { .limits = { 1, 90, CAIRN_FRAME_BYTES_MAX } };
 
 // What one end of a connection saw.
 struct end {
@@ -93,6 +95,7 @@ static const struct stream_events events = { .on_open = on_open,
 static void on_connection(uv_stream_t *server, int error)
 {
     ck_assert_int_eq(error, 0);
+    far_options.secure = server == (uv_stream_t *)&server_tcp ? keys_serve() : NULL;
     ck_assert_int_eq(stream_accept(server, &far_options, &events, &far, &far.stream, NULL),
                      CAIRN_OK);
 }
@@ -119,6 +122,7 @@ static void set_up(void)
     ck_assert_int_eq(uv_tcp_getsockname(&server_tcp, (struct sockaddr *)&addr, &addr_bytes), 0);
     snprintf(address.host, sizeof address.host, "127.0.0.1");
     address.port = ntohs(addr.sin_port);
+    plain.secure = keys_join();
     far_options = plain;
     cairn_scratch_make(folder);
 }
@@ -264,7 +268,9 @@ static void send_pages(struct packed *packed)
 /* Hundreds of times the queue's bound, twice, in order with what is sent before, between and behind. */
 TEST(pages_are_cut_when_their_turn_comes)
 {
-    const struct stream_options narrow = { .limits = plain.limits, .send_queue_bytes = 32 << 10 };
+    const struct stream_options narrow = { .limits = plain.limits,
+                                           .send_queue_bytes = 32 << 10,
+                                           .secure = plain.secure };
     struct packed *packed = make_packed();
     struct paged paged;
     uint64_t total = 0;
@@ -350,6 +356,7 @@ TEST(a_unix_socket_works_the_same)
     ck_assert_int_eq(uv_pipe_bind(&server_pipe, address.host), 0);
     ck_assert_int_eq(uv_listen((uv_stream_t *)&server_pipe, 16, on_connection), 0);
     far.echo = 1;
+    plain.secure = NULL;
     connect_near(&plain);
     send_near(1, "hello", 5);
     run_until(near.frame_count == 1);
@@ -441,13 +448,41 @@ static int raw_client(const void *bytes, size_t byte_count)
     return fd;
 }
 
+struct member {
+    struct sealed sealed;
+    const void *bytes;
+    size_t byte_count;
+    bool is_up;
+};
+
+static void *member_main(void *arg)
+{
+    struct member *member = arg;
+    member->is_up = sealed_open(&member->sealed, member->sealed.fd, keys_join());
+    if (member->is_up) sealed_send(&member->sealed, member->bytes, member->byte_count);
+    return NULL;
+}
+
+// Like raw_client, but one that has shaken hands before.
+static int member_client(struct member *member, const void *bytes, size_t byte_count)
+{
+    pthread_t thread;
+    *member = (struct member) { .bytes = bytes, .byte_count = byte_count };
+    const int fd = member->sealed.fd = raw_client("", 0);
+    ck_assert_int_eq(pthread_create(&thread, NULL, member_main, member), 0);
+    run_until(far.open_count == 1);
+    pthread_join(thread, NULL);
+    ck_assert(member->is_up);
+    return fd;
+}
+
 TEST(a_peer_that_does_not_read_is_closed_and_memory_stays_bounded)
 {
     static const uint8_t payload[100000];
     struct sentence why;
     far_options.send_queue_bytes = 1 << 20;
-    const int fd = raw_client("C", 1);
-    run_until(far.stream != NULL);
+    struct member member;
+    const int fd = member_client(&member, "C", 1);
     cairn_status status = CAIRN_OK;
     for (int i = 0; status == CAIRN_OK && i < 1000; i++) {
         status = stream_send_bytes(far.stream, 3, 0, payload, sizeof payload, &why);
@@ -457,25 +492,152 @@ TEST(a_peer_that_does_not_read_is_closed_and_memory_stays_bounded)
     ck_assert_ptr_nonnull(strstr(why.text, "does not read"));
     ck_assert_int_eq(stream_send_bytes(far.stream, 3, 0, payload, 1, &why), CAIRN_ERR_CLOSED);
     expect_end(&far, CAIRN_ERR_BUSY, "");
+    sealed_release(&member.sealed);
     close(fd);
 }
 
-TEST(garbage_closes_with_a_reason)
+TEST(garbage_closes_without_a_word)
 {
+    char answer;
     const int fd = raw_client("GET / HTTP/1.1\r\n\r\n", 18);
+    expect_end(&far, CAIRN_ERR_PROTOCOL, "does not begin with Cairn's handshake");
+    ck_assert_int_eq(far.frame_count, 0);
+    ck_assert_int_le(read(fd, &answer, 1), 0);
+    close(fd);
+}
+
+TEST(garbage_of_a_member_closes_with_a_reason)
+{
+    struct member member;
+    const int fd = member_client(&member, "GET / HTTP/1.1\r\n\r\n", 18);
     expect_end(&far, CAIRN_ERR_PROTOCOL, "not Cairn's protocol");
     ck_assert_int_eq(far.frame_count, 0);
+    sealed_release(&member.sealed);
     close(fd);
 }
 
 TEST(what_came_before_garbage_is_delivered)
 {
     uint8_t bytes[20] = { 0 };
+    struct member member;
     frame_header_write(bytes, 3, 1, 0);
-    const int fd = raw_client(bytes, sizeof bytes);
+    const int fd = member_client(&member, bytes, sizeof bytes);
     run_until(far.close_count == 1);
     ck_assert_int_eq(far.frame_count, 1);
     ck_assert_int_eq(far.status, CAIRN_ERR_PROTOCOL);
+    sealed_release(&member.sealed);
+    close(fd);
+}
+
+/* ---- who is there ---- */
+
+TEST(each_end_knows_the_others_key)
+{
+    connect_near(&plain);
+    ck_assert_ptr_null(stream_session(near.stream)); // not yet
+    run_until(near.open_count == 1 && far.open_count == 1);
+    const struct handshake_result *here = stream_session(near.stream),
+                                  *there = stream_session(far.stream);
+    uint8_t pin[CAIRN_PIN_BYTES];
+    curve_pin(here->peer_key, pin);
+    ck_assert_mem_eq(pin, keys_token()->pin, sizeof pin);
+    ck_assert_mem_eq(there->peer_key, keys_join()->own->open, CAIRN_CURVE_BYTES);
+    ck_assert_mem_eq(there->key_id, keys_token()->id, CAIRN_PSK_ID_BYTES);
+    ck_assert_mem_eq(here->session_hash, there->session_hash, CAIRN_SESSION_HASH_BYTES);
+}
+
+static struct handshake_options strange;
+
+static void connect_strange(void)
+{
+    plain.secure = &strange;
+    connect_near(&plain);
+    send_near(1, "let me in", 9);
+}
+
+TEST_EACH(a_stranger_hears_nothing, 0, 2)
+{
+    strange = *keys_join();
+    if (_i == 0)
+        strange.key_id[3] ^= 1; // the token is unknown there
+    else
+        strange.secret[3] ^= 1;
+    connect_strange();
+    expect_end(&near, CAIRN_ERR_PROTOCOL, "closed the connection without a word");
+    expect_end(&far, CAIRN_ERR_PROTOCOL, _i == 0 ? "not known here" : "does not know its secret");
+    ck_assert_int_eq(near.open_count + far.open_count + far.frame_count, 0);
+}
+
+TEST(a_coordinator_that_is_another_than_the_tokens_hears_no_frame)
+{
+    static const uint8_t pin[CAIRN_PIN_BYTES] = { 1 };
+    strange = *keys_join();
+    strange.pin = pin;
+    connect_strange();
+    expect_end(&near, CAIRN_ERR_PROTOCOL, "another key than the token expects");
+    run_until(far.close_count == 1);
+    ck_assert_int_eq(near.open_count + far.open_count + far.frame_count, 0);
+}
+
+static bool find_revoked(void *arg, const uint8_t *key_id, struct handshake_row *row_out)
+{
+    if (!keys_find(key_id, row_out, arg)) return false;
+    row_out->refused = CAIRN_ERR_REFUSED;
+    sentence_set(&row_out->why, "the token was revoked: ask for another");
+    return true;
+}
+
+static struct handshake_options revoking;
+
+static void on_revoking_connection(uv_stream_t *server, int error)
+{
+    ck_assert_int_eq(error, 0);
+    far_options.secure = &revoking;
+    ck_assert_int_eq(stream_accept(server, &far_options, &events, &far, &far.stream, NULL),
+                     CAIRN_OK);
+}
+
+TEST(who_has_the_secret_is_told_why_it_is_refused)
+{
+    revoking = *keys_serve();
+    revoking.find = find_revoked;
+    server_tcp.connection_cb = on_revoking_connection;
+    connect_near(&plain);
+    expect_end(&near, CAIRN_ERR_REFUSED, "the token was revoked: ask for another");
+    expect_end(&far, CAIRN_ERR_REFUSED, "revoked");
+}
+
+TEST(a_peer_that_dies_is_told_from_one_that_closes)
+{
+    struct member member;
+    const int fd = member_client(&member, "C", 1);
+    sealed_release(&member.sealed);
+    close(fd);
+    expect_end(&far, CAIRN_ERR_CLOSED, "was cut off");
+}
+
+TEST(a_peer_that_closes_says_so)
+{
+    connect_near(&plain);
+    run_until(near.open_count == 1 && far.open_count == 1);
+    stream_close(near.stream, CAIRN_OK, "enough");
+    expect_end(&far, CAIRN_ERR_CLOSED, "closed the connection");
+}
+
+// A host that takes connections and says nothing.
+TEST(a_handshake_that_is_not_answered_is_a_timeout)
+{
+    struct sockaddr_in addr = { .sin_family = AF_INET };
+    socklen_t addr_bytes = sizeof addr;
+    addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    ck_assert_int_eq(bind(fd, (struct sockaddr *)&addr, sizeof addr), 0);
+    ck_assert_int_eq(listen(fd, 4), 0);
+    ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&addr, &addr_bytes), 0);
+    address.port = ntohs(addr.sin_port);
+    ck_assert_int_eq(
+        stream_connect(&loop, &address, 50, &plain, &events, &near, &near.stream, NULL), CAIRN_OK);
+    expect_end(&near, CAIRN_ERR_TIMEOUT, "not the handshake within 50 ms");
     close(fd);
 }
 
@@ -515,7 +677,7 @@ TEST(finish_delivers_the_last_words)
 {
     static const uint8_t payload[300000];
     connect_near(&plain);
-    run_until(far.stream != NULL && near.open_count == 1);
+    run_until(far.open_count == 1 && near.open_count == 1);
     for (uint32_t i = 1; i <= 5; i++) send_near(i, payload, sizeof payload);
     for (uint32_t i = 1; i <= 9; i++)
         ck_assert_int_eq(stream_send_bytes(far.stream, 3, i, payload, sizeof payload, NULL),
@@ -536,14 +698,15 @@ TEST(finish_does_not_wait_for_ever)
 {
     static const uint8_t payload[8000000];
     far_options.send_queue_bytes = 64 << 20;
-    const int fd = raw_client("C", 1);
-    run_until(far.stream != NULL);
+    struct member member;
+    const int fd = member_client(&member, "C", 1);
     for (int i = 0; i < 40; i++)
         ck_assert_int_eq(stream_send_bytes(far.stream, 3, 0, payload, 1000000, NULL), CAIRN_OK);
     const uint64_t begin = uv_hrtime();
     stream_finish(far.stream, CAIRN_OK, "bye");
     run_until(far.close_count == 1);
     ck_assert_uint_lt(uv_hrtime() - begin, UINT64_C(10000000000));
+    sealed_release(&member.sealed);
     close(fd);
 }
 

@@ -1,0 +1,192 @@
+#include "proto/loop/loop.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+_Static_assert(CAIRN_ADDRESS_PATH_BYTES + 1 < sizeof((struct sockaddr_un *)0)->sun_path,
+               "a path and one byte more fit, with a NUL");
+
+static cairn_status bad_address(const char *text, const char *what, struct sentence *why)
+{
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "\"%.200s\" is not an address: %s; write host:port, [v6 address]:port or the "
+                     "/path of a socket",
+                     text, what);
+}
+
+static cairn_status parse_unix(const char *text, const char *path, struct stream_address *address,
+                               struct sentence *why)
+{
+    char what[96];
+    if (path[0] != '/') return bad_address(text, "the path of a socket must begin with /", why);
+    if (strlen(path) > CAIRN_ADDRESS_PATH_BYTES) {
+        snprintf(what, sizeof what, "its path has %zu bytes, a socket's may have %d", strlen(path),
+                 CAIRN_ADDRESS_PATH_BYTES);
+        return bad_address(text, what, why);
+    }
+    address->is_unix = true;
+    memcpy(address->host, path, strlen(path) + 1);
+    return CAIRN_OK;
+}
+
+// Decimal digits only, 0..65535; strtol would take " +7".
+static int parse_port(const char *text, uint16_t *port_out)
+{
+    uint32_t port = 0;
+    if (text[0] == '\0' || strlen(text) > 5) return -1;
+    for (const char *p = text; *p != '\0'; p++) {
+        if (*p < '0' || *p > '9') return -1;
+        port = port * 10 + (uint32_t)(*p - '0');
+    }
+    if (port > UINT16_MAX) return -1;
+    *port_out = (uint16_t)port;
+    return 0;
+}
+
+cairn_status address_parse(const char *text, struct stream_address *address_out,
+                           struct sentence *why)
+{
+    struct stream_address address = { 0 };
+    const bool is_named = strncmp(text, "unix:", 5) == 0;
+    if (is_named || text[0] == '/') {
+        const cairn_status status = parse_unix(text, text + (is_named ? 5 : 0), &address, why);
+        if (status == CAIRN_OK) *address_out = address;
+        return status;
+    }
+    const char *colon = strrchr(text, ':');
+    if (colon == NULL) return bad_address(text, "there is no port", why);
+    if (parse_port(colon + 1, &address.port) != 0)
+        return bad_address(text, "the port must be a number from 0 to 65535", why);
+    const char *host = text;
+    size_t host_bytes = (size_t)(colon - text);
+    if (host_bytes >= 2 && host[0] == '[' && host[host_bytes - 1] == ']') {
+        host++;
+        host_bytes -= 2;
+    } else if (memchr(host, ':', host_bytes) != NULL) {
+        return bad_address(text, "a v6 address stands in brackets", why);
+    }
+    if (host_bytes == 0) return bad_address(text, "there is no host", why);
+    if (host_bytes == 1 && host[0] == '*')
+        return bad_address(text, "* stands for every address to listen on; name one to connect to",
+                           why);
+    if (host_bytes >= sizeof address.host) return bad_address(text, "the host is too long", why);
+    memcpy(address.host, host, host_bytes);
+    *address_out = address;
+    return CAIRN_OK;
+}
+
+cairn_status address_parse_listen(const char *text, struct stream_address *address_out,
+                                  struct sentence *why)
+{
+    char all[16];
+    if (strncmp(text, "*:", 2) != 0 || strlen(text) > 7)
+        return address_parse(text, address_out, why);
+    snprintf(all, sizeof all, "0.0.0.0%s", text + 1);
+    return address_parse(all, address_out, why);
+}
+
+void address_print(const struct stream_address *address, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    const char *format = strchr(address->host, ':') != NULL ? "[%s]:%u" : "%s:%u";
+    if (address->is_unix)
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s", address->host);
+    else
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, format, address->host, address->port);
+}
+
+static void fill_unix(const char *path, struct sockaddr_storage *addr_out,
+                      socklen_t *addr_bytes_out)
+{
+    struct sockaddr_un *addr = (struct sockaddr_un *)addr_out;
+    memset(addr_out, 0, sizeof *addr_out);
+    addr->sun_family = AF_UNIX;
+    memcpy(addr->sun_path, path, strnlen(path, CAIRN_ADDRESS_PATH_BYTES));
+    *addr_bytes_out = sizeof *addr;
+}
+
+const struct addrinfo *address_choose(const struct addrinfo *list)
+{
+    for (const struct addrinfo *item = list; item != NULL; item = item->ai_next)
+        if (item->ai_family == AF_INET) return item;
+    return list;
+}
+
+cairn_status address_resolve(const struct stream_address *address,
+                             struct sockaddr_storage *addr_out, socklen_t *addr_bytes_out,
+                             struct sentence *why)
+{
+    const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
+    struct addrinfo *found = NULL;
+    char port[8];
+    if (address->is_unix) {
+        fill_unix(address->host, addr_out, addr_bytes_out);
+        return CAIRN_OK;
+    }
+    snprintf(port, sizeof port, "%u", address->port);
+    const int error = getaddrinfo(address->host, port, &hints, &found);
+    if (error != 0)
+        return fail_with(why, CAIRN_ERR_UNREACHABLE, "there is no host \"%.200s\": %s",
+                         address->host, gai_strerror(error));
+    memset(addr_out, 0, sizeof *addr_out);
+    const struct addrinfo *chosen = address_choose(found);
+    memcpy(addr_out, chosen->ai_addr, chosen->ai_addrlen);
+    *addr_bytes_out = chosen->ai_addrlen;
+    freeaddrinfo(found);
+    return CAIRN_OK;
+}
+
+void address_default(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    const bool is_own = runtime_dir != NULL && runtime_dir[0] != '\0';
+    snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s/cairn/coordinator.sock",
+             is_own ? runtime_dir : "/run");
+}
+
+static bool is_socket(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISSOCK(st.st_mode);
+}
+
+bool address_find(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    char system[CAIRN_ADDRESS_TEXT_BYTES];
+    address_default(NULL, system);
+    address_default(runtime_dir, text_out);
+    if (is_socket(text_out) || !is_socket(system)) return strcmp(text_out, system) != 0;
+    memcpy(text_out, system, sizeof system);
+    return false;
+}
+
+bool address_is_loopback(const struct sockaddr_storage *addr)
+{
+    if (addr->ss_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)addr;
+        return ntohl(v4->sin_addr.s_addr) >> 24 == 127;
+    }
+    if (addr->ss_family != AF_INET6) return false;
+    const struct in6_addr *v6 = &((const struct sockaddr_in6 *)addr)->sin6_addr;
+    return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
+}
+
+void address_print_socket(const struct sockaddr_storage *addr,
+                          char text_out[CAIRN_ADDRESS_TEXT_BYTES])
+{
+    char host[INET6_ADDRSTRLEN] = "?";
+    if (addr->ss_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)addr;
+        inet_ntop(AF_INET, &v4->sin_addr, host, sizeof host);
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "%s:%u", host, ntohs(v4->sin_port));
+    } else if (addr->ss_family == AF_INET6) {
+        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)addr;
+        inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof host);
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "[%s]:%u", host, ntohs(v6->sin6_port));
+    } else {
+        snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, "?");
+    }
+}
