@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -23,6 +24,7 @@
 #include <unistd.h>
 
 #include "proto/base/machine.h"
+#include "proto/store/confine.h"
 #include "server/base/log.h"
 
 enum { DESCRIPTORS = 40, THREADS = 24 }; // with fewer, a daemon cannot serve
@@ -40,9 +42,10 @@ static void print_help(const struct daemon_spec *spec)
            "print a sample configuration with all keys and exit\n  --ready-file PATH        once "
            "ready, write the listening address to PATH\n  --log-level LEVEL        error, warn, "
            "info (default) or debug\n  --log-name NAME          the name in each line of the log\n "
-           " --help, --version\n\nSIGUSR1 sets the log to level debug; the next SIGUSR1 sets it "
-           "back\n\nexit status: 0 stopped cleanly, 2 bad usage or configuration, 10-13 as for the "
-           "CLI,\n1 anything else\n",
+           " --traceable              let other processes of its user trace it, and let it dump "
+           "core\n  --help, --version\n\nSIGUSR1 sets the log to level debug; the next SIGUSR1 "
+           "sets it back\n\nexit status: 0 stopped cleanly, 2 bad usage or configuration, 10-13 as "
+           "for the CLI,\n1 anything else\n",
            spec->name, spec->purpose, spec->name);
 }
 
@@ -61,6 +64,7 @@ enum option_id {
     OPT_READY,
     OPT_LEVEL,
     OPT_NAME,
+    OPT_TRACEABLE,
     OPT_HELP,
     OPT_VERSION
 };
@@ -73,6 +77,7 @@ static const struct option long_options[] = {
     { "ready-file", required_argument, NULL, OPT_READY },
     { "log-level", required_argument, NULL, OPT_LEVEL },
     { "log-name", required_argument, NULL, OPT_NAME },
+    { "traceable", no_argument, NULL, OPT_TRACEABLE },
     { "help", no_argument, NULL, OPT_HELP },
     { "version", no_argument, NULL, OPT_VERSION },
     { NULL, 0, NULL, 0 },
@@ -101,6 +106,7 @@ static int take_option(struct daemon *daemon, struct command *command, int id)
     case OPT_PRINT: command->print = true; return -1;
     case OPT_READY: daemon->ready_file = optarg; return -1;
     case OPT_NAME: daemon->log_name = optarg; return -1;
+    case OPT_TRACEABLE: daemon->is_traceable = true; return -1;
     case OPT_LEVEL:
         if (log_level_parse(optarg, &command->log_level)) return -1;
         return complain(spec, "--log-level takes error, warn, info or debug");
@@ -258,6 +264,27 @@ bool daemon_begin(struct daemon *daemon, const struct daemon_spec *spec, int arg
 void daemon_log(const struct daemon *daemon, const char *name, const struct log_options *options)
 {
     log_set(daemon->log_name != NULL ? daemon->log_name : name, options);
+}
+
+// A sanitizer looks for leaks by tracing the process.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define IS_SANITIZED true
+#else
+#define IS_SANITIZED false
+#endif
+
+void daemon_confine(const struct daemon *daemon, bool may_execute)
+{
+    const int version = confine_version();
+    if (!daemon->is_traceable && !IS_SANITIZED) (void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    if (!may_execute && !confine_process())
+        log_warn("the kernel took no rights from this process: %s", strerror(errno));
+    if (version == 0)
+        log_warn("this kernel has no Landlock (Linux 5.13, with landlock in lsm=): what reads "
+                 "files of others has all rights of this process");
+    else
+        log_info("files of others are read with Landlock %d, nothing but reads of their folder",
+                 version);
 }
 
 cairn_status daemon_ready(struct daemon *daemon, const char *address, struct sentence *why)

@@ -205,12 +205,13 @@ struct daemon {
     uv_timer_t watchdog;
     bool stopping;
     bool is_announced; /* this process wrote the ready file */
+    bool is_traceable; /* from argv */
     int exit_code;
 };
 
 /* Reads the command line and the configuration:
  *   --config FILE  --set section.key=value  --check-config  --print-config  --ready-file PATH
- *   --log-level error|warn|info|debug  --log-name NAME  --help  --version
+ *   --log-level error|warn|info|debug  --log-name NAME  --traceable  --help  --version
  * Returns true if the daemon is to run; then the loop and the signals are set up, and `values` is filled
  * in. Returns false if main is to return *exit_code_out: 0 after --help and the like; otherwise something
  * is wrong, a sentence on stderr says what, and the code is 2 for the command line or the file. */
@@ -220,6 +221,11 @@ bool daemon_begin(struct daemon *daemon, const struct daemon_spec *spec, int arg
 /* Sets up the log from the configuration, with `name` unless --log-name gives another name. Call right
  * after daemon_begin. */
 void daemon_log(const struct daemon *daemon, const char *name, const struct log_options *options);
+
+/* Gives up what the daemon does not need (proto/store/confine.h): no other process of its user may look into
+ * its memory, where keys are, and it starts no program, unless `may_execute`. Call right after
+ * daemon_log. */
+void daemon_confine(const struct daemon *daemon, bool may_execute);
 
 /* Reports that the daemon serves. Writes the address and a newline to the --ready-file, all or nothing,
  * logs `msg=ready address=... port=...`, and notifies the supervisor. */

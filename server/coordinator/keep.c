@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/store/confine.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/restore.h"
 
@@ -833,6 +834,9 @@ struct finding {
     const char *id;
     cairn_status status;
     struct sentence *why;
+    const char *root, *job;
+    cairn_status listed;
+    struct sentence list_why;
 };
 
 static void release_one(struct found_snapshot *found)
@@ -926,23 +930,34 @@ static void on_snapshot(void *context, const char *job, const char *id, const ch
     if (++found->count > CAIRN_FOUND_MAX) drop_oldest(found);
 }
 
+static void list_snapshots(void *context)
+{
+    struct finding *finding = context;
+    finding->listed = snapshot_list(finding->root, finding->job, on_snapshot, finding,
+                                    &finding->list_why);
+}
+
 cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, const char *id,
                                   struct coord_found *out, struct sentence *why)
 {
-    struct finding finding = { out, id, CAIRN_OK, why };
-    struct sentence list_why;
+    struct finding finding = { .found = out,
+                               .id = id,
+                               .status = CAIRN_OK,
+                               .why = why,
+                               .root = cluster->storage.path,
+                               .job = job };
     *out = (struct coord_found) { .count = 0 };
     out->list = calloc(CAIRN_FOUND_MAX + 1, sizeof *out->list);
     if (out->list == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     CAIRN_TRY(coord_storage_seen(cluster, why));
-    cairn_status status = snapshot_list(cluster->storage.path, job, on_snapshot, &finding,
-                                        &list_why);
+    CAIRN_TRY(confine_run_in(finding.root, list_snapshots, &finding, why));
+    const cairn_status status = finding.listed;
     qsort(out->list, out->count, sizeof *out->list, job != NULL ? newer_first : by_job);
     if (job != NULL) find_line(out, NULL);
-    if (status == CAIRN_OK) out->unread = list_why;
+    if (status == CAIRN_OK) out->unread = finding.list_why;
     if (status != CAIRN_OK && finding.status == CAIRN_OK) {
         finding.status = status;
-        *why = list_why;
+        *why = finding.list_why;
     }
     return finding.status;
 }

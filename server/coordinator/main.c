@@ -46,6 +46,7 @@ int main(int argc, char **argv)
     if (!daemon_begin(&daemon, &spec, argc, argv, &exit_code)) return exit_code;
     options.build = CAIRN_BUILD;
     daemon_log(&daemon, spec.name, &options.log);
+    daemon_confine(&daemon, false);
     const cairn_status status = start_coordinator(&daemon, &why);
     if (status != CAIRN_OK) {
         daemon_fail(&daemon, status, &why);

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <uv.h>
 
+#include "proto/store/confine.h"
 #include "server/coordinator/cluster.h"
 
 /* ==== given up ==== */
@@ -195,23 +196,36 @@ static cairn_status make_snapshot_folder(struct coord_steps *steps, struct sente
     return snapshot_begun_set(root, job, snapshot->id, snapshot->job_id, why);
 }
 
+/* The files and their headers of a snapshot, against its manifest. */
+struct looked {
+    const char *folder; /* borrowed */
+    cairn_status status;
+    struct sentence why;
+};
+
+static void look_at_files(void *context)
+{
+    struct looked *looked = context;
+    struct snapshot opened;
+    looked->status = snapshot_open(looked->folder, &opened, &looked->why);
+    if (looked->status == CAIRN_OK) snapshot_close(&opened);
+}
+
 /* Makes `latest` name the snapshot, before those who wait for the snapshot are answered. First
  * checks the files and their headers, as the storage has them, against the manifest. The scrub
  * reads all of the snapshot later, and removes `latest` from a damaged snapshot. If `latest` cannot
  * be set, the log says so, and the next snapshot that is verified sets it. */
 static void note_latest(const struct coord_snapshot *snapshot)
 {
-    struct snapshot opened;
-    struct sentence why;
-    cairn_status status = snapshot_open(snapshot->folder, &opened, &why);
-    if (status == CAIRN_OK) {
-        snapshot_close(&opened);
+    struct looked looked = { .folder = snapshot->folder };
+    cairn_status status = confine_run_in(looked.folder, look_at_files, &looked, &looked.why);
+    if (status == CAIRN_OK) status = looked.status;
+    if (status == CAIRN_OK)
         status = coord_snapshot_note_latest(snapshot->steps.cluster, snapshot->manifest.spec.name,
-                                            snapshot->id, &why);
-    }
+                                            snapshot->id, &looked.why);
     if (status != CAIRN_OK)
         log_warn("snapshot %s of job %s is committed, and `latest` does not name it: %s",
-                 snapshot->id, snapshot->manifest.spec.name, why.text);
+                 snapshot->id, snapshot->manifest.spec.name, looked.why.text);
 }
 
 /* Computes the content root from the parts, stores it in the manifest, and commits the manifest if

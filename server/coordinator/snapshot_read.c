@@ -9,6 +9,7 @@
 
 #include "gpu/gpu.h"
 #include "proto/base/machine.h"
+#include "proto/store/confine.h"
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/restore.h"
 
@@ -49,6 +50,7 @@ struct coord_scrub {
     struct put_off put_off[WANTED_MAX]; /* the oldest entry is overwritten */
     size_t put_off_count;
     uint64_t block_began_ns;
+    char *folder;        /* owned, while it is read */
     cairn_status status; /* CAIRN_ERR_NOT_READY: no snapshot is due */
     struct sentence why;
 };
@@ -106,21 +108,27 @@ static cairn_status find_due(struct coord_scrub *scrub, struct sentence *why)
     return status == CAIRN_OK && scrub->at.id[0] == '\0' ? CAIRN_ERR_NOT_READY : status;
 }
 
-static cairn_status verify_snapshot(struct coord_scrub *scrub, struct sentence *why)
+static void verify_folder(void *of_scrub)
 {
+    struct coord_scrub *scrub = of_scrub;
     struct snapshot snapshot;
     const struct verify asked = { .ahead = 1, .progress = pace_reading, .context = scrub };
-    char *folder;
-    if (asprintf(&folder, "%s/%s/%s", scrub->cluster->storage.path, scrub->at.job, scrub->at.id) <
-        0)
-        return CAIRN_ERR_NO_MEMORY;
-    cairn_status status = snapshot_open(folder, &snapshot, why);
-    free(folder);
-    if (status != CAIRN_OK) return status;
+    scrub->status = snapshot_open(scrub->folder, &snapshot, &scrub->why);
+    if (scrub->status != CAIRN_OK) return;
     scrub->block_began_ns = monotonic_ns();
-    status = snapshot_verify(&snapshot, &asked, why);
+    scrub->status = snapshot_verify(&snapshot, &asked, &scrub->why);
     snapshot_close(&snapshot);
-    return status;
+}
+
+static void verify_snapshot(struct coord_scrub *scrub)
+{
+    scrub->status = CAIRN_ERR_NO_MEMORY;
+    if (asprintf(&scrub->folder, "%s/%s/%s", scrub->cluster->storage.path, scrub->at.job,
+                 scrub->at.id) < 0)
+        return;
+    const cairn_status ran = confine_run_in(scrub->folder, verify_folder, scrub, &scrub->why);
+    if (ran != CAIRN_OK) scrub->status = ran;
+    free(scrub->folder);
 }
 
 /* True if the snapshot is damaged. A snapshot is not damaged if the storage cannot read it now, or
@@ -151,7 +159,7 @@ static void run_scrub(struct task *task, uint32_t item, uint32_t thread)
     scrub->status = coord_storage_seen(scrub->cluster, &scrub->why);
     if (scrub->status == CAIRN_OK && scrub->at.id[0] == '\0')
         scrub->status = find_due(scrub, &scrub->why);
-    if (scrub->status == CAIRN_OK) scrub->status = verify_snapshot(scrub, &scrub->why);
+    if (scrub->status == CAIRN_OK) verify_snapshot(scrub);
     if (scrub->status != CAIRN_OK && !is_damage(scrub->status)) {
         put_off(scrub);
         return;
@@ -500,9 +508,9 @@ static cairn_status hash_files(struct coord_restore *restore, const struct snaps
     return status;
 }
 
-/* Called when the content root differs. Finds the damaged file and block, if the files are the cause. */
-static void find_damage(struct coord_restore *restore)
+static void find_damage(void *of_restore)
 {
+    struct coord_restore *restore = of_restore;
     struct snapshot snapshot;
     struct sentence why;
     cairn_status status = snapshot_open(restore->folder, &snapshot, &why);
@@ -515,23 +523,39 @@ static void find_damage(struct coord_restore *restore)
     restore->steps.why = why;
 }
 
+/* Reads the snapshot's folder, and nothing else, by `read`, which sets restore->steps. */
+static void read_folder(struct coord_restore *restore, void (*read)(void *of_restore))
+{
+    struct sentence why;
+    const cairn_status ran = confine_run_in(restore->folder, read, restore, &why);
+    if (ran == CAIRN_OK) return;
+    restore->steps.status = ran;
+    restore->steps.why = why;
+}
+
+/* If the content root differs, finds the damaged file and block, should the files be the cause. */
 static void judge_proof(struct coord_restore *restore, const char *what)
 {
     if (restore->steps.status != CAIRN_OK) return;
     restore->steps.status = compare_roots(restore, what);
-    if (restore->steps.status == CAIRN_ERR_CHECKSUM) find_damage(restore);
+    if (restore->steps.status == CAIRN_ERR_CHECKSUM) read_folder(restore, find_damage);
+}
+
+static void hash_folder(void *of_restore)
+{
+    struct coord_restore *restore = of_restore;
+    struct snapshot snapshot;
+    restore->steps.status = snapshot_open(restore->folder, &snapshot, &restore->steps.why);
+    if (restore->steps.status != CAIRN_OK) return;
+    restore->steps.status = hash_files(restore, &snapshot);
+    snapshot_close(&snapshot);
 }
 
 /* Computes the content root of the files, and compares it with the manifest's content root. Runs on
  * another thread. */
 static void restore_prove_files(struct coord_restore *restore)
 {
-    struct snapshot snapshot;
-    restore->steps.status = snapshot_open(restore->folder, &snapshot, &restore->steps.why);
-    if (restore->steps.status == CAIRN_OK) {
-        restore->steps.status = hash_files(restore, &snapshot);
-        snapshot_close(&snapshot);
-    }
+    read_folder(restore, hash_folder);
     judge_proof(restore, "its files have");
     coord_digests_release(&restore->digests);
 }
@@ -572,16 +596,10 @@ static cairn_status restore_judge_signature(const struct coord_restore *restore,
     return status == CAIRN_OK ? CAIRN_OK : fail_with(why, status, "%s: %s", folder, said.text);
 }
 
-/* Checks the snapshot in restore->folder, and replaces this path by a path without links. */
-static void check_folder(struct coord_restore *restore)
+static void judge_folder(void *of_restore)
 {
+    struct coord_restore *restore = of_restore;
     struct snapshot snapshot;
-    char *folder;
-    restore->steps.status =
-        storage_of(restore->folder)->resolve(restore->folder, &folder, &restore->steps.why);
-    if (restore->steps.status != CAIRN_OK) return;
-    free(restore->folder);
-    restore->folder = folder;
     restore->steps.status = snapshot_open(restore->folder, &snapshot, &restore->steps.why);
     if (restore->steps.status != CAIRN_OK) return;
     restore->steps.status = restore_judge_signature(restore, &snapshot.manifest, restore->folder,
@@ -594,6 +612,18 @@ static void check_folder(struct coord_restore *restore)
         manifest_init(&snapshot.manifest);
     }
     snapshot_close(&snapshot);
+}
+
+/* Checks the snapshot in restore->folder, and replaces this path by a path without links. */
+static void check_folder(struct coord_restore *restore)
+{
+    char *folder;
+    restore->steps.status =
+        storage_of(restore->folder)->resolve(restore->folder, &folder, &restore->steps.why);
+    if (restore->steps.status != CAIRN_OK) return;
+    free(restore->folder);
+    restore->folder = folder;
+    read_folder(restore, judge_folder);
 }
 
 static void check_in_turn(struct coord_restore *restore)

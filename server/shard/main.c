@@ -550,6 +550,8 @@ int main(int argc, char **argv)
     int exit_code;
     if (!daemon_begin(&program.daemon, &spec, argc, argv, &exit_code)) return exit_code;
     daemon_log(&program.daemon, program.values.name, &program.values.log);
+    // CUDA may start nvidia-modprobe, which makes the nodes of its devices where nobody else has.
+    daemon_confine(&program.daemon, strcmp(program.values.backend, "host") != 0);
     addresses_await(&program.addresses, &program.daemon.loop,
                     is_far(&program.values) ? program.values.fabric_device : "", on_addresses,
                     &program);

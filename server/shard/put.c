@@ -686,11 +686,9 @@ static cairn_status read_weights(struct weights_loader *origin, struct weights *
     return status == CAIRN_OK ? refuse_odd(origin) : status;
 }
 
-static void run_files(struct task *task, uint32_t item, uint32_t thread)
+static void read_files(void *loader)
 {
-    (void)item;
-    (void)thread;
-    struct weights_loader *origin = (struct weights_loader *)task;
+    struct weights_loader *origin = loader;
     const struct shard_job *job = origin->loader.job;
     struct weights weights;
     origin->loader.status = snapshot_weights_open(job->shard->import_folders, job->spec.init_from,
@@ -698,6 +696,17 @@ static void run_files(struct task *task, uint32_t item, uint32_t thread)
     if (origin->loader.status != CAIRN_OK) return;
     origin->loader.status = read_weights(origin, &weights);
     weights_close(&weights);
+}
+
+static void run_files(struct task *task, uint32_t item, uint32_t thread)
+{
+    struct loader *loader = (struct loader *)task;
+    struct confine confine;
+    (void)item;
+    (void)thread;
+    confine_begin(&confine);
+    confine_read_each(&confine, loader->job->shard->import_folders);
+    loader_read(loader, &confine, read_files);
 }
 
 /* ---- initializers, on the compute threads ---- */

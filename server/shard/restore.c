@@ -222,11 +222,9 @@ static struct results results_of(const struct shard_job *job, const struct manif
     return results;
 }
 
-static void run_restore(struct task *task, uint32_t item, uint32_t thread)
+static void read_snapshot(void *loader)
 {
-    (void)item;
-    (void)thread;
-    struct restore *restore = (struct restore *)task;
+    struct restore *restore = loader;
     struct snapshot snapshot;
     restore->loader.status = snapshot_open(restore->loader.job->load.path, &snapshot,
                                            &restore->loader.why);
@@ -234,6 +232,17 @@ static void run_restore(struct task *task, uint32_t item, uint32_t thread)
     read_all(restore, &snapshot);
     restore->results = results_of(restore->loader.job, &snapshot.manifest);
     snapshot_close(&snapshot);
+}
+
+static void run_restore(struct task *task, uint32_t item, uint32_t thread)
+{
+    struct loader *loader = (struct loader *)task;
+    struct confine confine;
+    (void)item;
+    (void)thread;
+    confine_begin(&confine);
+    confine_read(&confine, loader->job->load.path);
+    loader_read(loader, &confine, read_snapshot);
 }
 
 static void restore_done(struct task *task)
@@ -715,6 +724,16 @@ void loader_begin(struct loader *loader, struct shard_job *job)
     job->load.at_work = loader;
     job->state = CAIRN_JOB_LOADING;
     shard_job_busy(job);
+}
+
+void loader_read(struct loader *loader, struct confine *confine, void (*read)(void *loader))
+{
+    struct sentence why;
+    if (loader->job->shard->device.home != NULL) confine_use_devices(confine);
+    const cairn_status status = confine_run(confine, read, loader, &why);
+    if (status == CAIRN_OK) return;
+    loader->status = status;
+    loader->why = why;
 }
 
 struct loader *loader_of(struct work_run *run)

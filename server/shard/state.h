@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
+#include "proto/store/confine.h"
 #include "proto/base/text.h"
 #include "proto/fabric/fabric.h"
 #include "proto/geometry/layout.h"
@@ -217,6 +218,9 @@ struct load {
 
 /* Starts the loader for the job. The fields that the caller has not set must be 0. */
 void loader_begin(struct loader *loader, struct shard_job *job);
+/* Reads files on the files thread: runs `read` with no rights but those of `confine`, and those that the
+ * shard's card needs. If it cannot run, loader->status says why. */
+void loader_read(struct loader *loader, struct confine *confine, void (*read)(void *loader));
 /* Runs `describe` for each chunk, in the chunk's home, then calls `done`. `describe` finds its
  * loader with loader_of(run). */
 void loader_fill(struct loader *loader,

@@ -193,6 +193,7 @@ static pid_t start_daemon(const struct cluster *cluster, struct arguments *args,
     path_in(cluster, log, name, ".log");
     unlink(ready); // of the one that was killed
     add(args, "--ready-file", ready);
+    add(args, "--traceable", NULL); // by the tests that count its system calls
     add(args, "--log-level",
         cluster->options.log_level != NULL ? cluster->options.log_level : "info");
     add_settings(args, settings);

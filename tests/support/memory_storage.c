@@ -1,10 +1,12 @@
 #include "tests/support/memory_storage.h"
 
 #include <check.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define OBJECTS_MAX 4096
 #define NAME_BYTES  600
@@ -29,7 +31,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t let_go = PTHREAD_COND_INITIALIZER;
 static struct object objects[OBJECTS_MAX];
 static size_t object_count;
-static uint64_t calls, fails_at, read_bytes;
+static uint64_t calls, fails_at, read_bytes, opened[2]; /* opened: by others, by who is confined */
 static cairn_status fails_with;
 static bool hangs;
 
@@ -231,7 +233,12 @@ static cairn_status open_object(const char *at, const char *path, bool is_direct
     char name[NAME_BYTES];
     (void)is_direct;
     name_of(name, at, path);
+    const bool is_manifest = strcmp(path, "manifest.json") == 0;
+    const int fd = is_manifest ? open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    const bool is_confined = fd < 0;
+    if (fd >= 0) close(fd);
     pthread_mutex_lock(&mutex);
+    if (is_manifest) opened[is_confined]++;
     struct object *o = find(name);
     cairn_status status = may_fail("open", path, why);
     if (status == CAIRN_OK && (o == NULL || o->is_hidden || o->is_folder))
@@ -289,7 +296,15 @@ void cairn_memory_storage_open(void)
     registered = true;
     for (size_t i = 0; i < object_count; i++) free(objects[i].bytes);
     object_count = 0;
-    calls = fails_at = read_bytes = 0;
+    calls = fails_at = read_bytes = opened[0] = opened[1] = 0;
+}
+
+uint64_t cairn_memory_storage_opened(bool by_confined)
+{
+    pthread_mutex_lock(&mutex);
+    const uint64_t count = opened[by_confined];
+    pthread_mutex_unlock(&mutex);
+    return count;
 }
 
 void cairn_memory_storage_fail(uint64_t n, cairn_status status)

@@ -15,6 +15,8 @@ void cairn_memory_storage_open(void);
 void cairn_memory_storage_fail(uint64_t n, cairn_status status);
 /* So many calls there were that could have failed. */
 uint64_t cairn_memory_storage_calls(void);
+/* So many manifests were looked for by threads that are confined (proto/store/confine.h), or by others. */
+uint64_t cairn_memory_storage_opened(bool by_confined);
 /* How many bytes were read, of any object. */
 uint64_t cairn_memory_storage_read_bytes(void);
 /* Every put_write waits until it is let go on. */

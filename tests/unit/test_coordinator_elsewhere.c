@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "proto/snapshot_io/snapshot_io.h"
+#include "proto/store/confine.h"
 #include "tests/support/memory_storage.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
@@ -96,6 +97,21 @@ TEST(a_damaged_one_gives_way_to_an_older_one)
                                             .job = new->job, .id = new->id, .fallback = true);
     ck_assert_str_eq(done->id, old->id);
     manifest_release(&m);
+}
+
+TEST(whatever_it_reads_of_them_it_reads_with_no_right_to_read_anything_else)
+{
+    Cairn__SnapshotStatus *taken = take_good();
+    if (confine_version() == 0) return;
+    const uint64_t by_who_wrote_it = cairn_memory_storage_opened(false);
+    ck_assert_uint_ge(cairn_memory_storage_opened(true),
+                      2); // after it was written, and by the scrub
+    (void)list_snapshots();
+    ck_assert_uint_ge(cairn_memory_storage_opened(true), 3);
+    (void)fake_hear(&admin, SnapshotStatus, ask_restore("toy", taken->id, ""));
+    ck_assert_uint_ge(cairn_memory_storage_opened(true), 4);
+    // The two shards, which are fake ones, open it as they like.
+    ck_assert_uint_eq(cairn_memory_storage_opened(false), by_who_wrote_it + 2);
 }
 
 TEST(old_periodic_ones_are_pruned)
