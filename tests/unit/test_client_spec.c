@@ -157,7 +157,8 @@ TEST(a_zero_has_no_sign)
                    "what is behind the last member has a name, and has to be 0")
 BESIDE(cairn_opts, reserved, fabric);
 BESIDE(cairn_opts, reserved_too, on_wait);
-LAST(cairn_opts, reserved_last);
+BESIDE(cairn_opts, reserved_last, token_file);
+LAST(cairn_opts, token_file);
 BESIDE(cairn_group, reserved, pattern);
 LAST(cairn_group, reserved_last);
 BESIDE(cairn_amend, reserved, freeze_tensors);
