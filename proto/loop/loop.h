@@ -70,14 +70,13 @@ void address_print_socket(const struct sockaddr_storage *addr,
 
 /* ==== entrance ==== */
 
-/* What gets a process into a cluster over TCP: a token of that cluster, and a key of its own. All zero is an
+/* A process gets into a cluster over TCP by a token of that cluster, and a key of its own. All zero is an
  * entrance without a key. */
 struct entrance {
     bool is_needed; /* the address is one of TCP */
     bool has_key;
     struct token token;
-    struct curve_key
-        key; /* the caller's, if has_key is set before entrance_find; else made there */
+    struct curve_key key; /* the caller's, with has_key; else entrance_find makes it */
 };
 
 /* Finds the token for `address`, by token_find; for a Unix socket none is needed. May be called again, to
@@ -86,8 +85,8 @@ struct entrance {
 CAIRN_MUST_CHECK cairn_status entrance_find(struct entrance *entrance,
                                             const struct stream_address *address, const char *given,
                                             const char *fallback, struct sentence *why);
-/* Returns what stream_options.secure must be: options_out, which borrows from the entrance, or NULL if none is
- * needed. */
+/* Returns what stream_options.secure must be: options_out, which borrows from the entrance, or NULL if none
+ * is needed. */
 const struct handshake_options *entrance_secure(const struct entrance *entrance,
                                                 struct handshake_options *options_out);
 void entrance_wipe(struct entrance *entrance);
@@ -156,8 +155,8 @@ struct stream_options {
     struct frame_limits limits; /* the frames that the stream accepts at first; see stream_limit */
     size_t send_queue_bytes;    /* 0 = CAIRN_STREAM_SEND_QUEUE_BYTES */
     struct stream_room *room;   /* borrowed, as long as the stream lives; NULL: not counted */
-    /* Copied. What a TCP stream needs for its handshake; NULL for a Unix socket, whose peer the kernel
-     * knows. There is no TCP stream without a handshake. */
+    /* Copied. A TCP stream needs it for its handshake, and there is none without; NULL for a Unix socket,
+     * whose peer the kernel knows. */
     const struct handshake_options *secure;
 };
 
@@ -179,9 +178,9 @@ struct stream_events {
 };
 
 /* Begins to connect. CAIRN_OK: on_open or on_close follows; after timeout_ms, which the handshake is a part
- * of, on_close follows, with CAIRN_ERR_TIMEOUT. Names are resolved off the loop's thread. `events` is copied. Frames may be sent at
- * once: they wait for the connection. After any other status nothing has happened, and no callback
- * follows. */
+ * of, on_close follows, with CAIRN_ERR_TIMEOUT. Names are resolved off the loop's thread, anew for each
+ * connection. `events` is copied. Frames may be sent at once: they wait for the connection. After any other
+ * status nothing has happened, and no callback follows. */
 CAIRN_MUST_CHECK cairn_status stream_connect(uv_loop_t *loop, const struct stream_address *address,
                                              uint64_t timeout_ms,
                                              const struct stream_options *options,

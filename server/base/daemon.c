@@ -43,10 +43,10 @@ static void print_help(const struct daemon_spec *spec)
            "ready, write the listening address to PATH\n  --log-level LEVEL        error, warn, "
            "info (default) or debug\n  --log-name NAME          the name in each line of the log\n "
            " --traceable              let other processes of its user trace it, and let it dump "
-           "core\n  --help, --version\n\nSIGUSR1 sets the log to level debug; the next SIGUSR1 "
-           "sets it back\n\nexit status: 0 stopped cleanly, 2 bad usage or configuration, 10-13 as "
-           "for the CLI,\n1 anything else\n",
-           spec->name, spec->purpose, spec->name);
+           "core\n  --help, --version\n%s\nSIGUSR1 sets the log to level debug; the next "
+           "SIGUSR1 sets it back\n\nexit status: 0 stopped cleanly, 2 bad usage or configuration, "
+           "10-13 as for the CLI,\n1 anything else\n",
+           spec->name, spec->purpose, spec->name, spec->more_usage != NULL ? spec->more_usage : "");
 }
 
 // The options of the command line that are not values of the configuration.

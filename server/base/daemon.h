@@ -177,6 +177,7 @@ struct daemon;
 struct daemon_spec {
     const char *name;                    /* "cairn-shard" */
     const char *purpose;                 /* one sentence for --help */
+    const char *more_usage;              /* lines of --help about what main does itself, or NULL */
     const char *build;                   /* "0.1.0+g1a2b3c4d5e6f"; NULL: the version alone */
     const struct config_option *options; /* [option_count] */
     size_t option_count;

@@ -153,8 +153,8 @@ CAIRN_MUST_CHECK cairn_status listener_judge(const struct listener_options *opti
                                              struct sentence *why);
 
 /* Listens. `type_max` is the highest message type that is known. `events` and `options` are copied.
- * CAIRN_ERR_CONFIG: an address is wrong, or this host does not have it. CAIRN_ERR_BUSY: another program has the port or the
- * socket. */
+ * CAIRN_ERR_CONFIG: an address is wrong, or this host does not have it. CAIRN_ERR_BUSY: another program has
+ * the port or the socket. */
 CAIRN_MUST_CHECK cairn_status listener_open(uv_loop_t *loop, const struct listener_options *options,
                                             uint16_t hello_type, uint16_t type_max,
                                             const struct listener_events *events, void *context,

@@ -182,7 +182,9 @@ cairn_status coord_options_judge(const struct coord_options *options, struct sen
 cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
                         struct coord **cluster_out, struct sentence *why)
 {
-    static const struct listener_events events = { .on_frame = coord_session_on_frame,
+    static const struct listener_events events = { .find = coord_roster_find,
+                                                   .identify = coord_roster_identify,
+                                                   .on_frame = coord_session_on_frame,
                                                    .on_gone = coord_session_on_gone };
     CAIRN_TRY(coord_options_judge(options, why));
     struct coord *cluster = calloc(1, sizeof *cluster);

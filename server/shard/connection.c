@@ -4,6 +4,8 @@
  * changes nothing in the jobs. They wait, and the coordinator sends a Fence when it is back. */
 #include <inttypes.h>
 #include <assert.h>
+#include <limits.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +14,7 @@
 #include "server/base/daemon.h"
 #include "server/base/log.h"
 #include "server/shard/jobs.h"
+#include "server/shard/join.h"
 #include "server/shard/shard.h"
 
 /* ==== held ==== */
@@ -790,7 +793,8 @@ static void on_close(struct stream *stream, cairn_status status, const char *why
         shard->end.stream_closed(shard);
         return;
     }
-    const bool news = session->welcome || status == CAIRN_ERR_REFUSED;
+    const bool news = session->welcome || status == CAIRN_ERR_REFUSED ||
+                      status == CAIRN_ERR_PROTOCOL || status == CAIRN_ERR_VERSION;
     log_limited(&session->down, news ? CAIRN_LOG_WARN : CAIRN_LOG_INFO,
                 "no coordinator: %s (%s); trying again in %u ms", why,
                 status_code_name((int)status), session->backoff_ms);
@@ -813,13 +817,26 @@ static const struct stream_events stream_events = {
     .on_close = on_close,
 };
 
+static cairn_status find_token(struct coordinator_session *session, struct sentence *why)
+{
+    return entrance_find(&session->entrance, &session->address, session->token_file,
+                         session->token_fallback, why);
+}
+
 static void connect_now(struct shard_daemon *shard)
 {
     struct coordinator_session *session = &shard->session;
-    const struct stream_options options = { .limits = limits_before };
+    struct handshake_options secure;
     struct sentence why;
+    // The token may have been exchanged. If it cannot be read now, the former one is good for a try.
+    if (find_token(session, &why) != CAIRN_OK)
+        log_limited(&session->down, CAIRN_LOG_WARN, "the token cannot be read: %s", why.text);
+    const struct stream_options options = {
+        .limits = limits_before, .secure = entrance_secure(&session->entrance, &secure)
+    };
     cairn_status status = stream_connect(shard->loop, &session->address, CONNECT_TIMEOUT_MS,
                                          &options, &stream_events, shard, &session->stream, &why);
+    sodium_memzero(&secure, sizeof secure);
     if (status == CAIRN_OK) return;
     log_limited(&session->down, CAIRN_LOG_WARN, "cannot connect to the coordinator: %s", why.text);
     uv_timer_start(&session->timer, on_timer, BACKOFF_MAX_MS, 0);
@@ -853,12 +870,31 @@ static void on_timer(uv_timer_t *timer)
     unfit_look(shard);
 }
 
-cairn_status connection_open(struct shard_daemon *shard, const char *coordinator,
+/* Finds what a coordinator over TCP asks for: this shard's key, and the token. */
+static cairn_status find_entrance(struct shard_daemon *shard, const struct shard_options *options,
+                                  struct sentence *why)
+{
+    struct coordinator_session *session = &shard->session;
+    char state[PATH_MAX], fallback[PATH_MAX];
+    if (session->address.is_unix) return CAIRN_OK;
+    join_state_folder(options->state != NULL ? options->state : "", state);
+    CAIRN_TRY(join_node_key(state, shard->name, &session->entrance.key, why));
+    session->entrance.has_key = true;
+    join_token(state, fallback);
+    session->token_file = strdup(options->token_file != NULL ? options->token_file : "");
+    session->token_fallback = strdup(fallback);
+    if (session->token_file == NULL || session->token_fallback == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a shard");
+    return find_token(session, why);
+}
+
+cairn_status connection_open(struct shard_daemon *shard, const struct shard_options *options,
                              struct sentence *why)
 {
     struct coordinator_session *session = &shard->session;
-    cairn_status status = address_parse(coordinator, &session->address, why);
+    cairn_status status = address_parse(options->coordinator, &session->address, why);
     if (status != CAIRN_OK) return CAIRN_ERR_CONFIG;
+    CAIRN_TRY(find_entrance(shard, options, why));
     session->serial = 1;
     session->backoff_ms = BACKOFF_FIRST_MS;
     uv_timer_init(shard->loop, &session->timer);

@@ -1,6 +1,7 @@
 /* cairn-shard: the daemon. */
 #include <ctype.h>
 #include <ifaddrs.h>
+#include <limits.h>
 #include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +11,7 @@
 #include "proto/fabric/fabric.h"
 #include "proto/spec/spec.h"
 #include "server/base/daemon.h"
+#include "server/shard/join.h"
 #include "server/shard/shard.h"
 
 /* ==== addresses ==== */
@@ -157,14 +159,13 @@ static void addresses_await(struct addresses *addresses, uv_loop_t *loop, const 
 /* ==== the program ==== */
 
 struct values {
-    char *name, *coordinator, *import_folders, *on_sigterm;
+    char *name, *coordinator, *state, *token_file, *import_folders, *on_sigterm;
     int64_t drain_seconds;
     int64_t memory_bytes, relay_cache_bytes, compute_threads;
     char *backend, *device;
     char *memory_lock;
     char *fabric_kind, *fabric_device, *fabric_port_range, *fabric_host, *fabric_transports,
         *fabric_one_sided, *fabric_device_memory;
-    bool insecure_network;
     struct log_options log;
 };
 
@@ -173,8 +174,12 @@ static const struct config_option options[] = {
       "This shard's name in the cluster: unique, and the same after a restart." },
     { "shard", "coordinator", CAIRN_OPTION_ADDRESS, offsetof(struct values, coordinator), "", 0, 0,
       "The coordinator's control address; a name is looked up for each connection, so that its "
-      "host may change. Empty: CAIRN_ENDPOINT of the environment, else cairn/coordinator.sock in "
-      "$XDG_RUNTIME_DIR, else in /run." },
+      "host may change. Empty: CAIRN_ENDPOINT of the environment, else the one that --join wrote, "
+      "else cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run." },
+    { "shard", "state", CAIRN_OPTION_STRING, offsetof(struct values, state), "", 0, 0,
+      "Folder of this shard's key, by which a coordinator at host:port knows it again, and of what "
+      "--join wrote. Empty: $STATE_DIRECTORY, else /var/lib/cairn of root, else cairn in "
+      "$XDG_STATE_HOME or ~/.local/state." },
     { "shard", "on_sigterm", CAIRN_OPTION_STRING, offsetof(struct values, on_sigterm), "exit", 0, 0,
       "exit: the shard ends at once and loses what it holds; drain: its state is brought to other "
       "shards first." },
@@ -230,10 +235,10 @@ static const struct config_option options[] = {
       "How data on a GPU goes to other hosts: auto, directly where UCX has CUDA and the network "
       "card reaches the GPU's memory, else through host memory; host, always through host "
       "memory." },
-    { "network", "insecure_network", CAIRN_OPTION_BOOL, offsetof(struct values, insecure_network),
-      "no", 0, 0,
-      "Allow a device other than lo. Peers are not authenticated yet: whoever reaches the port can "
-      "write to this process." },
+    { "network", "token_file", CAIRN_OPTION_STRING, offsetof(struct values, token_file), "", 0, 0,
+      "The file of the token that a coordinator at host:port asks for. Empty: cairn-token in "
+      "$CREDENTIALS_DIRECTORY, else the file that CAIRN_TOKEN_FILE names, else the one that --join "
+      "wrote." },
     CAIRN_LOG_CONFIG(struct values, log),
 };
 
@@ -298,11 +303,6 @@ static bool is_far(const struct values *values)
     return strcmp(values->fabric_kind, "mapped") != 0;
 }
 
-static bool is_local(const struct values *values)
-{
-    return strcmp(values->fabric_device, "lo") == 0;
-}
-
 /* True if a device may have this name. A name like "mlx5_0:1" is a card's; any other name is that
  * of a device of the kernel. */
 static bool may_be_device(const char *name, size_t length)
@@ -332,13 +332,6 @@ static cairn_status judge_networks(const struct values *values, struct sentence 
 
 static cairn_status judge_devices(const struct values *values, struct sentence *why)
 {
-    if (!is_local(values) && !values->insecure_network) {
-        return fail_with(
-            why, CAIRN_ERR_REFUSED,
-            "fabric.device = %s is not loopback, and peers are not authenticated yet: use lo, or "
-            "set network.insecure_network = yes on a network that you trust",
-            values->fabric_device);
-    }
     for (const char *at = values->fabric_device; *at != '\0';) {
         const size_t length = strcspn(at, ",;");
         if (!may_be_device(at, length))
@@ -482,7 +475,11 @@ static const char *find_coordinator(struct program *program)
     const char *endpoint = getenv("CAIRN_ENDPOINT");
     if (program->values.coordinator[0] != '\0') return program->values.coordinator;
     if (endpoint != NULL && endpoint[0] != '\0') return endpoint;
-    address_find(getenv("XDG_RUNTIME_DIR"), program->coordinator);
+    char state[PATH_MAX];
+    join_state_folder(program->values.state, state);
+    join_address(state, program->coordinator, sizeof program->coordinator);
+    if (program->coordinator[0] == '\0')
+        address_find(getenv("XDG_RUNTIME_DIR"), program->coordinator);
     return program->coordinator;
 }
 
@@ -490,15 +487,14 @@ static cairn_status open_shard(struct program *program, struct sentence *why)
 {
     const struct values *values = &program->values;
     enum one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
-    if (!is_local(values))
-        log_warn("insecure network: whoever reaches device %s can write to this process",
-                 values->fabric_device);
     enum device_memory device_memory = CAIRN_DEVICE_MEMORY_AUTO;
     (void)one_sided_parse(values->fabric_one_sided, &one_sided); // both values were judged before
     (void)device_memory_parse(values->fabric_device_memory, &device_memory);
     const struct shard_options shard_options = {
         .name = values->name,
         .coordinator = find_coordinator(program),
+        .token_file = values->token_file,
+        .state = values->state,
         .import_folders = values->import_folders,
         .memory_bytes = values->memory_bytes > 0 ? (uint64_t)values->memory_bytes
                                                  : default_memory(),
@@ -538,6 +534,14 @@ int main(int argc, char **argv)
     const struct daemon_spec spec = {
         .name = "cairn-shard",
         .purpose = "Holds a part of every job's state, and updates it.",
+        .more_usage =
+            "       cairn-shard --join HOST[:PORT] TOKEN [--state FOLDER]\n"
+            "  --join                   asks the coordinator at HOST (port 7077) whether it "
+            "knows the\n                           token, and keeps both for the shards of "
+            "this host; TOKEN is the\n                           word that `cairn cluster "
+            "init` printed, a file that has it, or -\n                           for "
+            "standard input; it is kept in /etc/cairn of root, else in\n"
+            "                           FOLDER (shard.state)\n",
         .build = CAIRN_BUILD,
         .options = options,
         .option_count = sizeof options / sizeof *options,
@@ -548,6 +552,7 @@ int main(int argc, char **argv)
         .context = &program,
     };
     int exit_code;
+    if (argc > 1 && strcmp(argv[1], "--join") == 0) return join_main(argc, argv);
     if (!daemon_begin(&program.daemon, &spec, argc, argv, &exit_code)) return exit_code;
     daemon_log(&program.daemon, program.values.name, &program.values.log);
     // CUDA may start nvidia-modprobe, which makes the nodes of its devices where nobody else has.

@@ -33,6 +33,9 @@ static void handle_closed(struct shard_daemon *shard)
     void (*on_closed)(void *context) = shard->end.on_closed;
     void *context = shard->end.context;
     held_keys_release(shard);
+    entrance_wipe(&shard->session.entrance);
+    free(shard->session.token_file);
+    free(shard->session.token_fallback);
     free(shard->name);
     free(shard->import_folders);
     free(shard->memory.lock);
@@ -203,7 +206,7 @@ static cairn_status open_parts(struct shard_daemon *shard, const struct shard_op
         status = pool_open(shard->loop, "cairn-release", 1, NULL, &shard->memory.releaser, why);
     if (status == CAIRN_OK) status = storage_open(shard, why);
     if (status == CAIRN_OK) status = open_fabric(shard, options, why);
-    if (status == CAIRN_OK) status = connection_open(shard, options->coordinator, why);
+    if (status == CAIRN_OK) status = connection_open(shard, options, why);
     return status;
 }
 

@@ -132,7 +132,10 @@ struct shard_events {
  * shard is closed. */
 struct shard_options {
     const char *name;
-    const char *coordinator; /* "host:port" */
+    const char *coordinator; /* "host:port" or "/path" */
+    /* for a coordinator over TCP: the configured file of the token, NULL: none; and the folder of this
+     * shard's key and of what --join wrote, NULL: join_state_folder("") */
+    const char *token_file, *state;
     /* the folders from which weights may be read, ':' between them; NULL: none */
     const char *import_folders;
     uint64_t memory_bytes; /* for state, landing, staging and replies of all jobs */
@@ -362,7 +365,8 @@ void shard_wake(struct shard_daemon *shard);
 /* The connection to the coordinator. It opens a session and, when that session is lost, the next
  * session. Loop thread. */
 
-CAIRN_MUST_CHECK cairn_status connection_open(struct shard_daemon *shard, const char *coordinator,
+CAIRN_MUST_CHECK cairn_status connection_open(struct shard_daemon *shard,
+                                              const struct shard_options *options,
                                               struct sentence *why);
 void connection_close(struct shard_daemon *shard, uv_close_cb on_timer_closed);
 /* Frees session.keys, the keys that the coordinator trusts. */
