@@ -368,7 +368,7 @@ const struct ctl_question ctl_cluster_adopt = {
 
 /* ==== events ==== */
 
-/* cairn cluster events */
+/* cairn cluster events; cairn cluster audit, whose entries are events, too */
 
 struct seen {
     uint64_t after;   /* the number of the last event */
@@ -391,11 +391,14 @@ static bool goes_back(struct seen *seen, const Cairn__Events *page)
 static cairn_status ask_events(struct ctl *ctl, Cairn__Events *all, struct seen *seen)
 {
     Cairn__EventsGet get = CAIRN__EVENTS_GET__INIT;
-    get.since_unix_ms = ctl->times.since_unix_ms;
+    Cairn__AuditGet audit = CAIRN__AUDIT_GET__INIT;
+    const bool is_audit = ctl->row->question == &ctl_cluster_audit;
+    get.since_unix_ms = audit.since_unix_ms = ctl->times.since_unix_ms;
     for (bool more = true; more;) {
         ProtobufCMessage *reply;
-        get.after = seen->after;
-        CAIRN_TRY(ctl_call(ctl, CAIRN_MSG_EVENTS_GET, &get.base, CAIRN_MSG_EVENTS, &reply));
+        get.after = audit.after = seen->after;
+        CAIRN_TRY(ctl_call(ctl, is_audit ? CAIRN_MSG_AUDIT_GET : CAIRN_MSG_EVENTS_GET,
+                           is_audit ? &audit.base : &get.base, CAIRN_MSG_EVENTS, &reply));
         Cairn__Events *page = (Cairn__Events *)reply;
         const bool anew = goes_back(seen, page);
         more = anew || (page->more && page->n_events > 0);
@@ -448,3 +451,4 @@ static int run_cluster_events(struct ctl *ctl)
 }
 
 const struct ctl_question ctl_cluster_events = { .run = run_cluster_events };
+const struct ctl_question ctl_cluster_audit = { .run = run_cluster_events };

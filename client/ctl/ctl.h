@@ -107,6 +107,13 @@ struct ctl_terms {
     struct ctl_settings set;
 };
 
+/* The options of `key add` and the like; NULL and 0: not given. */
+struct ctl_key {
+    const char *roles, *owner, *jobs;
+    uint64_t until_unix_ms;
+    uint32_t grace_s;
+};
+
 /* The options of a re-sharding: the members that a job is spread over. */
 struct ctl_reshard {
     struct ctl_names add, drain, weight;
@@ -154,6 +161,7 @@ struct ctl {
     struct ctl_export export;
     struct ctl_reshard reshard;
     struct ctl_terms terms;
+    struct ctl_key key;
     int argc; /* the arguments after the verb */
     char **argv;
     const struct ctl_program *program;
@@ -328,10 +336,11 @@ int ctl_ask(struct ctl *ctl, const struct ctl_question *question);
 
 /* The commands that have functions, each in the file of its subject. */
 extern const struct ctl_question ctl_local, ctl_env, ctl_capabilities, ctl_cluster_status,
-    ctl_cluster_events, ctl_cluster_adopt, ctl_key_show, ctl_key_trust, ctl_reshard_plan,
-    ctl_reshard_apply, ctl_reshard_status, ctl_reshard_cancel, ctl_job_list, ctl_job_show,
-    ctl_job_check, ctl_job_top, ctl_job_plan, ctl_job_amend, ctl_job_create, ctl_snapshot_create,
-    ctl_snapshot_list, ctl_snapshot_show, ctl_snapshot_copy, ctl_snapshot_diff, ctl_snapshot_export,
+    ctl_cluster_events, ctl_cluster_audit, ctl_cluster_adopt, ctl_cluster_init, ctl_key_show,
+    ctl_key_trust, ctl_key_add, ctl_key_revoke, ctl_key_rotate, ctl_reshard_plan, ctl_reshard_apply,
+    ctl_reshard_status, ctl_reshard_cancel, ctl_job_list, ctl_job_show, ctl_job_check, ctl_job_top,
+    ctl_job_plan, ctl_job_amend, ctl_job_create, ctl_snapshot_create, ctl_snapshot_list,
+    ctl_snapshot_show, ctl_snapshot_copy, ctl_snapshot_diff, ctl_snapshot_export,
     ctl_snapshot_verify, ctl_snapshot_restore;
 
 /* A command: a row of a table, which a row without a noun ends. */

@@ -45,6 +45,14 @@ static const struct ctl_row commands[] = {
       "who came, went, was lost or put out, what befell the jobs, and what operators asked for: "
       "when, and why",
       0, 0, ASKS "no-headers", &ctl_cluster_events },
+    { "cluster", "init", "",
+      "the tokens with which nodes and trainers join, each with the command that does it; made at "
+      "the "
+      "first call",
+      0, 0, ASKS "quiet", &ctl_cluster_init },
+    { "cluster", "audit", "[--since TIME] [--watch]",
+      "what admins did, and what was refused to whom: when, from where, and how it ended", 0, 0,
+      ASKS "no-headers", &ctl_cluster_audit },
     { "cluster", "adopt", "[--yes]",
       "take what the shards hold into the coordinator's store: after the store was lost, or an "
       "older copy was put back",
@@ -65,8 +73,26 @@ static const struct ctl_row commands[] = {
     { "key", "show", "",
       "the public key for the signatures of this cluster's snapshots, as minisign prints it", 0, 0,
       ASKS "quiet", &ctl_key_show },
-    { "key", "list", "", "the keys whose signatures of snapshots are trusted", 0, 0,
-      ASKS "no-headers", ASK(KEYS_GET, keys_get, "", KEYS, .page = "#keys") },
+    { "key", "list", "",
+      "who may connect: the tokens that were given out, and the nodes that shards came from; and "
+      "the "
+      "keys whose signatures of snapshots are trusted",
+      0, 0, ASKS "no-headers",
+      ASK(KEYS_GET, keys_get, "", KEYS, .page = "#tokens?\n{?tokens}\n#nodes?\n{?nodes}\n#keys",
+          .fields = "tokens nodes keys") },
+    { "key", "add",
+      "NAME --role ROLES [--owner TEAM] [--jobs NAMES] [--until DATE|TIME] [--to FILE]",
+      "a token for somebody who may connect from now on; it is printed this once", 1, 1, ASKS,
+      &ctl_key_add },
+    { "key", "rotate", "NAME|--cluster [--grace TIME] [--until DATE|TIME] [--to FILE]",
+      "a new token in place of the one of that name, or a new key of the coordinator; nobody who "
+      "is "
+      "connected is disturbed",
+      0, 1, ASKS, &ctl_key_rotate },
+    { "key", "revoke", "NAME|ID|shard:NAME",
+      "put out whoever has that token, now and for good; shard:NAME: let another node have that "
+      "shard's name",
+      1, 1, ASKS "quiet", &ctl_key_revoke },
     { "key", "trust", "FILE|KEY",
       "trust snapshots that another cluster signed: give what `cairn key show` prints there", 1, 1,
       ASKS "no-headers quiet", &ctl_key_trust },

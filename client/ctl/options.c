@@ -19,6 +19,8 @@
 #include "proto/spec/spec_fields.h"
 
 #define WATCH_EVERY_S  2
+#define UNTIL_S_MAX    (100 * 366 * 86400u) // of --until
+#define GRACE_S_MAX    (30 * 86400u)        // the coordinator has the same limit
 #define DEVICE_LETTERS "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-/"
 
 /* The type of a value, and of the field of struct ctl that receives it. */
@@ -269,6 +271,22 @@ static int parse_since(struct ctl *ctl, char *text)
                           "--since %s: give a duration (2h) or a time "
                           "(2026-11-24T14:00:00Z)",
                           text);
+}
+
+/* Reads a time to come: "90d", "2027-01-31" (the day's beginning, UTC), or RFC 3339. */
+static int parse_until(struct ctl *ctl, char *text)
+{
+    struct tm utc = { .tm_sec = 0 };
+    uint32_t seconds = 0;
+    const char *rest = strptime(text, "%Y-%m-%d", &utc);
+    if (rest != NULL && *rest == '\0') {
+        ctl->key.until_unix_ms = (uint64_t)timegm(&utc) * 1000;
+        return -1;
+    }
+    if (parse_time(text, &ctl->key.until_unix_ms)) return -1;
+    const int done = parse_duration("until", text, UNTIL_S_MAX, &seconds);
+    if (done < 0) ctl->key.until_unix_ms = ((uint64_t)time(NULL) + seconds) * 1000;
+    return done;
 }
 
 /* Reads "4", or, for a job, "1:4". */
@@ -567,6 +585,18 @@ static const struct option_row rows[] = {
       "message size (1048576), at most 4194304" },
     { "seconds", "N", AS(SECONDS, bench.seconds, 0),
       "how long to measure (5); a run that has begun is finished" },
+    { "role", "ROLES", AS(TEXT, key.roles, 0),
+      "what its owner may be, separated by ',': worker, reader, shard, admin, monitor" },
+    { "owner", "TEAM", AS(TEXT, key.owner, 0), "who owns the jobs that it makes (else its name)" },
+    { "jobs", "NAMES", AS(TEXT, key.jobs, 0),
+      "the jobs that it may touch: names separated by ',', where * is any text (else its "
+      "owner's)" },
+    { "until", "DATE|TIME", BY(parse_until), "it is valid until then: 2027-01-31, 90d, 12h" },
+    { "grace", "TIME", AS(DURATION, key.grace_s, GRACE_S_MAX),
+      "how long the former token is valid, too (1h); those that are connected go on after that" },
+    { "cluster", NULL, GIVEN, "the key by which nodes and trainers know the coordinator" },
+    { "to", "FILE", AS(TEXT, to, 0),
+      "write the token into this file, mode 0600, and print no secret", .of = "key" },
     { "help", NULL, GIVEN, "this; which version it is", .shown = "--help, --version", .of = "" },
     { "version", NULL, BY(parse_version), NULL, .of = "" },
 };

@@ -404,6 +404,19 @@ const struct ctl_shape ctl_shapes[] = {
                      "before][{!signs}{!own}another's]\n"
                      "SINCE|since\nKEY|line"),
     SHAPE(keys, .json = "keys"),
+    SHAPE(cluster_inited, .json = "cluster nodes trainers address listens made"),
+    SHAPE(token_row,
+          .json = "id name owner roles jobs state created=created_unix_ms/time "
+                  "not_after=not_after_unix_ms/time? grace_until=grace_until_unix_ms/time? "
+                  "seen=seen_unix_ms/time? connected former",
+          .columns = "TOKEN|name\nROLES|roles\nOWNER|owner\nJOBS|[{!jobs}its owner's]{jobs}\n"
+                     "STATE|{state}[{?former}, by the former key]\n"
+                     "UNTIL|[{?grace_until_unix_ms}{grace_until_unix_ms/time}]"
+                     "[{!grace_until_unix_ms}{not_after_unix_ms/time}]"
+                     "[{!grace_until_unix_ms,not_after_unix_ms}-]\n"
+                     "SEEN|seen_unix_ms/time?\nCONNECTED|connected\nID|id"),
+    SHAPE(node_row, .json = "shard key token since=since_unix_ms/time",
+          .columns = "SHARD|shard\nBY TOKEN|token?\nSINCE|since_unix_ms/time\nNODE'S KEY|key"),
     SHAPE(lease_status, .json = "generation step holder role/role seconds_left=left_ms/1000"),
     SHAPE(member_status, .add = add_of_member,
           .json = "name role/role state address path place storage unheard unfit apart since_ms "

@@ -1,4 +1,4 @@
-/* What an identity may do: the one place that decides it. Pure.
+/* The rights of an identity: the one place that decides it. Pure.
  *
  * Everything is denied unless something here allows it. A role says what kind of thing an identity may do;
  * whose job it is says to which jobs it may do it. An admin may do everything. */
@@ -16,12 +16,12 @@
 bool access_role(const struct identity *who, uint32_t roles_any);
 
 /* Judges whether the identity may do something that one of these roles allows, or the role of an admin.
- * `doing` completes "may not ...". CAIRN_ERR_REFUSED: the sentence says who asks, what is lacking, and who can
- * give it. */
+ * `doing` completes "may not ...". CAIRN_ERR_REFUSED: the sentence says who asks, what is lacking, and who
+ * can give it. */
 CAIRN_MUST_CHECK cairn_status access_any(const struct identity *who, uint32_t roles_any,
                                          const char *doing, struct sentence *why);
 
-/* What somebody wants of a job. Each kind includes those before it. */
+/* The wish of somebody about a job. Each kind includes those before it. */
 enum access_kind {
     CAIRN_ACCESS_LOOK,  /* see that it exists, its state and its figures; a monitor may, too */
     CAIRN_ACCESS_READ,  /* read its parameters, list its tensors */

@@ -403,7 +403,7 @@ const char *coord_asked_verb(const struct coord_row *row, const ProtobufCMessage
  * arguments were left out. */
 void coord_asked_note(const struct coord_session *session, const struct coord_row *row,
                       const ProtobufCMessage *message, struct sentence *what);
-/* Notes in the audit log how the request was taken, unless `what` is empty. What a request begins may still
+/* Notes in the audit log how the request was taken, unless `what` is empty. The work that it began may still
  * fail later: the events say so. */
 void coord_asked_done(const struct coord_session *session, const ProtobufCMessage *message,
                       const struct sentence *what, cairn_status status, const char *why);

@@ -386,8 +386,8 @@ void coord_roster_close(struct coord *cluster)
 
 /* ==== connections ==== */
 
-bool coord_roster_find(void *cluster, const uint8_t key_id[CAIRN_PSK_ID_BYTES],
-                       struct handshake_row *row_out)
+bool coord_roster_find(const uint8_t key_id[CAIRN_PSK_ID_BYTES], struct handshake_row *row_out,
+                       void *cluster)
 {
     struct coord_roster *roster = ((struct coord *)cluster)->roster;
     const struct roster_token *token = find_token(roster, key_id);
@@ -415,8 +415,9 @@ cairn_status coord_roster_judge(const struct coord *cluster, const struct identi
     return token == NULL ? fail_gone(why) : roster_judge(token, wall_unix_s(), why);
 }
 
-cairn_status coord_roster_identify(void *cluster, const struct handshake_result *result,
-                                   struct identity *identity_out, struct sentence *why)
+cairn_status coord_roster_identify(const struct handshake_result *result,
+                                   struct identity *identity_out, struct sentence *why,
+                                   void *cluster)
 {
     struct coord_roster *roster = ((struct coord *)cluster)->roster;
     struct roster_token *token = find_token(roster, result->key_id);
@@ -560,8 +561,8 @@ void coord_roster_tick(struct coord *cluster)
 
 /* ==== changes ==== */
 
-/* An operator's change is made in two steps: the rows are made as they will be, and put into the lists when the
- * store has them. Nobody hears of a new token before that. */
+/* An operator's change is made in two steps: the rows are made as they will be, and put into the lists when
+ * the store has them. Nobody hears of a new token before that. */
 
 static void fill_token(const struct coord *cluster, struct coord_answer *answer,
                        const struct roster_token *token, Cairn__TokenRow *out)
@@ -581,7 +582,7 @@ static void fill_token(const struct coord *cluster, struct coord_answer *answer,
     out->grace_until_unix_ms = token->grace_until_s * 1000;
     out->seen_unix_ms = token->seen_s * 1000;
     out->connected = count_connected(cluster, token);
-    out->former = memcmp(token->pin, newest->pin, sizeof token->pin) != 0;
+    out->former = is_valid(token) && memcmp(token->pin, newest->pin, sizeof token->pin) != 0;
 }
 
 static int compare_names(const void *a, const void *b)
@@ -777,7 +778,7 @@ static cairn_status begin_change(struct coord *cluster, enum key_change op, stru
     struct roster_change *change = &roster->change;
     if (change->is_under_way)
         return fail_with(why, CAIRN_ERR_BUSY, "the roster is being changed: ask again");
-    CAIRN_TRY(make_room(cluster, 2, why));
+    if (op == CAIRN_KEY_ADD || op == CAIRN_KEY_ROTATE) CAIRN_TRY(make_room(cluster, 2, why));
     change->tokens = calloc(roster->token_count + 2, sizeof *change->tokens);
     if (change->tokens == NULL)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");

@@ -5,16 +5,16 @@
  * process only in the store's file, in its backups, and in the words that `cairn cluster init` and `cairn
  * key` print.
  *
- *   token    whoever has its word has its roles. A name may have several tokens: `rotate` makes a new one, and
- *            those before it are valid until their grace is over. A token that is not valid any more stays
+ *   token    whoever has its word has its roles. A name may have several tokens: `rotate` makes a new one,
+ *            and those before it are valid until their grace is over. A token that is not valid any more stays
  *            in the list, so its owner is told why; the oldest such tokens go when the list is full.
  *   curve    the coordinator's key, which a token pins. There are at most two: after a rotation the tokens
  *            that were made before it are still answered with the former one.
  *   node     a shard's name belongs to the node that first said it with a token for shards, until an
  *            operator lets go of it (`cairn key revoke shard:NAME`).
  *
- * A rotation ends no connection. A revocation ends each connection of the token at once. Whether a token has
- * expired is judged by this host's wall clock, when it connects and once a minute from then on.
+ * A rotation ends no connection. A revocation ends each connection of the token at once. Whether a token
+ * has expired is judged by this host's wall clock, when it connects and once a minute from then on.
  *
  * Loop thread only. */
 #ifndef CAIRN_COORDINATOR_ROSTER_H
@@ -66,15 +66,14 @@ void coord_roster_close(struct coord *cluster); /* wipes */
 /* Puts out those whose token has expired, and stores who was seen: once a minute. */
 void coord_roster_tick(struct coord *cluster);
 
-/* For handshake_options.find: `cluster` is a struct coord. An unknown id hears nothing; the owner of a token
- * that is not valid is refused. */
-bool coord_roster_find(void *cluster, const uint8_t key_id[CAIRN_PSK_ID_BYTES],
-                       struct handshake_row *row_out);
+/* For the listener; `cluster` is a struct coord. An unknown id hears nothing; the owner of a token that is
+ * not valid is refused. */
+bool coord_roster_find(const uint8_t key_id[CAIRN_PSK_ID_BYTES], struct handshake_row *row_out,
+                       void *cluster);
 /* Who a peer is whose handshake is done. CAIRN_ERR_REFUSED: the token stopped being valid meanwhile. */
-CAIRN_MUST_CHECK cairn_status coord_roster_identify(void *cluster,
-                                                    const struct handshake_result *result,
+CAIRN_MUST_CHECK cairn_status coord_roster_identify(const struct handshake_result *result,
                                                     struct identity *identity_out,
-                                                    struct sentence *why);
+                                                    struct sentence *why, void *cluster);
 /* Judges whether the token of a connected identity is still valid, however long it has been since its
  * handshake. A peer over a Unix socket has none, and is always fine. */
 CAIRN_MUST_CHECK cairn_status coord_roster_judge(const struct coord *cluster,

@@ -44,7 +44,7 @@ static cairn_status judge_hello(const struct coord *cluster, const Cairn__Hello 
     return CAIRN_OK;
 }
 
-/* Judges whether the identity may be what its Hello says. What it may ask as an admin is judged by request. */
+/* Judges whether the identity may be what its Hello says. An admin's requests are judged one by one. */
 static cairn_status judge_role(const struct identity *who, const Cairn__Hello *hello,
                                struct sentence *why)
 {

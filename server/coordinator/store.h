@@ -4,9 +4,9 @@
  * spec, layout, shards, generation, epoch and a reserved block of round numbers. It also has the ids of the
  * last jobs that were dropped, because a shard that was away then still has its part; the token of the
  * folder that snapshots were written to (below); the shards that an operator drains; the keys whose
- * signatures are trusted; who may connect, and by which keys (roster.h); and the last events. No round writes anything: a new coordinator asks the shards
- * for everything else (server/core/round.h). A job is written when each of its shards holds its part, so
- * every job in the store has existed.
+ * signatures are trusted; who may connect, and by which keys (roster.h); and the last events. No round
+ * writes anything: a new coordinator asks the shards for everything else (server/core/round.h). A job is
+ * written when each of its shards holds its part, so every job in the store has existed.
  *
  * The store is one file, FOLDER/coordinator.db, with WAL and synchronous=FULL: a change whose call returned
  * CAIRN_OK survives the loss of power. Every call is one transaction, and a call that fails changes
@@ -83,7 +83,8 @@ struct coord_store;
 
 /* the most dropped jobs that the store keeps, which are the last ones */
 #define CAIRN_STORE_DROPPED_MAX 4096
-/* the most events that the store keeps, which are those with the highest numbers; the same for the audit log */
+/* the most events that the store keeps, which are those with the highest numbers; the same for the audit
+ * log */
 #define CAIRN_STORE_EVENTS_MAX 4096
 
 /* Texts and bytes in rows are borrowed for the length of a call, whether the row is written or read. */
@@ -402,8 +403,8 @@ void coord_event_note(struct coord *cluster, enum coord_event_kind kind, const c
 /* Notes an event of the shard with that name. */
 void coord_event_note_shard(struct coord *cluster, enum coord_event_kind kind, const char *job,
                             const char *name, const char *text);
-/* Reads the events and the audit log of former incarnations of the coordinator. Must be called before the store's thread
- * begins. */
+/* Reads the events and the audit log of former incarnations of the coordinator. Must be called before the
+ * store's thread begins. */
 cairn_status coord_events_open(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 /* Sends new events to the store. */
 void coord_events_tick(struct coord *cluster);
@@ -425,10 +426,11 @@ void coord_events_faults(const struct coord *cluster, const char *job, struct ev
 
 /* ==== audit ==== */
 
-/* The audit log: what admins did, and what was refused to whom, with the time, the identity, the address, the
- * request and its outcome. `cairn cluster audit` shows it. It is kept as the events are, CAIRN_STORE_EVENTS_MAX
- * entries apart from theirs, so it has a bound, and no flood of events takes an entry away. Nothing is refused
- * because an entry cannot be written: a full disk is logged, and the entry is written later.
+/* The audit log: what admins did, and what was refused to whom, with the time, the identity, the address,
+ * the request and its outcome. `cairn cluster audit` shows it. It is kept as the events are,
+ * CAIRN_STORE_EVENTS_MAX entries apart from theirs, so it has a bound, and no flood of events takes an
+ * entry away. Nothing is refused because an entry cannot be written: a full disk is logged, and the entry
+ * is written later.
  *
  * A peer may be refused again and again. A refusal that was noted is counted from then on, and the count is
  * noted every CAIRN_REFUSALS_MS. Loop thread only. */

@@ -1,4 +1,5 @@
 /* Who may do what to whose job, as a table. */
+#include <stdio.h>
 #include <string.h>
 
 #include "server/coordinator/access.h"
@@ -42,8 +43,8 @@ static const char kinds[] = "lrwo";
 TEST_EACH(each_kind_is_allowed_or_refused_with_names, 0, sizeof cases / sizeof *cases)
 {
     struct identity who = { .name = "w1", .roles = cases[_i].roles };
-    strcpy(who.owner, cases[_i].owner);
-    strcpy(who.jobs, cases[_i].jobs);
+    snprintf(who.owner, sizeof who.owner, "%s", cases[_i].owner);
+    snprintf(who.jobs, sizeof who.jobs, "%s", cases[_i].jobs);
     for (int kind = CAIRN_ACCESS_LOOK; kind <= CAIRN_ACCESS_OWN; kind++) {
         struct sentence why = { "" };
         const cairn_status status = access_job(&who, cases[_i].job, cases[_i].belongs_to,
