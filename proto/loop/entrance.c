@@ -15,9 +15,8 @@ cairn_status entrance_find(struct entrance *entrance, const struct stream_addres
     address_print(address, text);
     if (status == CAIRN_ERR_NOT_FOUND)
         return fail_with(why, CAIRN_ERR_REFUSED,
-                         "%s is reached over TCP, which takes a token of that cluster: %s. Its "
-                         "operator makes one by `cairn key add`",
-                         text, inner.text);
+                         "%s is reached over TCP, which takes a token of that cluster; %s", text,
+                         inner.text);
     if (status != CAIRN_OK) return fail_with(why, status, "%s", inner.text);
     if (!entrance->has_key) curve_key_make(&entrance->key);
     entrance->has_key = true;

@@ -18,12 +18,17 @@ step_is_past() {
 }
 
 processes_begin
-process_start coordinator "$bin/cairn-coordinator" --ready-file "$run/coordinator" --set network.listen=127.0.0.1:0 \
+process_start coordinator "$bin/cairn-coordinator" --ready-file "$run/ready" \
+    --set network.listen="$run/socket 127.0.0.1:0" \
     --set cluster.shards=2 --set store.path="$run/store" --set snapshots.path="$run/snapshots"
-wait_until 20 "the coordinator" test -s "$run/coordinator"
+wait_until 20 "the coordinator" test -s "$run/ready"
+cut -d' ' -f2 "$run/ready" >"$run/coordinator"
+"$bin/cairn" --endpoint "$run/socket" key add test --role worker,reader,shard,monitor --to "$run/token" >"$run/cairn.log"
+export CAIRN_TOKEN_FILE=$run/token
 for i in 1 2; do
     process_start "shard-$i" "$bin/cairn-shard" --ready-file "$run/shard-$i" --set shard.name="shard-$i" \
-        --set shard.coordinator="$(cat "$run/coordinator")" --set memory.limit=1GiB --set compute.threads=1
+        --set shard.coordinator="$(cat "$run/coordinator")" --set shard.state="$run/state" --set memory.limit=1GiB \
+        --set compute.threads=1
     wait_until 20 "shard-$i" test -s "$run/shard-$i"
 done
 process_start relay "$root/tests/support/tcp_relay.py" "$(cat "$run/coordinator")" "$run/relay"

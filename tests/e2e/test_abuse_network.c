@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "proto/secure/secure.h"
 #include "proto/wire/wire.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/now.h"
@@ -133,12 +134,12 @@ TEST(a_frame_of_four_gib_costs_the_connection_and_nothing_else)
 static void annoy(uint16_t port, int *fds, int count)
 {
     uint64_t seed = 11;
-    uint8_t header[CAIRN_FRAME_HEADER_BYTES];
-    frame_header_write(header, 1, 1, 1000);
+    uint8_t first[CAIRN_HANDSHAKE_FIRST_BYTES] =
+        "CAIRNSE1\1\0\1"; // of a handshake, without its MAC
     for (int i = 0; i < count; i++) {
         fds[i] = dial(port);
         if (i % 4 < 2) send_garbage(fds[i], &seed);
-        if (i % 4 == 2) (void)!send(fds[i], header, sizeof header, MSG_NOSIGNAL);
+        if (i % 4 == 2) (void)!send(fds[i], first, sizeof first - 1, MSG_NOSIGNAL);
     }
 }
 
@@ -156,6 +157,71 @@ TEST(a_thousand_garbage_connections_leave_the_coordinator_as_it_was)
     printf("note: coordinator: resident %zu KiB before, %zu KiB after %d connections of garbage\n",
            before / 1024, after / 1024, CONNECTIONS);
     ck_assert_uint_le(after, before + SLACK_BYTES);
+}
+
+/* ---- how fast members go on ---- */
+
+/* CAIRN_ABUSE_CONNECTIONS: so many strangers, and members must keep nine tenths of their pace, which only a
+ * machine shows that does nothing else. */
+enum { PACE_MS = 1500, STRANGERS = 1500, STANDING = 200 };
+
+static atomic_bool stop_strangers;
+static atomic_uint strangers_came;
+
+/* One after the other, STANDING at a time: garbage, a half handshake, silence, and bytes that come slowly. */
+static void *come_on(void *arg)
+{
+    const unsigned count = *(const unsigned *)arg;
+    static int fds[STANDING];
+    uint64_t seed = 12;
+    uint8_t first[CAIRN_HANDSHAKE_FIRST_BYTES] = "CAIRNSE1\1\0\1";
+    memset(fds, -1, sizeof fds);
+    for (unsigned i = 0; i < count && !stop_strangers; i++) {
+        int *fd = &fds[i % STANDING];
+        if (*fd >= 0) close(*fd);
+        *fd = dial(coordinator_port());
+        if (i % 4 == 0) send_garbage(*fd, &seed);
+        if (i % 4 == 1) (void)!send(*fd, first, sizeof first, MSG_NOSIGNAL);
+        if (i % 4 == 2) (void)!send(*fd, first, 1 + i % 80, MSG_NOSIGNAL);
+        if (fds[(i + 1) % STANDING] >= 0) // of an older one: a byte more
+            (void)!send(fds[(i + 1) % STANDING], "x", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+        strangers_came++;
+        poll(NULL, 0, 1);
+    }
+    for (int i = 0; i < STANDING; i++)
+        if (fds[i] >= 0) close(fds[i]);
+    return NULL;
+}
+
+static double rounds_a_second(void)
+{
+    const unsigned before = rounds;
+    const int64_t begin_ms = now_ms();
+    poll(NULL, 0, PACE_MS);
+    return (rounds - before) * 1000.0 / (double)(now_ms() - begin_ms);
+}
+
+TEST(strangers_do_not_slow_the_members)
+{
+    const char *asked = getenv("CAIRN_ABUSE_CONNECTIONS");
+    unsigned count = asked != NULL ? (unsigned)atoi(asked) : STRANGERS;
+    const size_t before = cluster_resident_bytes(cluster.coordinator);
+    const pthread_t thread = begin_training();
+    pthread_t strangers;
+    double alone = rounds_a_second();
+    ck_assert_int_eq(pthread_create(&strangers, NULL, come_on, &count), 0);
+    double beside = rounds_a_second();
+    while (asked != NULL && strangers_came < count) beside = (beside + rounds_a_second()) / 2;
+    stop_strangers = asked == NULL;
+    pthread_join(strangers, NULL);
+    alone = (alone + rounds_a_second()) / 2; // before and after: the machine is others', too
+    end_training(thread);
+    const size_t after = cluster_resident_bytes(cluster.coordinator);
+    printf("note: %.1f rounds a second alone, %.1f beside %u strangers; coordinator: resident %zu "
+           "KiB before, %zu KiB after\n",
+           alone, beside, (unsigned)strangers_came, before / 1024, after / 1024);
+    ck_assert_uint_le(after, before + SLACK_BYTES);
+    ck_assert_double_gt(beside, alone * (asked != NULL ? 0.9 : 0.3));
 }
 
 /* ---- UCX's own port ---- */

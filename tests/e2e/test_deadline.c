@@ -82,8 +82,8 @@ static void commit_nothing(struct fake_peer *mute)
 
 TEST(the_worker_whose_data_never_arrives_is_named_and_training_goes_on)
 {
-    start(2, .coordinator_set = SETTINGS("round.step_deadline=1s"), .coordinator_ip = "127.0.0.1");
-    snprintf(fake.listen, sizeof fake.listen, "%.31s", cluster.address);
+    start(2, .coordinator_set = SETTINGS("round.step_deadline=1s"));
+    snprintf(fake.listen, sizeof fake.listen, "%.90s", cluster.address);
     open_job();
     initialize();
     struct fake_peer mute = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "mute");

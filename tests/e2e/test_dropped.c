@@ -106,8 +106,8 @@ static void start_cluster(int shards)
 {
     unsetenv("CAIRN_FABRIC_DEVICE");
     start(shards, .shard_netns = places, .coordinator_ip = "10.91.0.1",
-          .coordinator_set = SETTINGS("network.insecure_network=yes", "cluster.shards=1"),
-          .shard_set = SETTINGS("network.insecure_network=yes", "fabric.device=data0"));
+          .coordinator_set = SETTINGS("cluster.shards=1"),
+          .shard_set = SETTINGS("fabric.device=data0"));
 }
 
 static void set_up(void)

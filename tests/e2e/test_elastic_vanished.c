@@ -171,10 +171,10 @@ static void set_up(void)
     ck_assert(netns_is_up(here, "data0") && netns_is_up(there, "data0")); // UCX opens no other
     setenv("CAIRN_FABRIC_DEVICE", "data0", 1);
     start(SHARDS, .shard_netns = places, .coordinator_ip = "10.83.0.1",
-          .coordinator_set = SETTINGS("network.insecure_network=yes", "cluster.shards=2",
-                                      "lease.heartbeat=100ms", "lease.timeout=600ms"),
-          .shard_set = SETTINGS("network.insecure_network=yes", "fabric.device=data0",
-                                "fabric.kind=ucx", "compute.threads=1", "memory.limit=256MiB"));
+          .coordinator_set = SETTINGS("cluster.shards=2", "lease.heartbeat=100ms",
+                                      "lease.timeout=600ms"),
+          .shard_set = SETTINGS("fabric.device=data0", "fabric.kind=ucx", "compute.threads=1",
+                                "memory.limit=256MiB"));
     shared = elastic_share();
     atomic_store(&shared->until, UINT64_MAX);
 }

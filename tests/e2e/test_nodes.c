@@ -141,12 +141,9 @@ static double train_on(const char *name, bool gathers, bool grouped)
 
 static void set_up(void)
 {
-    static const char *const coordinator_set[] = { "network.insecure_network=yes", NULL };
-    static const char *const shard_set[] = { "fabric.device=cairn0", "network.insecure_network=yes",
-                                             "memory.limit=2GiB", NULL };
+    static const char *const shard_set[] = { "fabric.device=cairn0", "memory.limit=2GiB", NULL };
     setenv("CAIRN_FABRIC_DEVICE", "cairn0", 1);
-    start(NODES, .coordinator_set = coordinator_set, .shard_set = shard_set, .shard_netns = places,
-          .coordinator_ip = "10.77.0.1");
+    start(NODES, .shard_set = shard_set, .shard_netns = places, .coordinator_ip = "10.77.0.1");
 }
 
 static void tear_down(void)

@@ -97,9 +97,8 @@ static void set_up(void)
     static const char *const second[] = { "fabric.device=data1", NULL };
     static const char *const *const each[SHARDS] = { first, second };
     unsetenv("CAIRN_FABRIC_DEVICE");
-    start(SHARDS, .coordinator_set = SETTINGS("network.insecure_network=yes"),
-          .shard_set = SETTINGS("network.insecure_network=yes"), .shard_each = each,
-          .shard_netns = places, .coordinator_netns = coordinator, .coordinator_ip = "10.90.0.1");
+    start(SHARDS, .shard_each = each, .shard_netns = places, .coordinator_netns = coordinator,
+          .coordinator_ip = "10.90.0.1");
 }
 
 /* Waits for a program on the worker's host: `said`. */
@@ -147,9 +146,9 @@ TEST(a_device_that_is_not_there_or_has_no_address_yet_is_waited_for)
 {
     const pid_t pid = run_on(worker, "late.log",
                              "%s/cairn-shard --set shard.name=late --set shard.coordinator=%s "
-                             "--set fabric.device=late --set network.insecure_network=yes "
-                             "--set memory.limit=64MiB",
-                             CAIRN_BIN_DIR, cluster.address);
+                             "--set fabric.device=late --set memory.limit=64MiB "
+                             "--set shard.state=%s/state",
+                             CAIRN_BIN_DIR, cluster.address, cluster.folder);
     await_text(pid, "this host has no device late");
     await_text(pid, "this shard waits for it");
     ck_assert(netns_ip("-n %s link add late type veth peer name later", worker));

@@ -213,8 +213,11 @@ static const char *program_path(char out[PATH_BYTES], const char *name)
 static void start_coordinator(struct cluster *cluster)
 {
     char program[PATH_BYTES];
-    char listen[PATH_BYTES], shards[PATH_BYTES], store[PATH_BYTES], snapshots[PATH_BYTES];
-    snprintf(listen, sizeof listen, "network.listen=%s", cluster->address);
+    char ready[2 * PATH_BYTES];
+    char listen[2 * PATH_BYTES], shards[PATH_BYTES], store[PATH_BYTES], snapshots[PATH_BYTES];
+    const bool is_tcp = cluster->options.coordinator_ip != NULL;
+    snprintf(listen, sizeof listen, "network.listen=%s%s%s", cluster->socket, is_tcp ? " " : "",
+             is_tcp ? cluster->address : "");
     snprintf(shards, sizeof shards, "cluster.shards=%d", cluster->shards_expected);
     snprintf(store, sizeof store, "store.path=%s/coordinator", cluster->folder);
     snprintf(snapshots, sizeof snapshots, "snapshots.path=%s", cluster->snapshots_path);
@@ -228,8 +231,28 @@ static void start_coordinator(struct cluster *cluster)
     if (cluster->options.snapshots_path != NULL)  // of a cluster that the test had before
         add(&args, "--set", "snapshots.foreign=yes");
     cluster->coordinator = start_daemon(cluster, &args, "coordinator",
-                                        cluster->options.coordinator_set, cluster->address,
-                                        sizeof cluster->address);
+                                        cluster->options.coordinator_set, ready, sizeof ready);
+    snprintf(cluster->address, sizeof cluster->address, "%s",
+             is_tcp ? strchr(ready, ' ') + 1 : cluster->socket);
+}
+
+/* A token with which one may do everything, for this process and its children: what is tried here is not who
+ * may what. */
+static void make_token(const struct cluster *cluster)
+{
+    char program[PATH_BYTES], path[PATH_BYTES], log[PATH_BYTES];
+    struct arguments args = { .argc = 0 };
+    path_in(cluster, path, "token", "");
+    path_in(cluster, log, "token.log", "");
+    add_program(&args, home_netns(cluster), program_path(program, "cairn"));
+    add(&args, "--endpoint", cluster->socket);
+    add(&args, "key", "add");
+    add(&args, "test", NULL);
+    add(&args, "--role", "worker,reader,shard,admin,monitor");
+    add(&args, "--to", path);
+    ck_assert_msg(cluster_wait(cluster_spawn(args.argv, log), CLUSTER_WAIT_MS) == 0, "%s",
+                  cluster_text(log));
+    ck_assert_int_eq(setenv("CAIRN_TOKEN_FILE", path, 1), 0);
 }
 
 static void start_shard(struct cluster *cluster, int shard)
@@ -237,7 +260,7 @@ static void start_shard(struct cluster *cluster, int shard)
     const bool is_first = shard < cluster->shards_expected; // lists of options have these
     char program[PATH_BYTES];
     char name[32], set_name[PATH_BYTES], set_host[PATH_BYTES], coordinator[PATH_BYTES], ready[64];
-    char lock[PATH_BYTES], backend[64];
+    char lock[PATH_BYTES], backend[64], state[PATH_BYTES];
     snprintf(name, sizeof name, "shard-%d", shard);
     snprintf(set_name, sizeof set_name, "shard.name=%s", name);
     snprintf(coordinator, sizeof coordinator, "shard.coordinator=%s", cluster->address);
@@ -259,6 +282,8 @@ static void start_shard(struct cluster *cluster, int shard)
         add(&args, "--set", set_host);
     }
     if (cluster->options.both_ways) add(&args, "--set", "fabric.host=" HOST);
+    snprintf(state, sizeof state, "shard.state=%s/state", cluster->folder);
+    if (cluster->options.coordinator_ip != NULL) add(&args, "--set", state);
     add_settings(&args, cluster->options.shard_set);
     const char *const *own = cluster->options.shard_each != NULL && is_first
                                  ? cluster->options.shard_each[shard]
@@ -298,10 +323,10 @@ void cluster_start(struct cluster *cluster, int shard_count, const struct cluste
     if (cluster->options.coordinator_ip != NULL)
         snprintf(cluster->address, sizeof cluster->address, "%s:0",
                  cluster->options.coordinator_ip);
-    else
-        snprintf(cluster->address, sizeof cluster->address, "%s/coordinator.sock", cluster->folder);
+    snprintf(cluster->socket, sizeof cluster->socket, "%s/coordinator.sock", cluster->folder);
     if (cluster->options.both_ways) setenv("CAIRN_HOST", HOST, 1);
     start_coordinator(cluster);
+    if (cluster->options.coordinator_ip != NULL) make_token(cluster);
     for (int i = 0; i < shard_count; i++) start_shard(cluster, i);
 }
 
@@ -322,6 +347,7 @@ void cluster_stop(struct cluster *cluster)
     for (int i = 0; i < cluster->shard_count; i++) stop_daemon(&cluster->shards[i], "a shard");
     stop_daemon(&cluster->coordinator, "the coordinator");
     if (cluster->options.both_ways) unsetenv("CAIRN_HOST");
+    if (cluster->options.coordinator_ip != NULL) unsetenv("CAIRN_TOKEN_FILE");
     cairn_scratch_remove(cluster->folder);
 }
 

@@ -41,7 +41,8 @@ struct cluster_options {
     const char *const *const *shard_within;
     const char *const *const *shard_each; /* of each shard, behind shard_set */
     const char *
-        coordinator_ip; /* it listens there, on a port of its choice. Default: a socket in the folder */
+        coordinator_ip; /* it listens there, too, on a port of its choice, and everybody comes by that port
+                           with a token (CAIRN_TOKEN_FILE). Default: at a socket in the folder alone */
     /* The shards and this process name their host, so that trainers reach them by mapped and by ucx;
      * default: by mapped alone */
     bool both_ways;
@@ -53,6 +54,7 @@ struct cluster {
     char folder[CAIRN_SCRATCH_BYTES]; /* logs: coordinator.log, shard-0.log, ... */
     char snapshots_path[CAIRN_SCRATCH_BYTES + 32];
     char address[CAIRN_SCRATCH_BYTES + 32]; /* of the coordinator; the same after a restart */
+    char socket[CAIRN_SCRATCH_BYTES + 32]; /* the same as a path, also of one with coordinator_ip */
     struct cluster_options options;
     const char *settings[2][CLUSTER_SETTINGS_MAX + 1]; /* the coordinator's, the shards' */
     int shards_expected; /* cluster.shards: as many as it was started with */
