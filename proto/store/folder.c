@@ -43,10 +43,24 @@ static cairn_status folder_missed(struct sentence *why, const char *step, const 
     return missing ? CAIRN_ERR_NOT_FOUND : status;
 }
 
+/* True if a part of the path leads out of the folder. The callers have checked the parts: this is the second
+ * lock on that door. */
+static bool leads_out(const char *path)
+{
+    for (const char *part = path; part[0] != '\0';) {
+        const size_t length = strcspn(part, "/");
+        if (length == 0 || (length <= 2 && strncmp(part, "..", length) == 0)) return true;
+        part += length + (part[length] == '/');
+    }
+    return false;
+}
+
 /* Opens the folder beneath `at` that contains the last part of `path`. Sets *name_out to that part, or to
  * "." if `path` is "". Returns the descriptor; -1: see errno. */
 static int folder_open_parent(const char *at, const char *path, const char **name_out)
 {
+    errno = EINVAL;
+    if (leads_out(path)) return -1;
     int fd = open(at, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     for (const char *slash; fd >= 0 && (slash = strchr(path, '/')) != NULL; path = slash + 1) {
         char part[PART_BYTES];

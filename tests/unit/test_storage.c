@@ -135,4 +135,28 @@ TEST(who_looks_leaves_nothing_behind)
     ck_assert_int_eq(mkdir(scratch, 0700), 0);
 }
 
+TEST(no_path_leads_out_of_its_location)
+{
+    static const char *const out[] = { "..",         "../x", "a/..", "a/../../x", "a/./x",
+                                       "/etc/hosts", "a//x", ".",    "a/.." };
+    struct storage_file *file;
+    char inside[128], beside[192];
+    uint64_t bytes;
+    snprintf(inside, sizeof inside, "%s/inside", scratch);
+    snprintf(beside, sizeof beside, "%s/inside/a", scratch);
+    ck_assert_int_eq(mkdir(inside, 0700), 0);
+    ck_assert_int_eq(mkdir(beside, 0700), 0);
+    cairn_scratch_file(scratch, "x", "words", beside, sizeof beside);
+    for (size_t i = 0; i < sizeof out / sizeof *out; i++) {
+        const struct storage *in = &storage_folder;
+        ck_assert_msg(in->open(inside, out[i], false, &file, &why) != CAIRN_OK, "%s", out[i]);
+        ck_assert_msg(in->stat(inside, out[i], &bytes, &why) != CAIRN_OK, "%s", out[i]);
+        ck_assert_msg(in->make(inside, out[i], false, &why) != CAIRN_OK, "%s", out[i]);
+        ck_assert_msg(in->commit(inside, out[i], "", 0, true, &why) != CAIRN_OK, "%s", out[i]);
+        ck_assert_msg(in->remove(inside, out[i], false, &bytes, &why) != CAIRN_OK, "%s", out[i]);
+    }
+    ck_assert_int_eq(access(beside, F_OK), 0);
+    ck_assert_int_eq(storage_folder.stat(inside, "a", &bytes, &why), CAIRN_ERR_CORRUPT);
+}
+
 SUITE(30, set_up, scratch_remove);
