@@ -9,7 +9,7 @@ fail() { echo "FAILED: $*"; exit 1; }
 for tool in strace systemd-analyze; do
     command -v "$tool" >/dev/null || { echo "skip: $tool is not installed"; exit 77; }
 done
-strace -o /dev/null true 2>/dev/null || { echo "skip: processes may not be traced here"; exit 77; }
+strace -o /dev/null true 2>/dev/null || { echo "skip: strace may trace no process here"; exit 77; }
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
