@@ -222,8 +222,9 @@ void config_init(struct config *config, const struct config_option *options, siz
         if (options[i].default_text == NULL) continue;
         const cairn_status status = config_value_store(&options[i], options[i].default_text, values,
                                                        NULL);
-        assert(status == CAIRN_OK); // a row must accept its own default
-        (void)status;
+        assert(status == CAIRN_OK ||
+               status == CAIRN_ERR_NO_MEMORY); // a row accepts its own default
+        config->lacks_memory |= status != CAIRN_OK;
     }
 }
 
@@ -423,6 +424,8 @@ cairn_status config_set(struct config *config, const char *assignment, struct se
 
 cairn_status config_finish(const struct config *config, struct sentence *why)
 {
+    if (config->lacks_memory)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the configuration");
     for (size_t i = 0; i < config->option_count; i++) {
         const struct config_option *option = &config->options[i];
         if (option->default_text != NULL || config->given[i] != 0) continue;

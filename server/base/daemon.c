@@ -123,7 +123,9 @@ static int take_values(struct daemon *daemon, int wanted, int id)
     if (id != wanted) return -1;
     if (id == OPT_CONFIG) status = config_read(&daemon->config, optarg, &why);
     if (id == OPT_SET) status = config_set(&daemon->config, optarg, &why);
-    return status == CAIRN_OK ? -1 : complain(&daemon->spec, why.text);
+    if (status == CAIRN_OK) return -1;
+    complain(&daemon->spec, why.text);
+    return status == CAIRN_ERR_NO_MEMORY ? status_exit((int)status) : 2;
 }
 
 // Makes three passes over argv: the first for the options, the second for the files, the third for --set.
@@ -151,9 +153,9 @@ static int judge_command(struct daemon *daemon, const struct command *command)
         config_print(&daemon->config, stdout);
         return 0;
     }
-    if (config_finish(&daemon->config, &why) != CAIRN_OK) return complain(&daemon->spec, why.text);
-    cairn_status status = CAIRN_OK;
-    if (daemon->spec.judge != NULL) status = daemon->spec.judge(daemon->spec.values, &why);
+    cairn_status status = config_finish(&daemon->config, &why);
+    if (status == CAIRN_OK && daemon->spec.judge != NULL)
+        status = daemon->spec.judge(daemon->spec.values, &why);
     if (status == CAIRN_OK && command->check && daemon->spec.judge_now != NULL)
         status = daemon->spec.judge_now(daemon->spec.values, &why);
     if (status != CAIRN_OK) {
@@ -273,7 +275,18 @@ void daemon_log(const struct daemon *daemon, const char *name, const struct log_
 #define IS_SANITIZED false
 #endif
 
-void daemon_confine(const struct daemon *daemon, bool may_execute)
+static void do_nothing(uv_work_t *work)
+{
+    (void)work;
+}
+
+static void did_nothing(uv_work_t *work, int status)
+{
+    (void)work;
+    (void)status;
+}
+
+void daemon_confine(struct daemon *daemon, bool may_execute)
 {
     const int version = confine_version();
     if (!daemon->is_traceable && !IS_SANITIZED) (void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
@@ -285,6 +298,9 @@ void daemon_confine(const struct daemon *daemon, bool may_execute)
     else
         log_info("files of others are read with Landlock %d, nothing but reads of their folder",
                  version);
+    // Now libuv starts its threads, which have just been found to be there (start_handles), and have the same
+    // rights. At the first work in the middle of a run it would end the process if it got none.
+    uv_queue_work(&daemon->loop, &daemon->first_work, do_nothing, did_nothing);
 }
 
 cairn_status daemon_ready(struct daemon *daemon, const char *address, struct sentence *why)

@@ -59,6 +59,7 @@ struct config {
     void *values;                        /* the daemon's struct */
     /* for each option: 0 = not given, -1 = given on the command line, else the line in the file */
     int given[CAIRN_CONFIG_OPTIONS_MAX];
+    bool lacks_memory; /* for a default: config_finish says so */
 };
 
 /* Fills in the defaults, and asserts that they are valid. The caller has zeroed `values`. */
@@ -74,7 +75,8 @@ CAIRN_MUST_CHECK cairn_status config_read(struct config *config, const char *pat
 /* Applies one override, "section.key=value". */
 CAIRN_MUST_CHECK cairn_status config_set(struct config *config, const char *assignment,
                                          struct sentence *why);
-/* Checks, after file and overrides, that every option without a default was given. */
+/* Checks, after file and overrides, that every option without a default was given. CAIRN_ERR_NO_MEMORY: a
+ * default is missing. */
 CAIRN_MUST_CHECK cairn_status config_finish(const struct config *config, struct sentence *why);
 
 /* Prints a sample file: every option with its doc, range and default, commented out. */
@@ -204,6 +206,7 @@ struct daemon {
     const char *log_name;   /* from argv, or NULL */
     uv_signal_t signals[CAIRN_DAEMON_SIGNALS];
     uv_timer_t watchdog;
+    uv_work_t first_work;
     bool stopping;
     bool is_announced; /* this process wrote the ready file */
     bool is_traceable; /* from argv */
@@ -226,7 +229,7 @@ void daemon_log(const struct daemon *daemon, const char *name, const struct log_
 /* Gives up what the daemon does not need (proto/store/confine.h): no other process of its user may look into
  * its memory, where keys are, and it starts no program, unless `may_execute`. Call right after
  * daemon_log. */
-void daemon_confine(const struct daemon *daemon, bool may_execute);
+void daemon_confine(struct daemon *daemon, bool may_execute);
 
 /* Reports that the daemon serves. Writes the address and a newline to the --ready-file, all or nothing,
  * logs `msg=ready address=... port=...`, and notifies the supervisor. */

@@ -5,8 +5,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* kind: "memory", "descriptors", "threads". `of`: a part of the file name of who asks; "": anybody. The
- * number is counted from 1. */
+/* kind: "memory", "descriptors", "threads", "files" (what is done to one, with EIO). `of`: a part of the file
+ * name of who asks; "program": the program itself; "": anybody. The number is counted from 1.
+ * NTH_FAIL="KIND OF NUMBER" in the environment ("anybody" for "") does this when the program starts. */
 void nth_arm(const char *kind, const char *of, uint64_t number);
 /* True: it has failed. *asked_out: how often something of the kind was asked for; *by_out: where it
  * failed. */
