@@ -1,7 +1,7 @@
-/* A daemon whose nth allocation, file call, descriptor or thread fails, once, anywhere from its start to its end: while
- * it starts, a trainer attaches, steps, takes a snapshot, and restores it. Either the daemon goes on, or it ends by
- * itself and says why; no signal ends it. Whatever failed meanwhile works when it is done again, with a new process
- * where one has ended.
+/* A daemon whose nth allocation, file call, descriptor or thread fails, once, anywhere from its start to its
+ * end: while it starts, a trainer attaches, steps, takes a snapshot, and restores it. Either the daemon goes
+ * on, or it ends by itself and says why; no signal ends it. Whatever failed meanwhile works when it is done
+ * again, with a new process where one has ended.
  *
  * Some points are tried; CAIRN_TEST_LONG=1: each one. */
 #include <poll.h>
