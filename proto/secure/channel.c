@@ -107,10 +107,10 @@ const struct handshake_result *channel_peer(const struct channel *channel)
 
 /* ---- handshake ---- */
 
-static void come_up(struct channel *channel)
+static void come_up(struct channel *channel, const struct handshake_result *result)
 {
     struct handshake_result *peer = &channel->peer;
-    handshake_result(channel->handshake, peer);
+    *peer = *result;
     memcpy(channel->send.cipher.key, peer->send_key, sizeof peer->send_key);
     memcpy(channel->receive.cipher.key, peer->receive_key, sizeof peer->receive_key);
     sodium_memzero(peer->send_key, sizeof peer->send_key);
@@ -118,14 +118,27 @@ static void come_up(struct channel *channel)
     channel->is_up = true;
 }
 
+cairn_status channel_open_up(const struct handshake_result *result, struct channel **out)
+{
+    struct channel *channel = calloc(1, sizeof *channel);
+    if (channel == NULL) return CAIRN_ERR_NO_MEMORY;
+    come_up(channel, result);
+    *out = channel;
+    return CAIRN_OK;
+}
+
 static cairn_status greet_by(struct channel *channel, const uint8_t *bytes, size_t count,
                              size_t *used_out, struct sentence *why)
 {
     cairn_status status;
-    if (handshake_take(channel->handshake, bytes, count, used_out, &status, why) ==
+    if (handshake_take(channel->handshake, bytes, count, used_out, &status, why) !=
         CAIRN_HANDSHAKE_DONE)
-        come_up(channel);
-    return status;
+        return status;
+    struct handshake_result result;
+    handshake_result(channel->handshake, &result);
+    come_up(channel, &result);
+    sodium_memzero(&result, sizeof result);
+    return CAIRN_OK;
 }
 
 cairn_status channel_greet(struct channel *channel, struct byte_queue *wire)

@@ -243,6 +243,9 @@ void byte_queue_release(struct byte_queue *queue);
 
 CAIRN_MUST_CHECK cairn_status channel_open(const struct handshake_options *options,
                                            struct channel **out);
+/* A channel that is up, after a handshake that was done elsewhere; the result is copied. */
+CAIRN_MUST_CHECK cairn_status channel_open_up(const struct handshake_result *result,
+                                              struct channel **out);
 void channel_close(struct channel *channel); /* wipes; NULL is allowed */
 /* True when the handshake is done: from then on records are sent and taken. */
 bool channel_is_up(const struct channel *channel);

@@ -1,5 +1,5 @@
-/* Two ends that know each other's secret, for handshakes and channels; keys are the system's random numbers, so
- * that what a seed decides is what is done to their bytes. One pair a process. */
+/* Two ends that know each other's secret, for handshakes and channels; their keys are the system's random
+ * numbers. One pair a process. */
 #ifndef CAIRN_SUPPORT_SECURE_ENDS_H
 #define CAIRN_SUPPORT_SECURE_ENDS_H
 

@@ -1,5 +1,5 @@
-/* A man in the middle of two channels: he drops, repeats, changes, exchanges and invents what passes him, by a
- * seed. Whatever he does, each end takes nothing but a prefix of what the other one sent.
+/* A man in the middle of two channels: he drops, repeats, changes, exchanges and invents what passes him,
+ * by a seed. Whatever he does, each end takes nothing but a prefix of what the other one sent.
  * CAIRN_SEEDS: how many seeds (10,000 if it is not set); CAIRN_SEED: the first. */
 #include <check.h>
 #include <string.h>
