@@ -42,7 +42,9 @@ enum {
     PREFIX_BYTES = sizeof prefix - 1,
     VERSION_AT = 5, /* of the digit in the prefix */
     SUM_BYTES = 4,
-    BODY_BYTES = CAIRN_PSK_ID_BYTES + CAIRN_PIN_BYTES + CAIRN_PSK_BYTES,
+    PIN_AT = CAIRN_PSK_ID_BYTES,
+    SECRET_AT = PIN_AT + CAIRN_PIN_BYTES,
+    BODY_BYTES = SECRET_AT + CAIRN_PSK_BYTES,
     PACKED_BYTES = BODY_BYTES + SUM_BYTES,
     LETTERS = PACKED_BYTES * 8 / 5,
     LINE_BYTES_MAX = 1024, /* of a token's file */
@@ -64,10 +66,10 @@ static uint32_t sum_of(const uint8_t *bytes, size_t count)
 
 void token_print(const struct token *token, char text_out[CAIRN_TOKEN_TEXT_BYTES])
 {
-    uint8_t packed[PACKED_BYTES], *at = packed;
-    memcpy(at, token->id, sizeof token->id);
-    memcpy(at += sizeof token->id, token->pin, sizeof token->pin);
-    memcpy(at += sizeof token->pin, token->secret, sizeof token->secret);
+    uint8_t packed[PACKED_BYTES];
+    memcpy(packed, token->id, sizeof token->id);
+    memcpy(packed + PIN_AT, token->pin, sizeof token->pin);
+    memcpy(packed + SECRET_AT, token->secret, sizeof token->secret);
     le_put(packed + BODY_BYTES, sum_of(packed, BODY_BYTES), SUM_BYTES);
     memcpy(text_out, prefix, PREFIX_BYTES);
     for (size_t i = 0; i < LETTERS; i++) {
@@ -158,10 +160,9 @@ cairn_status token_parse(const char *text, struct token *token_out, struct sente
         status = malformed(why, "this token has a typing error: its checksum does not match; copy "
                                 "it again");
     if (status == CAIRN_OK) {
-        const uint8_t *at = packed;
-        memcpy(token_out->id, at, sizeof token_out->id);
-        memcpy(token_out->pin, at += sizeof token_out->id, sizeof token_out->pin);
-        memcpy(token_out->secret, at += sizeof token_out->pin, sizeof token_out->secret);
+        memcpy(token_out->id, packed, sizeof token_out->id);
+        memcpy(token_out->pin, packed + PIN_AT, sizeof token_out->pin);
+        memcpy(token_out->secret, packed + SECRET_AT, sizeof token_out->secret);
     }
     sodium_memzero(packed, sizeof packed);
     return status;
