@@ -258,6 +258,8 @@ static cairn_status take_first_by(struct handshake *handshake, struct handshake_
     CAIRN_TRY(check_mac(handshake, row, why));
     const cairn_status judged = judge_first(handshake, row, &said);
     if (judged != CAIRN_OK) {
+        if (row->on_refused != NULL && row->refused != CAIRN_OK)
+            row->on_refused(row->refused_arg, handshake->first + KEY_ID_AT, &said);
         sentence_set(why, "%s", said.text);
         return leave_refusal(handshake, judged, &said);
     }

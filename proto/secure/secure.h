@@ -147,6 +147,11 @@ struct handshake_row {
     cairn_status
         refused; /* CAIRN_OK, or why an owner of the secret is refused (revoked, expired) */
     struct sentence why;
+    /* Called when such an owner has proved that it is one, and is refused; NULL: nobody is told. Do not
+     * write of a refusal before: a stranger can name any id. */
+    void (*on_refused)(void *arg, const uint8_t key_id[CAIRN_PSK_ID_BYTES],
+                       const struct sentence *why);
+    void *refused_arg;
 };
 
 struct handshake_options {

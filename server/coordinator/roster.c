@@ -386,6 +386,14 @@ void coord_roster_close(struct coord *cluster)
 
 /* ==== connections ==== */
 
+/* Only an owner of the secret comes into the audit log: a stranger can name any id. */
+static void audit_refused(void *cluster, const uint8_t key_id[CAIRN_PSK_ID_BYTES],
+                          const struct sentence *why)
+{
+    const struct roster_token *token = find_token(((struct coord *)cluster)->roster, key_id);
+    coord_audit_refused(cluster, token->name, "connect", why->text);
+}
+
 bool coord_roster_find(const uint8_t key_id[CAIRN_PSK_ID_BYTES], struct handshake_row *row_out,
                        void *cluster)
 {
@@ -393,11 +401,11 @@ bool coord_roster_find(const uint8_t key_id[CAIRN_PSK_ID_BYTES], struct handshak
     const struct roster_token *token = find_token(roster, key_id);
     const struct roster_curve *curve = token != NULL ? find_curve(roster, token->pin) : NULL;
     if (curve == NULL) return false;
-    *row_out = (struct handshake_row) { .own = &curve->key };
+    *row_out = (struct handshake_row) { .own = &curve->key,
+                                        .on_refused = audit_refused,
+                                        .refused_arg = cluster };
     memcpy(row_out->secret, token->secret, sizeof row_out->secret);
     row_out->refused = roster_judge(token, wall_unix_s(), &row_out->why);
-    if (row_out->refused != CAIRN_OK)
-        coord_audit_refused(cluster, token->name, "connect", row_out->why.text);
     return true;
 }
 

@@ -276,6 +276,33 @@ TEST(an_owner_of_a_revoked_token_is_told)
     is_refused(&a, &b, CAIRN_ERR_REFUSED, "the token of node7 was revoked; ask for another");
 }
 
+static int refusals_heard;
+
+static void hear_refusal(void *arg, const uint8_t *key_id, const struct sentence *why)
+{
+    ck_assert_ptr_eq(arg, &refusals_heard);
+    ck_assert_mem_eq(key_id, ends_id, sizeof ends_id);
+    ck_assert_str_eq(why->text, "revoked");
+    refusals_heard++;
+}
+
+/* A stranger who names a revoked id makes nobody write anything down. */
+TEST(a_refusal_is_heard_of_an_owner_alone)
+{
+    ends_row.refused = CAIRN_ERR_REFUSED;
+    ends_row.on_refused = hear_refusal;
+    ends_row.refused_arg = &refusals_heard;
+    sentence_set(&ends_row.why, "revoked");
+    struct end a = initiator(), b = responder(), other = responder();
+    pass(&a, &b);
+    ck_assert_int_eq(refusals_heard, 1);
+    a = initiator();
+    a.out[83] ^= 1;
+    pass(&a, &other);
+    is_silent(&other, CAIRN_ERR_PROTOCOL, "does not know its secret");
+    ck_assert_int_eq(refusals_heard, 1);
+}
+
 TEST(a_long_refusal_is_cut_and_what_is_no_text_is_mended)
 {
     ends_row.refused = CAIRN_ERR_STALE;
