@@ -224,6 +224,8 @@ unsigned fabric_deliver(struct fabric *fabric);
 extern const struct fabric_backend fabric_ucx;
 extern const struct fabric_backend fabric_auto;
 extern const struct fabric_backend fabric_mapped;
+extern const struct fabric_backend fabric_stream;
+extern const struct fabric_backend fabric_sealed;
 
 #define CAIRN_FABRIC_SLOTS_MAX 4096 /* the most regions that a peer shows at a time */
 

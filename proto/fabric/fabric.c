@@ -14,6 +14,7 @@
 #include "proto/wire/wire.h"
 
 static const struct fabric_backend *const backends[] = { &fabric_auto, &fabric_mapped,
+                                                         &fabric_sealed, &fabric_stream,
                                                          &fabric_ucx };
 
 enum { COUNT_MAX = 1 << 20 }; /* the largest held_max and sends_max */
@@ -104,7 +105,8 @@ cairn_status fabric_open(const char *kind, const struct fabric_options *options,
 {
     const struct fabric_backend *backend = find_backend(kind, options->hub);
     if (backend == NULL)
-        return fail_with(why, CAIRN_ERR_INVALID, "no fabric '%s': use auto, mapped or ucx", kind);
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "no fabric '%s': use auto, mapped, sealed, stream or ucx", kind);
     struct fabric_options resolved = *options;
     if (resolved.max_payload == 0) resolved.max_payload = CAIRN_FABRIC_PAYLOAD_MAX;
     if (resolved.held_max == 0) resolved.held_max = 4096;

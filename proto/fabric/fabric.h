@@ -169,6 +169,11 @@ struct fabric_options {
      * which says how the region is handled instead. May be NULL */
     void (*on_refused)(void *on_message_arg, const char *what);
 
+    /* "stream" and "sealed": lets in only nodes to whose address the owner connects. Another node that knows
+     * our address waits, unread, for 5 s; and when the owner has closed its last peer of a node, the node's
+     * connections end */
+    bool is_strict;
+
     /* "auto": ucx reaches some peers over "lo", so "auto" opens ucx on "lo", too */
     bool has_loopback;
 

@@ -258,15 +258,22 @@ static void add_cards(const char *infiniband, char *devices)
     closedir(cards);
 }
 
+/* True if the transports are ucx's, and more than TCP. */
+static bool has_cards(const char *transports)
+{
+    static const char *const without[] = { "tcp", CAIRN_PLACE_MAPPED, "sealed", "stream" };
+    for (size_t i = 0; i < sizeof without / sizeof *without; i++)
+        if (strcmp(transports, without[i]) == 0) return false;
+    return true;
+}
+
 void fabric_choose(const struct fabric_place *places, size_t count, const char *infiniband,
                    struct choice *out)
 {
     struct route route;
     *out = (struct choice) { .transports = NULL };
     for (size_t i = 0; i < count && out->transports == NULL; i++) {
-        if (strcmp(places[i].transports, "tcp") == 0 ||
-            strcmp(places[i].transports, CAIRN_PLACE_MAPPED) == 0)
-            continue;
+        if (!has_cards(places[i].transports)) continue;
         add_cards(infiniband, out->devices);
         if (out->devices[0] != '\0') out->transports = places[i].transports;
     }
@@ -309,12 +316,33 @@ size_t fabric_find_place(const uint8_t *raw, size_t bytes, struct fabric_place *
     return place_parse(text, out) ? bytes - sizeof tail_magic - 1 - length : bytes;
 }
 
-bool fabric_address_place(const void *address, size_t bytes, int index, struct fabric_place *out)
+/* The kinds of fabrics that listen on networks. An auto fabric may contain several ucx fabrics, each with one
+ * place, and one stream and one sealed fabric, each with a place for each network. */
+static const char *const network_kinds[] = { "sealed", "stream", "ucx" };
+
+/* Finds place number *index of a fabric of this kind, or subtracts from *index the places that it has. */
+static bool find_place_of(const void *address, size_t bytes, const char *kind, int *index,
+                          struct fabric_place *out)
 {
     size_t part_bytes, raw_bytes;
-    const void *part = fabric_find_part(address, bytes, "ucx", index, &part_bytes);
-    const void *raw = part != NULL ? fabric_open_part(part, part_bytes, "ucx", &raw_bytes) : NULL;
-    return raw != NULL && fabric_find_place(raw, raw_bytes, out) < raw_bytes;
+    const void *part;
+    for (int n = 0; (part = fabric_find_part(address, bytes, kind, n, &part_bytes)) != NULL; n++) {
+        const void *raw = fabric_open_part(part, part_bytes, kind, &raw_bytes);
+        while (raw != NULL) {
+            const size_t before = fabric_find_place(raw, raw_bytes, out);
+            if (before == raw_bytes) break;
+            if ((*index)-- == 0) return true;
+            raw_bytes = before;
+        }
+    }
+    return false;
+}
+
+bool fabric_address_place(const void *address, size_t bytes, int index, struct fabric_place *out)
+{
+    for (size_t i = 0; i < sizeof network_kinds / sizeof *network_kinds; i++)
+        if (find_place_of(address, bytes, network_kinds[i], &index, out)) return true;
+    return false;
 }
 
 void fabric_address_print_places(const void *address, size_t bytes, char out[CAIRN_PLACE_BYTES])
@@ -445,7 +473,7 @@ const void *fabric_open_address(const struct fabric *fabric, const void *address
 
 const char *fabric_address_kind(const void *address, size_t bytes)
 {
-    static const char *const kinds[] = { "auto", "mapped", "ucx", "mem" };
+    static const char *const kinds[] = { "auto", "mapped", "sealed", "stream", "ucx", "mem" };
     struct envelope envelope;
     if (open_envelope(address, bytes, &envelope) == NULL) return "";
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)

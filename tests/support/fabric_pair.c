@@ -5,7 +5,7 @@
 
 #include "tests/support/mem.h"
 
-const char *const kinds[KINDS] = { "mem", "ucx", "mapped", "auto" };
+const char *const kinds[KINDS] = { "mem", "ucx", "mapped", "auto", "stream", "sealed" };
 struct node a, b;
 struct fabric_peer *to_b;
 struct fabric_hub *hub;

@@ -11,7 +11,7 @@
 
 #include "tests/support/fabric_node.h"
 
-enum { MEM, UCX, MAPPED, AUTO, KINDS };
+enum { MEM, UCX, MAPPED, AUTO, STREAM, SEALED, KINDS };
 extern const char *const kinds[KINDS];
 
 extern struct node a, b;
