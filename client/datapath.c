@@ -35,13 +35,13 @@ static const char *text_of(const struct session *s, enum env_key key)
     return s->env.values[key].text;
 }
 
-/* Returns true if the devices are chosen later. For "lo", too, the first step is to ask whether any
- * shard listens there. */
+/* Returns true if the devices, or the ways to other hosts, are chosen later. For "lo", too, the first step
+ * is to ask whether any shard listens there. */
 static bool is_chosen_later(const struct session *s)
 {
-    const char *device = text_of(s, CAIRN_ENV_DEVICE);
-    return s->path.hub == NULL && strcmp(text_of(s, CAIRN_ENV_FABRIC), "mapped") != 0 &&
-           (device[0] == '\0' || strcmp(device, "lo") == 0);
+    const char *device = text_of(s, CAIRN_ENV_DEVICE), *kind = text_of(s, CAIRN_ENV_FABRIC);
+    return s->path.hub == NULL && strcmp(kind, "mapped") != 0 &&
+           (strcmp(kind, "auto") == 0 || device[0] == '\0' || strcmp(device, "lo") == 0);
 }
 
 static const char *set_or_null(const char *text)
@@ -56,7 +56,7 @@ static void on_refused(void *session, const char *what)
 }
 
 static cairn_status open_on(struct session *s, const char *devices, const char *transports,
-                            bool has_loopback, struct sentence *why)
+                            bool has_loopback, unsigned ways, struct sentence *why)
 {
     enum one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
     enum device_memory device_memory = CAIRN_DEVICE_MEMORY_AUTO;
@@ -78,6 +78,8 @@ static cairn_status open_on(struct session *s, const char *devices, const char *
         .one_sided = one_sided,
         .device_memory = device_memory,
         .has_loopback = has_loopback,
+        .ways = ways,
+        .is_strict = true,
         .hub = s->path.hub,
         .device = card_imports_table(s->imports),
     };
@@ -117,7 +119,7 @@ cairn_status datapath_open(struct session *s, struct sentence *why)
 {
     if (is_chosen_later(s)) return CAIRN_OK;
     const cairn_status status = open_on(s, text_of(s, CAIRN_ENV_DEVICE), set_transports(s), false,
-                                        why);
+                                        0, why);
     if (status == CAIRN_OK) describe_set(s);
     return status;
 }
@@ -141,7 +143,7 @@ static size_t read_places(const Cairn__Welcome *welcome, struct fabric_place *pl
     return count;
 }
 
-/* Returns true if a shard listens for ucx on loopback: such a shard is on this host, or unreachable. */
+/* Returns true if a shard listens on loopback: such a shard is on this host, or unreachable. */
 static bool has_loopback(const struct fabric_place *places, size_t count)
 {
     for (size_t i = 0; i < count; i++)
@@ -151,6 +153,15 @@ static bool has_loopback(const struct fabric_place *places, size_t count)
     return false;
 }
 
+/* Returns the ways that the shards serve. This process follows them: the coordinator, which it trusts, says
+ * where the shards are. */
+static unsigned ways_of(const struct fabric_place *places, size_t count)
+{
+    unsigned ways = 0;
+    for (size_t i = 0; i < count; i++) ways |= fabric_ways_of_place(&places[i]);
+    return ways;
+}
+
 /* Opens the fabric on the InfiniBand or RoCE cards if possible, else on the other devices. */
 static cairn_status open_chosen(struct session *s, const struct fabric_place *places, size_t count,
                                 struct sentence *why)
@@ -158,16 +169,18 @@ static cairn_status open_chosen(struct session *s, const struct fabric_place *pl
     struct choice choice;
     const char *set = set_transports(s), *device = text_of(s, CAIRN_ENV_DEVICE);
     const bool loopback = has_loopback(places, count);
+    const unsigned ways = ways_of(places, count);
     fabric_choose(places, device[0] != '\0' ? 0 : count, INFINIBAND, &choice);
     cairn_status status = CAIRN_ERR_UNREACHABLE;
     if (choice.transports != NULL)
-        status = open_on(s, choice.devices, set != NULL ? set : choice.transports, loopback, why);
+        status = open_on(s, choice.devices, set != NULL ? set : choice.transports, loopback, ways,
+                         why);
     if (status != CAIRN_OK) {
         fabric_choose(places, device[0] != '\0' ? 0 : count, "", &choice);
         // for ucx, the devices belong to one fabric
         if (strcmp(text_of(s, CAIRN_ENV_FABRIC), "ucx") == 0)
             for (char *c = choice.devices; *c != '\0'; c++) *c = *c == ';' ? ',' : *c;
-        status = open_on(s, device[0] != '\0' ? device : choice.devices, set, loopback, why);
+        status = open_on(s, device[0] != '\0' ? device : choice.devices, set, loopback, ways, why);
     }
     if (status == CAIRN_OK && device[0] != '\0')
         describe_set(s);

@@ -165,8 +165,9 @@ static cairn_status judge_value(enum env_key key, struct env_value *value, struc
     case CAIRN_ENV_FABRIC:
         return judge_word(value,
                           strcmp(text, "auto") == 0 || strcmp(text, "mapped") == 0 ||
+                              strcmp(text, "sealed") == 0 || strcmp(text, "stream") == 0 ||
                               strcmp(text, "ucx") == 0,
-                          " is no fabric: auto, mapped or ucx is allowed", why);
+                          " is no fabric: auto, mapped, sealed, stream or ucx is allowed", why);
     case CAIRN_ENV_DEVICE:
     case CAIRN_ENV_TRANSPORTS: return CAIRN_OK; // only the fabric knows which are valid
     case CAIRN_ENV_ONE_SIDED:

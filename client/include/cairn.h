@@ -323,7 +323,8 @@ struct cairn_opts {
     const char *name;       /* for logs and error texts; default "pid N on HOST" */
     int connect_timeout_ms; /* how long cairn_open tries; 0 = 10,000 */
     uint32_t reserved;      /* 0, like every reserved field; else CAIRN_ERR_INVALID */
-    const char *fabric;     /* "auto", "mapped", "ucx"; if NULL: CAIRN_FABRIC */
+    /* "auto", "mapped", "sealed", "stream", "ucx"; if NULL: CAIRN_FABRIC */
+    const char *fabric;
     /* Network devices of the data path between hosts. If NULL: CAIRN_FABRIC_DEVICE, then the devices
      * of the routes to the shards (cairn_data_path) */
     const char *fabric_device;

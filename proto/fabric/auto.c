@@ -1,17 +1,21 @@
-/* The auto fabric uses the mapped fabric for the peers on this host that mapped can reach, and a ucx fabric
- * for all other peers. The auto fabric consists of several fabrics behind one interface. A peer or a
- * message belongs to one of these fabrics, and calls with that object are passed directly to that fabric. A
- * region of auto is one region in each fabric.
+/* The auto fabric uses the mapped fabric for the peers on this host that mapped can reach, and network fabrics
+ * for all other peers: sealed by default, stream or ucx where the operator trusts the network (options.ways).
+ * The auto fabric consists of several fabrics behind one interface. A peer or a message belongs to one of
+ * these fabrics, and calls with that object are passed directly to that fabric. A region of auto is one
+ * region in each fabric.
  *
- * No peer on another host connects over loopback. So on "lo" alone there is no ucx fabric: every user
- * of this host could connect to the port of a ucx fabric, and thereby end the process (README.md). Three
- * cases need a ucx fabric all the same: the mapped fabric cannot be opened, or hosts are told apart by
- * names (options.host) and several of them share a loopback, or some peers are known to be reached by ucx
- * over loopback (options.has_loopback).
+ * No peer on another host connects over loopback. So on "lo" alone there is no network fabric, and no port
+ * is open. Three cases need one all the same: the mapped fabric cannot be opened, or hosts are told apart by
+ * names (options.host) and several of them share a loopback, or some peers are known to be reached over the
+ * network "lo" (options.has_loopback).
  *
  * There is one ucx fabric for each network that the other fabrics do not reach ("eth1;eth2"). In a fabric
  * on several devices UCX pairs any two devices, and may give a peer that is only on one network an address
- * on another network (1.13, seen). Here the kernel's routes pair the devices.
+ * on another network (1.13, seen). Here the kernel's routes pair the devices. A sealed or stream fabric
+ * listens on all networks, and tries the addresses of a node by the same routes.
+ *
+ * Both ends of a connection use the same way, and an address says which ways its owner serves. With several
+ * in common, ucx comes first if both have cards, then stream, then sealed, then ucx without cards.
  *
  * Each of the fabrics has its own bounds (sends_max, held_max). Each end chooses the fabric for the
  * messages that it sends: one direction may be mapped and the other not. */
@@ -24,12 +28,12 @@
 
 #include "proto/fabric/fabric.h"
 
-enum { UCX_FIRST = 1, INSIDES_MAX = UCX_FIRST + CAIRN_NETWORKS_MAX };
+enum { NETWORK_FIRST = 1, INSIDES_MAX = NETWORK_FIRST + CAIRN_NETWORKS_MAX + 2 };
 
 struct auto_fabric {
     struct fabric common;
-    /* owned; [0] is the mapped fabric, or NULL if it could not be opened; the ucx fabrics follow. At least
-     * one fabric exists */
+    /* owned; [0] is the mapped fabric, or NULL if it could not be opened; the network fabrics follow, the
+     * preferred first. At least one fabric exists */
     struct fabric *insides[INSIDES_MAX];
     int count; /* of insides */
 };
@@ -52,13 +56,13 @@ static bool watch_inside(int epoll, const struct fabric *inside)
     return inside == NULL || epoll_ctl(epoll, EPOLL_CTL_ADD, inside->event_fd, &event) == 0;
 }
 
-/* If there is no ucx fabric, publishes the mapped fabric's address, so that every node sees how we can be
+/* If there is no network fabric, publishes the mapped fabric's address, so that every node sees how we can be
  * reached. */
 static cairn_status publish_address(struct auto_fabric *fabric)
 {
     uint8_t all[CAIRN_FABRIC_ADDRESS_MAX];
     size_t bytes = 0;
-    if (fabric->count == UCX_FIRST) {
+    if (fabric->count == NETWORK_FIRST) {
         const struct fabric *mapped = fabric->insides[0];
         memcpy(fabric->common.address, mapped->address, mapped->address_bytes);
         fabric->common.address_bytes = mapped->address_bytes;
@@ -90,16 +94,24 @@ static bool is_network_needed(const struct auto_fabric *fabric,
            fabric->insides[0] == NULL;
 }
 
-/* Device memory is taken only if every UCX fabric inside takes it, since the owner has peers on all of
+/* Device memory is taken only if every network fabric takes it, since the owner has peers on all of
  * them. If a fabric does not, device_why is that fabric's reason. */
 static void publish_device(struct auto_fabric *fabric)
 {
-    for (int i = fabric->count - 1; i >= UCX_FIRST; i--) {
+    for (int i = fabric->count - 1; i >= NETWORK_FIRST; i--) {
         const struct fabric *inside = fabric->insides[i];
         if (i < fabric->count - 1 && inside->takes_device) continue;
         fabric->common.takes_device = inside->takes_device;
         fabric->common.device_why = inside->device_why;
     }
+}
+
+static cairn_status open_one(struct auto_fabric *fabric, const char *kind,
+                             const struct fabric_options *options, struct sentence *why)
+{
+    CAIRN_TRY(fabric_open(kind, options, &fabric->insides[fabric->count], why));
+    fabric->count++;
+    return CAIRN_OK;
 }
 
 /* Opens one ucx fabric for each network that the options name. */
@@ -111,7 +123,7 @@ static cairn_status open_ucx(struct auto_fabric *fabric, const struct fabric_opt
     const char *at = options->net_devices != NULL ? options->net_devices : "";
     do {
         const size_t length = strcspn(at, ";");
-        if (fabric->count == INSIDES_MAX || length >= sizeof devices)
+        if (fabric->count == NETWORK_FIRST + CAIRN_NETWORKS_MAX || length >= sizeof devices)
             return fail_with(why, CAIRN_ERR_INVALID,
                              "devices %s: at most %d networks with ';' between them, and each "
                              "list under %zu bytes",
@@ -119,10 +131,19 @@ static cairn_status open_ucx(struct auto_fabric *fabric, const struct fabric_opt
         memcpy(devices, at, length);
         devices[length] = '\0';
         if (options->net_devices != NULL) one.net_devices = devices;
-        CAIRN_TRY(fabric_open("ucx", &one, &fabric->insides[fabric->count], why));
-        fabric->count++;
+        CAIRN_TRY(open_one(fabric, "ucx", &one, why));
         at += length + (at[length] == ';');
     } while (*at != '\0');
+    return CAIRN_OK;
+}
+
+static cairn_status open_networks(struct auto_fabric *fabric, const struct fabric_options *options,
+                                  struct sentence *why)
+{
+    const unsigned ways = options->ways != 0 ? options->ways : (unsigned)CAIRN_WAY_SEALED;
+    if ((ways & CAIRN_WAY_UCX) != 0) CAIRN_TRY(open_ucx(fabric, options, why));
+    if ((ways & CAIRN_WAY_STREAM) != 0) CAIRN_TRY(open_one(fabric, "stream", options, why));
+    if ((ways & CAIRN_WAY_SEALED) != 0) CAIRN_TRY(open_one(fabric, "sealed", options, why));
     return CAIRN_OK;
 }
 
@@ -141,10 +162,10 @@ static cairn_status auto_start(struct fabric *common, const struct fabric_option
     struct auto_fabric *fabric = auto_of(common);
     struct sentence no_mapped = { "" };
     cairn_status status = CAIRN_OK;
-    fabric->count = UCX_FIRST;
+    fabric->count = NETWORK_FIRST;
     if (fabric_open("mapped", options, &fabric->insides[0], &no_mapped) != CAIRN_OK)
         fabric->insides[0] = NULL;
-    if (is_network_needed(fabric, options)) status = open_ucx(fabric, options, why);
+    if (is_network_needed(fabric, options)) status = open_networks(fabric, options, why);
     if (status != CAIRN_OK) goto err_close;
     if (!watch_all(fabric)) {
         status = fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric auto: no event descriptor: %m");
@@ -159,8 +180,8 @@ static cairn_status auto_start(struct fabric *common, const struct fabric_option
     }
     snprintf(common->describe, sizeof common->describe, "auto: %.240s; else %.240s",
              fabric->insides[0] != NULL ? fabric->insides[0]->describe : no_mapped.text,
-             fabric->count > UCX_FIRST ? fabric->insides[UCX_FIRST]->describe
-                                       : "nobody: it listens on no network");
+             fabric->count > NETWORK_FIRST ? fabric->insides[NETWORK_FIRST]->describe
+                                           : "nobody: it listens on no network");
     return CAIRN_OK;
 err_close:
     close_insides(fabric);
@@ -179,6 +200,11 @@ static void auto_stop(struct fabric *common)
 
 /* -- peers and regions -------------------------------------------------------------------------- */
 
+static bool is_kind(const struct fabric *inside, const char *kind)
+{
+    return strcmp(inside->backend->kind, kind) == 0;
+}
+
 static bool is_on(const struct fabric *ucx, const char *device)
 {
     struct fabric_place own;
@@ -188,30 +214,66 @@ static bool is_on(const struct fabric *ucx, const char *device)
 
 /* Returns one of our ucx fabrics, and sets *address to the address of one of the peer's ucx fabrics, such
  * that a kernel route connects the two. If there is no such route, returns our first ucx fabric and leaves
- * *address as it is, so that the peer's first ucx fabric is reached. Returns NULL if we have no ucx
- * fabric. */
-static struct fabric *find_way(struct auto_fabric *fabric, const void **address, size_t *bytes)
+ * *address as it is, so that the peer's first ucx fabric is reached. Returns NULL if we, or they, have no
+ * ucx fabric. */
+static struct fabric *find_ucx(struct auto_fabric *fabric, const void **address, size_t *bytes)
 {
     struct fabric_place theirs;
     struct route route;
     size_t part_bytes;
-    if (fabric->count == UCX_FIRST) return NULL;
-    const void *part = fabric_find_part(*address, *bytes, "ucx", 1, &part_bytes);
-    if (part != NULL || fabric->count > UCX_FIRST + 1) {
-        for (int n = 0; (part = fabric_find_part(*address, *bytes, "ucx", n, &part_bytes)) != NULL;
-             n++) {
-            if (!fabric_address_place(part, part_bytes, 0, &theirs) ||
-                !route_find(theirs.ip, &route))
-                continue;
-            for (int i = UCX_FIRST; i < fabric->count; i++) {
-                if (!is_on(fabric->insides[i], route.device)) continue;
-                *address = part;
-                *bytes = part_bytes;
-                return fabric->insides[i];
-            }
+    int last = NETWORK_FIRST;
+    while (last < fabric->count && is_kind(fabric->insides[last], "ucx")) last++;
+    const void *part = fabric_find_part(*address, *bytes, "ucx", 0, &part_bytes);
+    if (last == NETWORK_FIRST || part == NULL) return NULL;
+    if (last == NETWORK_FIRST + 1 &&
+        fabric_find_part(*address, *bytes, "ucx", 1, &part_bytes) == NULL)
+        return fabric->insides[NETWORK_FIRST];
+    for (int n = 0; (part = fabric_find_part(*address, *bytes, "ucx", n, &part_bytes)) != NULL;
+         n++) {
+        if (!fabric_address_place(part, part_bytes, 0, &theirs) || !route_find(theirs.ip, &route))
+            continue;
+        for (int i = NETWORK_FIRST; i < last; i++) {
+            if (!is_on(fabric->insides[i], route.device)) continue;
+            *address = part;
+            *bytes = part_bytes;
+            return fabric->insides[i];
         }
     }
-    return fabric->insides[UCX_FIRST];
+    return fabric->insides[NETWORK_FIRST];
+}
+
+/* True if the fabric's first ucx fabric has transports besides TCP. */
+static bool has_cards(const void *address, size_t bytes)
+{
+    struct fabric_place place;
+    size_t part_bytes;
+    const void *part = fabric_find_part(address, bytes, "ucx", 0, &part_bytes);
+    return part != NULL && fabric_address_place(part, part_bytes, 0, &place) &&
+           fabric_transports_have_cards(place.transports);
+}
+
+/* Returns our fabric of a kind that the peer's address has, too; NULL: there is none. */
+static struct fabric *find_kind(struct auto_fabric *fabric, const void *address, size_t bytes,
+                                const char *kind)
+{
+    size_t part_bytes;
+    if (fabric_find_part(address, bytes, kind, 0, &part_bytes) == NULL) return NULL;
+    for (int i = NETWORK_FIRST; i < fabric->count; i++)
+        if (is_kind(fabric->insides[i], kind)) return fabric->insides[i];
+    return NULL;
+}
+
+/* Returns the network fabric by which to reach the owner of this address; NULL: there is none. *address is
+ * then the part of the address to use. */
+static struct fabric *find_way(struct auto_fabric *fabric, const void **address, size_t *bytes)
+{
+    const struct fabric *own = &fabric->common;
+    struct fabric *way = NULL;
+    if (has_cards(own->address, own->address_bytes) && has_cards(*address, *bytes))
+        way = find_ucx(fabric, address, bytes);
+    if (way == NULL) way = find_kind(fabric, *address, *bytes, "stream");
+    if (way == NULL) way = find_kind(fabric, *address, *bytes, "sealed");
+    return way != NULL ? way : find_ucx(fabric, address, bytes);
 }
 
 static cairn_status auto_connect(struct fabric *common, const void *address, size_t bytes,
@@ -225,8 +287,8 @@ static cairn_status auto_connect(struct fabric *common, const void *address, siz
     if (mapped == CAIRN_OK) return CAIRN_OK;
     struct fabric *way = find_way(fabric, &address, &bytes);
     if (way == NULL) return mapped;
-    const cairn_status ucx = fabric_connect_to(way, address, bytes, on_down, arg, peer_out);
-    return ucx == CAIRN_ERR_MALFORMED ? mapped : ucx;
+    const cairn_status far = fabric_connect_to(way, address, bytes, on_down, arg, peer_out);
+    return far == CAIRN_ERR_MALFORMED ? mapped : far;
 }
 
 static void auto_region_drop(struct fabric_region *common)

@@ -1,8 +1,9 @@
 /* The fabric: how bulk data moves between daemons and workers.
  *
- * One table of functions serves several ways to carry bytes: "ucx" (active messages over TCP today, the
- * network's own transports later), "mapped" (peers of one host read each other's memory in place;
- * descriptors and headers travel over Unix sockets), and "auto" (the better of these two for each peer).
+ * One table of functions serves several ways to carry bytes: "mapped" (peers of one host read each other's
+ * memory in place; descriptors and headers travel over Unix sockets), "sealed" (TCP between hosts, encrypted
+ * and authenticated), "stream" (the same in clear), "ucx" (the transports of InfiniBand and RoCE cards), and
+ * "auto" (the best of these for each peer).
  * Tests bring a way of their own, "mem" (a seeded network inside one process, tests/support/mem.h). Code
  * above this header does not know which kind it uses.
  *
@@ -148,6 +149,19 @@ struct fabric_device {
     cairn_status (*copy)(void *context, void *to_host, const void *from_device, size_t bytes);
 };
 
+/* The fabrics by which "auto" reaches other hosts. The bits of fabric_options.ways. */
+enum fabric_way {
+    CAIRN_WAY_SEALED = 1, /* encrypted and authenticated: for any network */
+    CAIRN_WAY_STREAM = 2, /* authenticated, then in clear: for a network that is trusted */
+    /* neither: for a network that is trusted, and cards that "stream" cannot use */
+    CAIRN_WAY_UCX = 4,
+};
+/* Returns the ways by which a fabric with this place is reached; 0: it listens on no network. */
+struct fabric_place;
+unsigned fabric_ways_of_place(const struct fabric_place *place);
+/* True if the transports are UCX's, and more than TCP. NULL: false. */
+bool fabric_transports_have_cards(const char *transports);
+
 /* A field that is zero has its default. Strings are copied. */
 struct fabric_options {
     fabric_message_fn *on_message; /* required */
@@ -156,12 +170,14 @@ struct fabric_options {
     uint32_t held_max;  /* messages held or being received at a time. Default 4096 */
     uint32_t sends_max; /* sends in flight at a time, to all peers. Default 4096 */
 
-    /* "ucx" only. Transports, devices and ports override UCX_* of the environment: see README.md */
-    const char *transports; /* UCX_TLS. Default "tcp"; never sysv or posix (README.md) */
-    /* UCX_NET_DEVICES. Default "lo"; a list such as "eth1" or "mlx5_0:1" */
+    /* "ucx" only; over UCX_TLS of the environment. Default "tcp"; never sysv or posix (README.md) */
+    const char *transports;
+    /* Default "lo"; a list such as "eth1" or "mlx5_0:1", for "auto" of networks, with ';' between them.
+     * "ucx": over UCX_NET_DEVICES */
     const char *net_devices;
-    const char *port_range; /* UCX_TCP_PORT_RANGE, "first-last", for firewall rules.
-                              * Default: any free port */
+    /* "first-last", for firewall rules; for "stream" and "sealed" a range of one port does. "ucx": over
+     * UCX_TCP_PORT_RANGE. Default: any free port */
+    const char *port_range;
     enum one_sided one_sided;
     enum device_memory device_memory;
     /* Called when a region of a peer or of ours was refused, or when a peer's region is read by copies for
@@ -174,8 +190,10 @@ struct fabric_options {
      * connections end */
     bool is_strict;
 
-    /* "auto": ucx reaches some peers over "lo", so "auto" opens ucx on "lo", too */
+    /* "auto": some peers are reached over the network "lo", so "auto" listens on "lo", too */
     bool has_loopback;
+    /* "auto": the ways to other hosts, bits of enum fabric_way. Default: CAIRN_WAY_SEALED */
+    unsigned ways;
 
     /* The caller's own network, used for fabrics of the network's kind. NULL: none. Borrowed: the hub must
      * outlive the fabric */
@@ -198,9 +216,9 @@ struct fabric_options {
     const struct fabric_device *device; /* NULL: this fabric does not import the memory of cards */
 };
 
-/* kind is "ucx", "mapped" (peers of this host only), "auto", or the kind of options.hub. "auto" uses mapped
- * for those peers of this host that mapped can reach, and ucx for all other peers. On "lo" alone, without
- * host and has_loopback, there are no other peers, and "auto" opens no port. CAIRN_ERR_INVALID: unknown
+/* kind is "sealed", "stream", "ucx", "mapped" (peers of this host only), "auto", or the kind of options.hub.
+ * "auto" uses mapped for those peers of this host that mapped can reach, and options.ways for all other
+ * peers. On "lo" alone, without host and has_loopback, there are no other peers, and "auto" opens no port. CAIRN_ERR_INVALID: unknown
  * kind or an option out of range. CAIRN_ERR_UNREACHABLE: there is no such network device or port.
  * CAIRN_ERR_NO_MEMORY. UCX changes the process that uses it; we keep UCX from installing signal handlers.
  * See README.md. */
@@ -371,7 +389,7 @@ void fabric_mapping_release(struct fabric_mapping *mapping);
 
 /* Sets for how long, from 1 s to 10 minutes, a node may acknowledge nothing that was sent to it; after this
  * time the fabric considers the node gone. Pass the lease after which the application gives the node up.
- * The value holds for connections that are made from now on, over "ucx" by TCP. Default 5 s. */
+ * Over "ucx" the value holds for connections by TCP that are made from now on. Default 5 s. */
 void fabric_set_patience(struct fabric *fabric, uint32_t ms);
 
 /* With true, the next progress ends the connections that peers made, and withdraws everything that the
@@ -380,7 +398,8 @@ void fabric_set_patience(struct fabric *fabric, uint32_t ms);
  * connection, and connect again by themselves. The call has no effect on a fabric that does not map. */
 void fabric_hold_off(struct fabric *fabric, bool is_off);
 
-/* The path that messages to a peer take: "mapped", "ucx", or the kind of a hub. The text is static. */
+/* The path that messages to a peer take: "mapped", "sealed", "stream", "ucx", or the kind of a hub. The text
+ * is static. */
 const char *fabric_peer_path(const struct fabric_peer *peer);
 
 /* The path of a card's memory that is sent over "ucx" directly. Only payloads of at least
@@ -412,9 +431,9 @@ struct fabric_stats {
     uint64_t messages_dropped; /* by fabric_drop */
     uint64_t messages_refused; /* too large, or over held_max, or no header */
     uint64_t peers_down;       /* on_down called */
-    /* mapped: closed for invalid data, for silence, or to admit another stranger */
+    /* mapped, stream, sealed: closed for invalid data, for silence, or to admit another stranger */
     uint64_t connections_refused;
-    uint64_t endpoints_made; /* ucx: connections, which peers share */
+    uint64_t endpoints_made; /* ucx, stream, sealed: links to nodes, which peers share */
     uint64_t references_sent,
         /* one-sided. references_sent: messages sent by reference; references_declined: messages among these
          * that the peer could not read, and that were sent again as a whole */
@@ -423,7 +442,7 @@ struct fabric_stats {
     uint32_t sends_now, receives_now; /* in flight at this moment */
     /* held_now: messages not yet received or dropped; peers_now: peers not yet closed */
     uint32_t held_now, peers_now;
-    uint32_t endpoints_now; /* ucx: connections at this moment */
+    uint32_t endpoints_now; /* ucx, stream, sealed: links at this moment */
 };
 void fabric_stats(const struct fabric *fabric, struct fabric_stats *stats_out);
 
@@ -461,8 +480,8 @@ bool fabric_place_of(const char *devices, const char *transports, struct fabric_
 void place_print(const struct fabric_place *place, char out[CAIRN_PLACE_BYTES]);
 bool place_parse(const char *text, struct fabric_place *out);
 
-/* Finds the place of ucx fabric number `index`, from 0, in a fabric's address. Returns false if the address
- * has fewer ucx fabrics, or is of a version without places. */
+/* Finds place number `index`, from 0, in a fabric's address. Returns false if the address has fewer places.
+ * The transports of a sealed or stream fabric's place are "sealed" or "stream". */
 bool fabric_address_place(const void *address, size_t bytes, int index, struct fabric_place *out);
 /* Prints all places of an address, for people: "10.77.0.2 eth1 tcp; 10.78.0.2 eth2 tcp". */
 void fabric_address_print_places(const void *address, size_t bytes, char out[CAIRN_PLACE_BYTES]);

@@ -793,47 +793,64 @@ static cairn_status listen_on(struct remote_fabric *fabric, const char *device,
     return CAIRN_OK;
 }
 
+/* True if the fabric listens on the device, by this family of addresses (0: by any). */
+static bool has_listener(const struct remote_fabric *fabric, const char *device, uint8_t family)
+{
+    for (uint32_t i = 0; i < fabric->listener_count; i++)
+        if (strcmp(fabric->listeners[i].device, device) == 0 &&
+            (family == 0 || fabric->listeners[i].ip.family == family))
+            return true;
+    return false;
+}
+
+/* Listens on the device's first address of each family. */
 static cairn_status listen_device(struct remote_fabric *fabric, const char *device,
                                   const struct fabric_options *options, struct sentence *why)
 {
     struct ifaddrs *all = NULL;
     struct remote_ip ip;
     cairn_status status = CAIRN_OK;
-    const uint32_t before = fabric->listener_count;
     if (getifaddrs(&all) != 0) all = NULL;
     for (const struct ifaddrs *one = all; one != NULL && status == CAIRN_OK; one = one->ifa_next) {
         const size_t length = strcspn(one->ifa_name, ":");
-        if (fabric->listener_count == REMOTE_IPS_MAX || strlen(device) != length ||
-            strncmp(one->ifa_name, device, length) != 0 || !read_ip(one->ifa_addr, &ip))
+        if (strlen(device) != length || strncmp(one->ifa_name, device, length) != 0 ||
+            !read_ip(one->ifa_addr, &ip) || has_listener(fabric, device, ip.family))
             continue;
         status = listen_on(fabric, device, &ip, options->port_range, why);
     }
     if (all != NULL) freeifaddrs(all);
-    if (status == CAIRN_OK && fabric->listener_count == before)
+    if (status == CAIRN_OK && !has_listener(fabric, device, 0))
         return fail_with(why, CAIRN_ERR_UNREACHABLE,
                          "fabric %s: there is no device %s with an IP address: name a network "
-                         "device that has one (ip address)%s",
-                         fabric->common.backend->kind, device,
-                         strchr(device, ':') != NULL ? "; a card is for fabric ucx" : "");
+                         "device that has one (`ip -br addr` shows them)",
+                         fabric->common.backend->kind, device);
     return status;
 }
 
-/* The networks may be separated as for ucx, by ',', or as for auto, by ';'. */
+/* The networks may be separated as for ucx, by ',', or as for auto, by ';'. A card ("mlx5_0:1") is left
+ * out: it is for ucx. */
 static cairn_status listen_all(struct remote_fabric *fabric, const struct fabric_options *options,
                                struct sentence *why)
 {
     const char *devices = options->net_devices != NULL ? options->net_devices : "lo";
+    int count = 0;
     for (const char *at = devices; *at != '\0';) {
-        char device[CAIRN_PLACE_DEVICES_BYTES];
+        char device[REMOTE_NAME_BYTES];
         const size_t length = strcspn(at, ",;");
-        if (length >= sizeof device)
-            return fail_with(why, CAIRN_ERR_INVALID, "fabric %s: device %.40s… is no name",
-                             fabric->common.backend->kind, at);
-        memcpy(device, at, length);
-        device[length] = '\0';
-        CAIRN_TRY(listen_device(fabric, device, options, why));
+        const bool is_card = memchr(at, ':', length) != NULL;
+        snprintf(device, sizeof device, "%.*s", (int)length, at);
         at += length + (at[length] != '\0');
+        if (is_card || has_listener(fabric, device, 0)) continue;
+        if (++count > CAIRN_NETWORKS_MAX)
+            return fail_with(why, CAIRN_ERR_INVALID, "devices %.100s: at most %d networks", devices,
+                             CAIRN_NETWORKS_MAX);
+        CAIRN_TRY(listen_device(fabric, device, options, why));
     }
+    if (fabric->listener_count == 0)
+        return fail_with(why, CAIRN_ERR_UNREACHABLE,
+                         "fabric %s: there is no network device in \"%.100s\": name one, such as "
+                         "eth1",
+                         fabric->common.backend->kind, devices);
     return CAIRN_OK;
 }
 

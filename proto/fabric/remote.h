@@ -41,7 +41,7 @@ enum {
     REMOTE_RECORD = 64 << 10, /* of plain bytes in a record */
     REMOTE_LANES = 2,         /* connections for data that a node makes to another */
     REMOTE_CONNS_MAX = 4 * (REMOTE_LANES + 1), /* of a link, whoever made them */
-    REMOTE_IPS_MAX = 8,                        /* addresses of a node */
+    REMOTE_IPS_MAX = 2 * CAIRN_NETWORKS_MAX,   /* addresses of a node */
     /* connections that have not proved anything yet; one more ends the oldest */
     REMOTE_STRANGERS_MAX = 64,
     REMOTE_STRANGER_MS = 5000,

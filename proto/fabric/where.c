@@ -213,6 +213,21 @@ static int count_networks(const char *devices)
     return count;
 }
 
+unsigned fabric_ways_of_place(const struct fabric_place *place)
+{
+    if (strcmp(place->transports, CAIRN_PLACE_MAPPED) == 0) return 0;
+    if (strcmp(place->transports, "sealed") == 0) return CAIRN_WAY_SEALED;
+    return strcmp(place->transports, "stream") == 0 ? CAIRN_WAY_STREAM : CAIRN_WAY_UCX;
+}
+
+bool fabric_transports_have_cards(const char *transports)
+{
+    static const char *const without[] = { "tcp", CAIRN_PLACE_MAPPED, "sealed", "stream" };
+    for (size_t i = 0; i < sizeof without / sizeof *without && transports != NULL; i++)
+        if (strcmp(transports, without[i]) == 0) return false;
+    return transports != NULL;
+}
+
 /* Adds a device, or omits it if there is no room for it. */
 static void add_device(char devices[CAIRN_PLACE_DEVICES_BYTES], const char *device, char between)
 {
@@ -258,22 +273,13 @@ static void add_cards(const char *infiniband, char *devices)
     closedir(cards);
 }
 
-/* True if the transports are ucx's, and more than TCP. */
-static bool has_cards(const char *transports)
-{
-    static const char *const without[] = { "tcp", CAIRN_PLACE_MAPPED, "sealed", "stream" };
-    for (size_t i = 0; i < sizeof without / sizeof *without; i++)
-        if (strcmp(transports, without[i]) == 0) return false;
-    return true;
-}
-
 void fabric_choose(const struct fabric_place *places, size_t count, const char *infiniband,
                    struct choice *out)
 {
     struct route route;
     *out = (struct choice) { .transports = NULL };
     for (size_t i = 0; i < count && out->transports == NULL; i++) {
-        if (!has_cards(places[i].transports)) continue;
+        if (!fabric_transports_have_cards(places[i].transports)) continue;
         add_cards(infiniband, out->devices);
         if (out->devices[0] != '\0') out->transports = places[i].transports;
     }

@@ -703,7 +703,7 @@ static cairn_status claim_entry(struct coord *cluster, struct peer *peer, const 
 static void note_reach(struct coord_shard_entry *entry)
 {
     const char *kind = fabric_address_kind(entry->fabric_address, entry->fabric_address_bytes);
-    entry->is_networked = strcmp(kind, "auto") == 0 || strcmp(kind, "ucx") == 0;
+    entry->is_networked = strcmp(kind, "") != 0 && strcmp(kind, "mapped") != 0;
     entry->is_mapped = strcmp(kind, "mapped") == 0;
     entry->apart_said = false;
     if (!fabric_address_host(entry->fabric_address, entry->fabric_address_bytes, entry->host,

@@ -166,6 +166,7 @@ struct values {
     char *memory_lock;
     char *fabric_kind, *fabric_device, *fabric_port_range, *fabric_host, *fabric_transports,
         *fabric_one_sided, *fabric_device_memory;
+    bool fabric_trust;
     struct log_options log;
 };
 
@@ -211,14 +212,21 @@ static const struct config_option options[] = {
       "The GPU: a number among those that this process sees, or a UUID as nvidia-smi -L names it. "
       "Empty: the first." },
     { "fabric", "kind", CAIRN_OPTION_STRING, offsetof(struct values, fabric_kind), "auto", 0, 0,
-      "How bulk data travels: mapped (memory that processes of this host share), ucx, or auto: "
-      "mapped where it can be, else ucx; auto uses no ucx and no port if device is lo alone and "
-      "host is empty." },
+      "How bulk data travels: mapped (memory that processes of this host share), sealed (encrypted "
+      "TCP), or auto: mapped where it can be, else sealed; stream (TCP in clear) and ucx need "
+      "trust = yes on any device but lo. auto opens no port if device is lo alone and host is "
+      "empty." },
+    { "fabric", "trust", CAIRN_OPTION_BOOL, offsetof(struct values, fabric_trust), "no", 0, 0,
+      "The network of device is trusted: nobody there reads or changes what he should not. Then "
+      "auto sends in clear between hosts: over ucx where transports has more than tcp, else by "
+      "stream." },
     { "fabric", "device", CAIRN_OPTION_STRING, offsetof(struct values, fabric_device), "lo", 0, 0,
       "Network device of the bulk data, such as lo, eth1 or mlx5_0:1,eth1. Of several networks: "
       "eth1;eth2. Workers take the device of their route to it." },
     { "fabric", "port_range", CAIRN_OPTION_STRING, offsetof(struct values, fabric_port_range), "",
-      0, 0, "Ports of the bulk data, first-last. Empty: any free one." },
+      0, 0,
+      "Ports of the bulk data, first-last; one port does, if ucx is not used. Empty: any free "
+      "one." },
     { "fabric", "host", CAIRN_OPTION_STRING, offsetof(struct values, fabric_host), "", 0, 0,
       "This host's name, as in CAIRN_HOST of its workers: memory is shared within a host only. "
       "Empty: what the kernel says." },
@@ -330,8 +338,33 @@ static cairn_status judge_networks(const struct values *values, struct sentence 
     return CAIRN_OK;
 }
 
+/* Returns UCX's transports. NULL stands for the fabric's default, which needs no cache of
+ * registered memory. */
+static const char *transports_of(const struct values *values)
+{
+    const char *transports = values->fabric_transports;
+    return transports[0] == '\0' || strcmp(transports, "tcp") == 0 ? NULL : transports;
+}
+
+/* True if the kind or the transports carry data in clear between hosts. */
+static bool is_clear(const struct values *values)
+{
+    return strcmp(values->fabric_kind, "ucx") == 0 || strcmp(values->fabric_kind, "stream") == 0 ||
+           fabric_transports_have_cards(transports_of(values));
+}
+
 static cairn_status judge_devices(const struct values *values, struct sentence *why)
 {
+    if (!is_local(values) && is_clear(values) && !values->fabric_trust)
+        return fail_with(
+            why, CAIRN_ERR_REFUSED,
+            "fabric.kind = %s with fabric.transports = %s sends in clear over device %s%s: use "
+            "kind = auto and transports = tcp, which seals everything, or set fabric.trust = yes "
+            "on a network that you trust",
+            values->fabric_kind, values->fabric_transports, values->fabric_device,
+            strcmp(values->fabric_kind, "stream") == 0 ? ""
+                                                       : ", and whoever reaches it may write to "
+                                                         "this process");
     for (const char *at = values->fabric_device; *at != '\0';) {
         const size_t length = strcspn(at, ",;");
         if (!may_be_device(at, length))
@@ -395,7 +428,7 @@ static cairn_status judge_name(const char *name, struct sentence *why)
 /* The options whose value is one of a few words. */
 static const struct {
     size_t value; /* the offset in struct values */
-    const char *option, *words[3], *allowed;
+    const char *option, *words[5], *allowed;
 } choices[] = {
     { offsetof(struct values, on_sigterm),
       "shard.on_sigterm",
@@ -407,8 +440,8 @@ static const struct {
       "host, cuda or auto is allowed" },
     { offsetof(struct values, fabric_kind),
       "fabric.kind",
-      { "auto", "mapped", "ucx" },
-      "auto, mapped or ucx is allowed" },
+      { "auto", "mapped", "sealed", "stream", "ucx" },
+      "auto, mapped, sealed, stream or ucx is allowed" },
     { offsetof(struct values, fabric_one_sided),
       "fabric.one_sided",
       { "auto", "on", "off" },
@@ -425,8 +458,9 @@ static cairn_status judge_words(const struct values *values, struct sentence *wh
         const char *const *words = choices[i].words;
         const char *value = *(char *const *)((const char *)values + choices[i].value);
         size_t k = 0;
-        while (k < 3 && words[k] != NULL && strcmp(words[k], value) != 0) k++;
-        if (k == 3 || words[k] == NULL)
+        const size_t most = sizeof choices->words / sizeof *choices->words;
+        while (k < most && words[k] != NULL && strcmp(words[k], value) != 0) k++;
+        if (k == most || words[k] == NULL)
             return fail_with(why, CAIRN_ERR_CONFIG, "%s = %s: %s", choices[i].option, value,
                              choices[i].allowed);
     }
@@ -462,14 +496,6 @@ static cairn_status judge_now(const void *of_daemon, struct sentence *why)
                      values->fabric_device, absent);
 }
 
-/* Returns UCX's transports. NULL stands for the fabric's default, which needs no cache of
- * registered memory. */
-static const char *transports_of(const struct values *values)
-{
-    const char *transports = values->fabric_transports;
-    return transports[0] == '\0' || strcmp(transports, "tcp") == 0 ? NULL : transports;
-}
-
 static const char *find_coordinator(struct program *program)
 {
     const char *endpoint = getenv("CAIRN_ENDPOINT");
@@ -483,10 +509,21 @@ static const char *find_coordinator(struct program *program)
     return program->coordinator;
 }
 
+static unsigned ways_of(const struct values *values)
+{
+    if (!values->fabric_trust) return CAIRN_WAY_SEALED;
+    return fabric_transports_have_cards(transports_of(values)) ? CAIRN_WAY_UCX | CAIRN_WAY_STREAM
+                                                               : CAIRN_WAY_STREAM;
+}
+
 static cairn_status open_shard(struct program *program, struct sentence *why)
 {
     const struct values *values = &program->values;
     enum one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
+    if (!is_local(values) && values->fabric_trust)
+        log_warn("fabric.trust = yes: data goes over device %s in clear, and nobody checks that it "
+                 "arrives as it was sent: only a network that is trusted may be there",
+                 values->fabric_device);
     enum device_memory device_memory = CAIRN_DEVICE_MEMORY_AUTO;
     (void)one_sided_parse(values->fabric_one_sided, &one_sided); // both values were judged before
     (void)device_memory_parse(values->fabric_device_memory, &device_memory);
@@ -509,6 +546,7 @@ static cairn_status open_shard(struct program *program, struct sentence *why)
         .fabric_port_range = values->fabric_port_range[0] != '\0' ? values->fabric_port_range
                                                                   : NULL,
         .fabric_transports = transports_of(values),
+        .fabric_ways = ways_of(values),
         .fabric_one_sided = one_sided,
         .fabric_device_memory = device_memory,
         .fabric_host = values->fabric_host[0] != '\0' ? values->fabric_host : NULL,

@@ -151,6 +151,8 @@ static cairn_status open_fabric(struct shard_daemon *shard, const struct shard_o
         .port_range = options->fabric_port_range,
         .host = options->fabric_host,
         .transports = options->fabric_transports,
+        .ways = options->fabric_ways,
+        .is_strict = true,
         .one_sided = options->fabric_one_sided,
         .device_memory = options->fabric_device_memory,
         .on_refused = on_refused,

@@ -150,10 +150,11 @@ struct shard_options {
     const char *backend;
     const char *device;                            /* as in home_open_cuda */
     const char *fabric_kind;                       /* as in fabric_open */
-    const char *fabric_device, *fabric_port_range; /* NULL: the fabric's defaults; ucx only */
+    const char *fabric_device, *fabric_port_range; /* NULL: the fabric's defaults */
     const char *fabric_host;                       /* NULL: the fabric's default */
     const char *build;             /* the name of this program's build; NULL: only the version */
     const char *fabric_transports; /* NULL: the fabric's default; ucx only */
+    unsigned fabric_ways;          /* bits of enum fabric_way; auto only */
     enum one_sided fabric_one_sided;
     enum device_memory fabric_device_memory;
     struct fabric_hub *hub; /* mem only */

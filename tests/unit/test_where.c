@@ -18,13 +18,13 @@ static void on_nothing(void *arg, const void *header, size_t header_bytes, size_
     (void)arg, (void)header, (void)header_bytes, (void)payload_bytes, (void)message;
 }
 
-static struct fabric *open_fabric(const char *kind, const char *devices)
+static struct fabric *open_fabric(const char *kind, const char *devices, unsigned ways)
 {
     struct sentence why = { "" };
     struct fabric *fabric;
-    const struct fabric_options options = { .on_message = on_nothing,
-                                            .net_devices = devices,
-                                            .host = "here" };
+    const struct fabric_options options = {
+        .on_message = on_nothing, .net_devices = devices, .ways = ways, .host = "here"
+    };
     ck_assert_msg(fabric_open(kind, &options, &fabric, &why) == CAIRN_OK, "%s", why.text);
     return fabric;
 }
@@ -59,26 +59,31 @@ TEST(what_is_no_place_is_refused)
     ck_assert(!fabric_place_of(long_one, "tcp", &place));
 }
 
-TEST_EACH(an_address_says_where_it_is, 0, 2)
+TEST_EACH(an_address_says_where_it_is, 0, 6)
 {
-    static const char *const kinds[] = { "ucx", "auto" };
-    struct fabric *fabric = open_fabric(kinds[_i], NULL);
+    static const struct {
+        const char *kind, *transports;
+        unsigned ways;
+    } all[] = { { "ucx", "tcp", 0 },       { "auto", "sealed", 0 },
+                { "stream", "stream", 0 }, { "auto", "stream", CAIRN_WAY_STREAM },
+                { "sealed", "sealed", 0 }, { "auto", "tcp", CAIRN_WAY_UCX } };
+    struct fabric *fabric = open_fabric(all[_i].kind, NULL, all[_i].ways);
     struct fabric_place place;
     size_t bytes;
     const uint8_t *address = fabric_own_address(fabric, &bytes);
     ck_assert(fabric_address_place(address, bytes, 0, &place));
     ck_assert_str_eq(place.ip, "127.0.0.1");
     ck_assert_str_eq(place.devices, "lo");
-    ck_assert_str_eq(place.transports, "tcp");
+    ck_assert_str_eq(place.transports, all[_i].transports);
     ck_assert(!fabric_address_place(address, bytes, 1, &place));
     ck_assert(!fabric_address_place(address, bytes - 1, 0, &place));
     ck_assert(!fabric_address_place("", 0, 0, &place));
     fabric_close(fabric);
 }
 
-TEST(each_network_has_a_fabric_and_a_place)
+TEST(each_network_has_a_fabric_of_ucx_and_a_place)
 {
-    struct fabric *fabric = open_fabric("auto", "lo;lo");
+    struct fabric *fabric = open_fabric("auto", "lo;lo", CAIRN_WAY_UCX);
     char text[CAIRN_PLACE_BYTES];
     size_t bytes;
     const void *address = fabric_own_address(fabric, &bytes);
@@ -94,9 +99,39 @@ TEST(too_many_networks_are_refused)
     struct sentence why = { "" };
     struct fabric *fabric;
     const struct fabric_options options = { .on_message = on_nothing,
+                                            .ways = CAIRN_WAY_UCX,
                                             .net_devices = "lo;lo;lo;lo;lo" };
     ck_assert_int_eq(fabric_open("auto", &options, &fabric, &why), CAIRN_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(why.text, "at most 4 networks"));
+}
+
+TEST(a_device_that_is_not_there_or_has_no_address_is_named)
+{
+    struct sentence why = { "" };
+    struct fabric *fabric;
+    const struct fabric_options options = { .on_message = on_nothing, .net_devices = "eth77" };
+    ck_assert_int_eq(fabric_open("sealed", &options, &fabric, &why), CAIRN_ERR_UNREACHABLE);
+    ck_assert_ptr_nonnull(strstr(why.text, "no device eth77"));
+    const struct fabric_options card = { .on_message = on_nothing, .net_devices = "mlx5_0:1" };
+    ck_assert_int_eq(fabric_open("stream", &card, &fabric, &why), CAIRN_ERR_UNREACHABLE);
+    ck_assert_ptr_nonnull(strstr(why.text, "such as eth1"));
+}
+
+TEST(a_fabric_on_several_networks_has_a_place_for_each)
+{
+    char text[CAIRN_PLACE_BYTES];
+    size_t bytes;
+    if (geteuid() != 0 || unshare(CLONE_NEWNET) != 0 || !netns_ip("link set lo up")) return;
+    if (!netns_ip("link add e0 type veth peer name f0")) return;
+    ck_assert(netns_ip("address add 10.8.0.1/24 dev e0"));
+    ck_assert(netns_ip("-6 address add fd00:8::1/64 dev e0 nodad"));
+    ck_assert(netns_ip("link set e0 up"));
+    struct fabric *fabric = open_fabric("auto", "e0;lo", 0);
+    const void *address = fabric_own_address(fabric, &bytes);
+    fabric_address_print_places(address, bytes, text);
+    ck_assert_str_eq(text, "10.8.0.1 e0 sealed; 127.0.0.1 lo sealed");
+    ck_assert_ptr_nonnull(strstr(fabric_describe(fabric), "fd00:8::1"));
+    fabric_close(fabric);
 }
 
 /* ---- routes and the choice ---- */
