@@ -1,6 +1,8 @@
 /* cairn bench fabric: the throughput of the fabric for pushes and fetches, including all work of client and
  * shard on a chunk in transit, compared with programs that only move the same number of bytes:
  *
+ *   --path stream     raw TCP: send and recv of memory that is in no cache, on as many connections
+ *   --path sealed     the cipher alone, or raw TCP as above if that is slower, each on two cores
  *   --path ucx        ucx_perftest -t ucp_am_bw -E sleep -e with chunks, window, header and settings of the
  *                     fabric (raw TCP where it is not installed)
  *   --path one-sided  the same; the receiver reads the chunks; over TCP UCX emulates these reads
@@ -8,6 +10,10 @@
  *
  * A run pushes RUN_BYTES and fetches as many bytes. The figure of the run is the sum of the bytes, divided
  * by the sum of both times.
+ *
+ * Raw TCP and the cipher both need the cores. On a machine with no more than two cores, which both ends share,
+ * no program can seal as fast as the slower of the two: the part both_GB/s says what remains if each byte
+ * takes the time of both.
  *
  * perftest repeatedly sends one buffer, which stays in the cache, and never reads the bytes of the buffer.
  * So a run on the path "ucx" has three more variants, which show the causes of the difference: without
@@ -25,6 +31,7 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+#include <openssl/evp.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -153,10 +160,13 @@ static double time_perftest(size_t chunk_bytes, uint64_t chunks)
 
 /* ---- raw TCP ---- */
 
+enum { LANES = 2 }; /* connections, as many as a node of the fabric makes for data */
+
 struct tcp {
-    int ends[2]; /* [1]: of the child */
+    int ends[LANES][2]; /* [1]: of the child */
     size_t chunk_bytes;
     uint64_t chunks;
+    double cpu_s; /* of both processes */
 };
 
 /* Returns memory that was written before; NULL after printing the error. */
@@ -167,55 +177,144 @@ static uint8_t *make_bytes(size_t bytes)
     return made;
 }
 
-/* Runs in the child: reads all bytes into memory for one window of chunks, and acknowledges the bytes. */
+/* Reads all bytes of all connections. */
+static bool drain(const struct tcp *tcp, uint8_t *bytes, size_t room)
+{
+    struct pollfd waits[LANES];
+    uint64_t left = tcp->chunks * tcp->chunk_bytes, at = 0;
+    for (int i = 0; i < LANES; i++)
+        waits[i] = (struct pollfd) { .fd = tcp->ends[i][1], .events = POLLIN };
+    while (left > 0) {
+        if (poll(waits, LANES, -1) < 0) return false;
+        for (int i = 0; i < LANES; i++) {
+            if (waits[i].revents == 0) continue;
+            const ssize_t got = recv(waits[i].fd, bytes + at % room, room - at % room,
+                                     MSG_DONTWAIT);
+            if (got == 0 || (got < 0 && errno != EAGAIN)) return false;
+            if (got < 0) continue;
+            left -= (uint64_t)got;
+            at += (uint64_t)got;
+        }
+    }
+    return true;
+}
+
+/* Runs in the child: says that it is ready, reads all bytes into memory for one window of chunks, says that
+ * they are there, and waits until the other end closes. */
 static int swallow(void *own)
 {
     const struct tcp *tcp = own;
+    char end;
     const size_t room = BENCH_WINDOW * tcp->chunk_bytes;
     uint8_t *bytes = make_bytes(room);
-    const int fd = tcp->ends[1];
-    close(tcp->ends[0]);
-    for (uint64_t left = tcp->chunks * tcp->chunk_bytes, at = 0; left > 0 && bytes != NULL;) {
-        const ssize_t got = read(fd, bytes + at % room, room - at % room);
-        if (got <= 0) return 1;
-        left -= (uint64_t)got;
-        at += (uint64_t)got;
-    }
-    return write(fd, "", 1) == 1 && bytes != NULL ? 0 : 1;
+    const int fd = tcp->ends[0][1];
+    for (int i = 0; i < LANES; i++) close(tcp->ends[i][0]);
+    return bytes != NULL && write(fd, "", 1) == 1 && drain(tcp, bytes, room) &&
+                   write(fd, "", 1) == 1 && read(fd, &end, 1) == 0
+               ? 0
+               : 1;
 }
 
-static bool pour(int fd, size_t chunk_bytes, uint64_t chunks)
+static bool pour(const struct tcp *tcp, const uint8_t *bytes)
+{
+    const size_t area_chunks = BENCH_AREA_BYTES / tcp->chunk_bytes;
+    for (uint64_t i = 0; i < tcp->chunks; i++)
+        for (size_t sent = 0; sent < tcp->chunk_bytes;) {
+            const uint8_t *from = bytes + i % area_chunks * tcp->chunk_bytes + sent;
+            const ssize_t put = send(tcp->ends[i % LANES][0], from, tcp->chunk_bytes - sent,
+                                     MSG_NOSIGNAL);
+            if (put <= 0) return false;
+            sent += (size_t)put;
+        }
+    return true;
+}
+
+/* Moves the bytes between this process and the child. Returns the seconds; 0: it failed. */
+static double move_raw(struct tcp *tcp, const uint8_t *bytes, pid_t child)
 {
     char answer;
-    uint8_t *bytes = make_bytes(BENCH_AREA_BYTES);
-    const size_t area_chunks = BENCH_AREA_BYTES / chunk_bytes;
-    bool ok = bytes != NULL;
-    for (uint64_t i = 0; i < chunks && ok; i++)
-        for (size_t sent = 0; sent < chunk_bytes && ok;) {
-            const uint8_t *from = bytes + i % area_chunks * chunk_bytes + sent;
-            const ssize_t put = send(fd, from, chunk_bytes - sent, MSG_NOSIGNAL);
-            ok = put > 0;
-            if (ok) sent += (size_t)put;
-        }
-    ok = ok && read(fd, &answer, 1) == 1;
-    if (bytes != NULL) munmap(bytes, BENCH_AREA_BYTES);
-    return ok;
+    const int fd = tcp->ends[0][0];
+    if (read(fd, &answer, 1) != 1) return 0;
+    const double before_s = bench_used_s(getpid()) + bench_used_s(child), begin = bench_now();
+    if (!pour(tcp, bytes) || read(fd, &answer, 1) != 1) return 0;
+    const double seconds = bench_now() - begin;
+    tcp->cpu_s = bench_used_s(getpid()) + bench_used_s(child) - before_s;
+    return seconds;
 }
 
-/* Measures write() and read() over loopback, between two processes. */
-static double time_raw_tcp(size_t chunk_bytes, uint64_t chunks)
+/* Measures send() and recv() over loopback, between two processes. *cpu_out: seconds of CPU per GB. */
+static double time_raw_tcp(size_t chunk_bytes, uint64_t chunks, double *cpu_out)
 {
+    static uint8_t *bytes; // kept, as the fabric's memory is
     struct tcp tcp = { .chunk_bytes = chunk_bytes, .chunks = chunks };
     struct bench_child child = { .pid = 0 };
-    bool ok = bench_connect_self(tcp.ends) && bench_child_start(&child, NULL, swallow, &tcp);
-    if (tcp.ends[1] >= 0) close(tcp.ends[1]);
-    const double begin = bench_now();
-    ok = ok && pour(tcp.ends[0], chunk_bytes, chunks);
-    const double seconds = bench_now() - begin;
-    if (tcp.ends[0] >= 0) close(tcp.ends[0]);
+    if (bytes == NULL) bytes = make_bytes(BENCH_AREA_BYTES);
+    bool ok = bytes != NULL;
+    for (int i = 0; i < LANES; i++) ok = bench_connect_self(tcp.ends[i]) && ok;
+    ok = ok && bench_child_start(&child, NULL, swallow, &tcp);
+    for (int i = 0; i < LANES; i++)
+        if (tcp.ends[i][1] >= 0) close(tcp.ends[i][1]);
+    const double seconds = ok ? move_raw(&tcp, bytes, child.pid) : 0;
+    for (int i = 0; i < LANES; i++)
+        if (tcp.ends[i][0] >= 0) close(tcp.ends[i][0]);
     bench_child_end(&child, SIGKILL);
-    if (ok) return (double)(chunks * chunk_bytes) / seconds * 1e-9;
+    const double gigabytes = (double)(chunks * chunk_bytes) * 1e-9;
+    *cpu_out = tcp.cpu_s / gigabytes;
+    if (seconds > 0) return gigabytes / seconds;
     ctl_fail(CAIRN_ERR_IO, "raw TCP over loopback failed: %s", strerror(errno));
+    return 0;
+}
+
+/* ---- the cipher ---- */
+
+#define RECORD_BYTES ((size_t)64 << 10) /* as the fabric's records */
+
+struct ciphers {
+    const uint8_t *from;
+    uint8_t *to;
+    uint64_t records;
+    _Atomic bool has_failed;
+};
+
+/* Seals records from memory into a buffer (number 0), or opens them from a buffer into memory (number 1). A
+ * record that is opened was never sealed: its tag is computed, and is wrong. */
+static void run_cipher(void *own, uint32_t number)
+{
+    struct ciphers *all = own;
+    static const uint8_t key[32];
+    static uint8_t buffers[2][RECORD_BYTES];
+    uint8_t nonce[12] = { 0 }, tag[16];
+    const bool seals = number == 0;
+    int count;
+    EVP_CIPHER_CTX *context = EVP_CIPHER_CTX_new();
+    bool ok = context != NULL &&
+              EVP_CipherInit_ex(context, EVP_aes_256_gcm(), NULL, key, nonce, seals) == 1;
+    for (uint64_t i = 0; i < all->records && ok; i++) {
+        const size_t at = i % (BENCH_AREA_BYTES / RECORD_BYTES) * RECORD_BYTES;
+        memcpy(nonce, &i, sizeof i);
+        ok = EVP_CipherInit_ex(context, NULL, NULL, NULL, nonce, seals) == 1 &&
+             EVP_CipherUpdate(context, seals ? buffers[0] : all->to + at, &count,
+                              seals ? all->from + at : buffers[1], (int)RECORD_BYTES) == 1 &&
+             (seals || EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_SET_TAG, 16, tag) == 1);
+        if (ok) (void)EVP_CipherFinal_ex(context, tag, &count);
+    }
+    EVP_CIPHER_CTX_free(context);
+    if (!ok) all->has_failed = true;
+}
+
+/* Measures AES-256-GCM: one core seals while another one opens as much. */
+static double time_cipher(uint64_t bytes)
+{
+    static uint8_t *from, *to;
+    if (from == NULL) from = make_bytes(BENCH_AREA_BYTES);
+    if (to == NULL) to = make_bytes(BENCH_AREA_BYTES);
+    struct ciphers all = { .from = from, .to = to, .records = bytes / RECORD_BYTES };
+    if (from == NULL || to == NULL) return 0;
+    const double begin = bench_now();
+    const int error = bench_threads_run(2, run_cipher, &all);
+    const double seconds = bench_now() - begin;
+    if (error == 0 && !all.has_failed) return (double)bytes * 1e-9 / seconds;
+    ctl_fail(CAIRN_ERR_IO, "the cipher did not run: %s", strerror(error));
     return 0;
 }
 
@@ -661,16 +760,26 @@ struct fabric_bench {
     struct end worker;
     struct bench_child shard;
     uint64_t chunks; /* per run, in each direction */
-    bool is_mapped, has_perftest;
+    bool is_mapped, is_ucx, is_sealed, has_perftest;
 };
-/* GB/s, and seconds of CPU per GB; the variants follow. */
+/* GB/s, and seconds of CPU per GB; the variants follow, and then the figures of the reference. */
 enum { FIGURE_PUSH, FIGURE_FETCH, FIGURE_PUSH_CPU, FIGURE_FETCH_CPU, FIGURE_TURNS };
-_Static_assert(FIGURE_TURNS + TURNS <= BENCH_FIGURES, "a column each");
+enum { FIGURE_RAW = FIGURE_TURNS + TURNS, FIGURE_RAW_CPU, FIGURE_CIPHER, FIGURES };
+_Static_assert(FIGURES <= BENCH_FIGURES, "a column each");
 static const struct bench_column fabric_columns[] = {
     { "push_GB/s", FIGURE_PUSH, "push_ratio" },
     { "fetch_GB/s", FIGURE_FETCH, "fetch_ratio" },
     { "push_cpu_s/GB", FIGURE_PUSH_CPU, NULL },
     { "fetch_cpu_s/GB", FIGURE_FETCH_CPU, NULL },
+    { .name = NULL },
+};
+static const struct bench_column raw_columns[] = {
+    { "raw_GB/s", FIGURE_RAW, NULL },
+    { "raw_cpu_s/GB", FIGURE_RAW_CPU, NULL },
+    { .name = NULL },
+};
+static const struct bench_column cipher_columns[] = {
+    { "cipher_GB/s", FIGURE_CIPHER, NULL },
     { .name = NULL },
 };
 static const struct bench_column turn_columns[] = {
@@ -715,11 +824,17 @@ static double run_fabric(void *bench)
 
 static double run_reference(void *bench)
 {
-    const struct fabric_bench *f = bench;
+    struct fabric_bench *f = bench;
+    double *figures = f->b.figures;
     if (f->is_mapped) return time_memcpy(BENCH_AREA_BYTES, f->worker.chunk_bytes, f->chunks);
     if (f->has_perftest) // perftest counts bytes in sockets as sent, so it gets a longer run
         return time_perftest(f->worker.chunk_bytes, PERFTEST_RUNS * f->chunks);
-    return time_raw_tcp(f->worker.chunk_bytes, f->chunks);
+    const double raw = time_raw_tcp(f->worker.chunk_bytes, f->chunks, &figures[FIGURE_RAW_CPU]);
+    figures[FIGURE_RAW] = raw;
+    if (!f->is_sealed || !(raw > 0)) return raw;
+    const double cipher = time_cipher(RUN_BYTES);
+    figures[FIGURE_CIPHER] = cipher;
+    return cipher < raw ? cipher : raw;
 }
 
 static int prepare_fabric(void *bench)
@@ -730,7 +845,7 @@ static int prepare_fabric(void *bench)
     const uint64_t chunk = ctl->bench.chunk > 0 ? ctl->bench.chunk : CHUNK_DEFAULT;
     struct sentence why;
     uint64_t number;
-    const int done = ctl_parse_choice("path", "ucx|one-sided|mapped", path, &number);
+    const int done = ctl_parse_choice("path", "stream|sealed|ucx|one-sided|mapped", path, &number);
     if (done >= 0) return done;
     f->is_mapped = strcmp(path, "mapped") == 0;
     f->worker.path = path;
@@ -742,17 +857,32 @@ static int prepare_fabric(void *bench)
     f->chunks = RUN_BYTES / chunk;
     // a limit for small chunks, whose number would dominate
     if (f->chunks > 65536) f->chunks = 65536;
-    f->has_perftest = !f->is_mapped && local_find_program(PROGRAM, perftest, &why);
+    f->is_ucx = strcmp(path, "ucx") == 0 || strcmp(path, "one-sided") == 0;
+    f->is_sealed = strcmp(path, "sealed") == 0;
+    f->has_perftest = f->is_ucx && local_find_program(PROGRAM, perftest, &why);
     f->b.result.reference_name = f->is_mapped      ? "memcpy"
                                  : f->has_perftest ? "ucx_perftest -t ucp_am_bw -E sleep -e"
+                                 : f->is_sealed    ? "the cipher alone, or raw TCP: the slower one"
                                                    : "raw TCP over loopback";
     return open_ends(&f->worker, &f->shard) ? -1 : 1;
+}
+
+static void add_cipher(struct fabric_bench *f)
+{
+    const double raw = bench_median(&f->b, BENCH_REFERENCE, FIGURE_RAW);
+    const double cipher = bench_median(&f->b, BENCH_REFERENCE, FIGURE_CIPHER);
+    const double both = 1 / (1 / raw + 1 / cipher);
+    bench_add_columns(&f->b, BENCH_REFERENCE, "", cipher_columns);
+    BENCH_PARTS(&f->b, { "both_GB/s", both }, { "both_ratio", f->b.result.value.median / both });
 }
 
 static int report_fabric(void *bench)
 {
     struct fabric_bench *f = bench;
     if (!f->is_mapped) bench_add_columns(&f->b, BENCH_SUBJECT, "", turn_columns);
+    if (!f->is_mapped && !f->has_perftest)
+        bench_add_columns(&f->b, BENCH_REFERENCE, "", raw_columns);
+    if (f->is_sealed) add_cipher(f);
     bench_add_params(&f->b, json_pack("{s:s, s:I, s:I, s:I, s:s}", "path", f->worker.path,
                                       "chunk_bytes", (json_int_t)f->worker.chunk_bytes, "window",
                                       (json_int_t)BENCH_WINDOW, "chunks", (json_int_t)f->chunks,
