@@ -67,6 +67,9 @@ static int print_memory(struct ctl *ctl, const void *reply)
 #define JOB_PAGE                                                                                  \
     "job|{name}\n"                                                                                \
     "state|{state}\n"                                                                             \
+    "owner|{owner?}[; shared with {shared}][; to be read by {shared_read}]\n"                     \
+    "owner|{!owner}everybody: nobody is known to own it (`cairn job chown`)\n"                    \
+    "made|by {made_by?}, {made_unix_ms/instant}, from {made_from}\n"                              \
     "version|" CTL_VERSION "\n"                                                                   \
     "epoch, round|{epoch}, {round}\n"                                                             \
     "waits for|{awaited?}\n"                                                                      \

@@ -26,6 +26,13 @@
     "shards|{shards}\n"          \
     "note|{note?}"
 
+#define SHARED_PAGE             \
+    "job|{name}\n"              \
+    "owner|{owner?}\n"          \
+    "owner|{!owner}everybody\n" \
+    "shared with|{shared?}\n"   \
+    "to be read by|{shared_read?}"
+
 static const struct ctl_row commands[] = {
     { "local", "", "[--shards N] [--] [COMMAND...]",
       "a cluster on this machine, for as long as the command runs (without one: until Ctrl-C)", 0,
@@ -53,6 +60,9 @@ static const struct ctl_row commands[] = {
     { "cluster", "audit", "[--since TIME] [--watch]",
       "what admins did, and what was refused to whom: when, from where, and how it ended", 0, 0,
       ASKS "no-headers", &ctl_cluster_audit },
+    { "cluster", "quota", "",
+      "what each owner uses of jobs, sessions, state and bytes in flight, and how much it may", 0,
+      0, ASKS "no-headers watch", ASK(QUOTA_GET, quota_get, "", QUOTAS, .page = "#owners") },
     { "cluster", "adopt", "[--yes]",
       "take what the shards hold into the coordinator's store: after the store was lost, or an "
       "older copy was put back",
@@ -172,6 +182,13 @@ static const struct ctl_row commands[] = {
       "a job out of a snapshot, over the shards there are, with other terms where --set says so; "
       "asks before it replaces one",
       0, 1, ASKS "quiet no-headers as allow-unsigned allow-untrusted fallback", &ctl_job_create },
+    { "job", "share", "JOB OWNERS [--read-only]",
+      "let other owners train a job, or only read it: team-b,uid:1000; \"\" for nobody", 2, 2,
+      ASKS "quiet",
+      ASK(JOB_SHARE, job_share, "name=@0 owners=@1 read=@read-only", JOB_SHARED,
+          .page = SHARED_PAGE) },
+    { "job", "chown", "JOB OWNER", "give a job to another owner", 2, 2, ASKS "quiet",
+      ASK(JOB_SHARE, job_share, "name=@0 owners=@1 owner=1", JOB_SHARED, .page = SHARED_PAGE) },
     { "job", "drop", "JOB [--yes] [--force]",
       "free a job's memory on all shards, for good; its snapshots stay", 1, 1, ASKS "quiet",
       ASK(JOB_REMOVE, job_remove, "name=@0 force=@force", JOB_REMOVED, .timeout_ms = LONG_MS,

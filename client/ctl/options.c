@@ -521,6 +521,7 @@ static const struct option_row rows[] = {
     { "mtbf", "TIME", AS(LONGER, times.mtbf_s, CAIRN_SPEC_WITHIN_S_MAX),
       "mean time between faults (else from the cluster's events); 90s, 10min, 36h, 7d" },
     { "delete", NULL, GIVEN, "take the tag off" },
+    { "read-only", NULL, GIVEN, "they may read the job, and not train it" },
     { "force", NULL, GIVEN, "also one that has a tag, and the only verified one",
       .of = "snapshot rm" },
     { "all", NULL, GIVEN, "all jobs" },

@@ -377,6 +377,7 @@ const struct ctl_shape ctl_shapes[] = {
     SHAPE(job_parked, .json = "job=name parked shards note"),
     SHAPE(job_removed, .json = "job=name generation!version_unknown step!version_unknown shards "
                                "away note"),
+    SHAPE(job_shared, .json = "job=name owner? shared shared_read"),
     SHAPE(job_spec, .json = "revision", .add = add_of_spec),
     SHAPE(
         job_status, .add = add_of_job,
@@ -388,9 +389,11 @@ const struct ctl_shape ctl_shapes[] = {
                 "nonfinite_tensors gradient put_out snapshot_failed passed_over saving path_cut "
                 "seconds_since_step=stepped_ms_ago/1000?stepped restores blobs blob_bytes "
                 "state_bytes!untold pushed_bytes!untold fetched_bytes!untold "
-                "heaviest_over_mean? leases held_up_by=straggler groups",
+                "heaviest_over_mean? leases held_up_by=straggler groups owner? shared shared_read "
+                "made.by=made_by? made.from=made_from? made.at=made_unix_ms/instant?",
         .columns =
-            "JOB|name\nSTATE|state\nGENERATION|generation!version_unknown\n"
+            "JOB|name\nOWNER|[{owner}][{!owner}everybody]\nSTATE|state\nGENERATION|generation!"
+            "version_unknown\n"
             "STEP|step!version_unknown\nLAST STEP|{?stepped}{stepped_ms_ago/s} ago\n"
             "WORKERS|[{!workers_max}{workers} ({workers_min} or more)]"
             "[{?workers_max>workers_min}{workers} ({workers_min} to {workers_max})]"
@@ -426,6 +429,15 @@ const struct ctl_shape ctl_shapes[] = {
                      "ADDRESS|address\nVERSION|version"),
     SHAPE(memory_told,
           .json = "total=" CTL_MEMORY_SUM " state published landing staging tables device"),
+    SHAPE(owner_use,
+          .json = "owner? jobs.used=jobs jobs.most=jobs_max? sessions.used=sessions "
+                  "sessions.most=sessions_max? bytes.used=bytes bytes.most=bytes_max? "
+                  "in_flight.used=in_flight in_flight.most=in_flight_max?",
+          .columns = "OWNER|[{owner}][{!owner}everybody]\nJOBS|{jobs}[ of {jobs_max}]\n"
+                     "SESSIONS|{sessions}[ of {sessions_max}]\n"
+                     "STATE|{bytes/bytes}[ of {bytes_max/bytes}]\n"
+                     "IN FLIGHT|{in_flight/bytes}[ of {in_flight_max/bytes}]"),
+    SHAPE(quotas, .json = "owners"),
     SHAPE(reduce_group, .json = "relays=host ranks"),
     SHAPE(replaced_job, .json = "state generation!version_unknown step!version_unknown workers "
                                 "readers"),

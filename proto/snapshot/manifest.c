@@ -30,6 +30,7 @@ void manifest_release(struct manifest *m)
     free(m->steps_missed);
     free(m->signature);
     free(m->cluster);
+    free(m->owner);
     spec_release(&m->spec);
     rank_groups_release(&m->reduce_groups);
     manifest_init(m);
@@ -317,6 +318,8 @@ static json_t *root_json(const struct manifest *m)
         root = with(root, "origin", origin_json(&m->origin));
     if (root != NULL && m->nonfinite.nonfinite > 0)
         root = with(root, "nonfinite", nonfinite_json(m));
+    if (root != NULL && m->owner != NULL && m->owner[0] != '\0')
+        root = with(root, "owner", json_string(m->owner));
     if (root != NULL && m->steps_missed != NULL) root = with(root, "steps_missed", missed_json(m));
     if (root == NULL || m->reduce_groups.group_count == 0) return root;
     return with(root, "reduce_groups", reduce_groups_json(&m->reduce_groups));

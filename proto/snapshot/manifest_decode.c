@@ -482,7 +482,8 @@ static cairn_status read_origin(json_t *json, struct manifest *m, struct sentenc
 
 static cairn_status read_root(json_t *root, struct manifest *m, struct sentence *why)
 {
-    const char *format, *cluster, *created, *payload, *content_root, *periodic = NULL;
+    const char *format, *cluster, *created, *payload, *content_root, *periodic = NULL,
+                                                                     *owner = NULL;
     json_int_t version, generation, step, epoch, shards;
     json_t *spec, *files, *reduce_groups = NULL, *nonfinite = NULL, *origin = NULL, *missed = NULL;
     json_error_t error;
@@ -492,12 +493,13 @@ static cairn_status read_root(json_t *root, struct manifest *m, struct sentence 
     if (json_unpack_ex(
             root, &error, JSON_STRICT,
             "{s:s, s:I, s:s, s:s, s:I, s:I, s:I, s:I, s:F, s:s, s:s, s:o, s:o, s?o, s?s, s?o, s?o, "
-            "s?o}",
+            "s?o, s?s}",
             "format", &format, "version", &version, "cluster", &cluster, "created", &created,
             "generation", &generation, "step", &step, "epoch", &epoch, "shards", &shards,
             "loss_scale", &m->loss_scale, "payload", &payload, "content_root", &content_root,
             "spec", &spec, "files", &files, "reduce_groups", &reduce_groups, "periodic", &periodic,
-            "nonfinite", &nonfinite, "origin", &origin, "steps_missed", &missed) != 0) {
+            "nonfinite", &nonfinite, "origin", &origin, "steps_missed", &missed, "owner",
+            &owner) != 0) {
         return corrupt(why, "the top", error.text);
     }
     uint8_t number[8] = { 0 };
@@ -516,6 +518,7 @@ static cairn_status read_root(json_t *root, struct manifest *m, struct sentence 
     }
     m->cluster = strdup(cluster);
     if (m->cluster == NULL) return CAIRN_ERR_NO_MEMORY;
+    if (owner != NULL && (m->owner = strdup(owner)) == NULL) return CAIRN_ERR_NO_MEMORY;
     if (!json_is_array(files)) return corrupt(why, "files", "not a list");
     cairn_status status = read_created(created, m, why);
     if (status == CAIRN_OK) status = read_payload(payload, m, why);

@@ -20,7 +20,7 @@
  * it, and are pure. snapshot_io.h commits it to storage, and loads it.
  *
  * {
- *   "format": "cairn snapshot", "version": 4,
+ *   "format": "cairn snapshot", "version": 5,
  *   "cluster": text, "created": "2026-11-21T03:04:05Z",
  *   "generation": n, "step": n, "epoch": n, "shards": n,
  *   "loss_scale": x,                  the loss scale in force at the step
@@ -42,6 +42,7 @@
  *                  "alias_box"?: [[start, ...], [extent, ...]],
  *                  "init"?: {"kind", "a", "b", "seed"}, "order"?}, ...]
  *   },
+ *   "owner"?: text,                   whose the job was (server/coordinator/tenants.h)
  *   "periodic"?: 16 hex digits,       id of the job that took the snapshot periodically
  *   "origin"?: {"generation", "from_generation", "from_step"},   where the job last went back (struct
  *                                     origin)
@@ -57,12 +58,12 @@
  * bytewise. Numbers are exact, because doubles have 17 digits. A key with a question mark may be missing;
  * there is then no such thing, or it has its default. A reader accepts nothing else. It refuses a key that
  * is unknown, missing or repeated, a number that is out of range, a path that no snapshot has, and a spec
- * that spec_check refuses. Any change of this table needs a new version. Older versions are read, too. In
- * version 3 each file has one "xxh3_128" over the whole file instead of "blocks". Version 2 also lacks the
+ * that spec_check refuses. Any change of this table needs a new version. Older versions are read, too.
+ * Version 4 has no "owner". In version 3 each file has one "xxh3_128" over the whole file instead of "blocks". Version 2 also lacks the
  * hash of the manifest, and version 1 also has no keys with a question mark. */
 
 #define CAIRN_MANIFEST_NAME        "manifest.json"
-#define CAIRN_MANIFEST_VERSION     4
+#define CAIRN_MANIFEST_VERSION     5
 #define CAIRN_MANIFEST_VERSION_MIN 1 /* the oldest version that is read */
 /* the first version that has a hash of the manifest itself */
 #define CAIRN_MANIFEST_VERSION_SEALED 3
@@ -98,6 +99,7 @@ static inline bool origin_follows(const struct origin *origin, struct cairn_vers
 struct manifest {
     /* owned: freed by manifest_release */
     char *cluster;    /* a name for people; NULL is written as "" */
+    char *owner;      /* whose the job was (server/coordinator/tenants.h); NULL: not known */
     uint8_t *payload; /* [payload_bytes] */
     /* [spec.tensor_count], by index in the encoded spec: how many steps each tensor has missed; NULL: no
      * tensor has missed any step */

@@ -473,14 +473,18 @@ void packed_release(struct packed *packed); /* NULL is fine */
     X(144, CLUSTER_INITED, ClusterInited, cluster_inited)           \
     X(145, KEY_CHANGE, KeyChange, key_change)                       \
     X(146, KEY_CHANGED, KeyChanged, key_changed)                    \
-    X(147, AUDIT_GET, AuditGet, audit_get)
+    X(147, AUDIT_GET, AuditGet, audit_get)                          \
+    X(150, JOB_SHARE, JobShare, job_share)                          \
+    X(151, JOB_SHARED, JobShared, job_shared)                       \
+    X(152, QUOTA_GET, QuotaGet, quota_get)                          \
+    X(153, QUOTAS, Quotas, quotas)
 
 enum wire_message {
 #define X(number, constant, type, field) CAIRN_MSG_##constant = (number),
     CAIRN_MESSAGE_TABLE(X)
 #undef X
 };
-#define CAIRN_MSG_MAX 147
+#define CAIRN_MSG_MAX 153
 
 /* How many versions of a job can be leased at a time. Every shard has one more published copy for each
  * leased version. */

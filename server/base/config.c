@@ -55,6 +55,9 @@ static void config_value_describe(const struct config_option *option, char *text
     char most[32];
     switch (option->type) {
     case CAIRN_OPTION_STRING: snprintf(text_out, text_bytes, "a text"); return;
+    case CAIRN_OPTION_LINES:
+        snprintf(text_out, text_bytes, "a text; the key may be given several times");
+        return;
     case CAIRN_OPTION_PATH: snprintf(text_out, text_bytes, "a path"); return;
     case CAIRN_OPTION_ADDRESS: snprintf(text_out, text_bytes, "host:port or /path"); return;
     case CAIRN_OPTION_ADDRESSES:
@@ -129,6 +132,11 @@ static const char *parse_factor(const char *text, int64_t *thousandths_out)
     for (int i = places < 0 ? 0 : places; i < 3; i++) number *= 10;
     *thousandths_out = number;
     return NULL;
+}
+
+const char *config_read_number(const char *text, enum option_type type, int64_t *number_out)
+{
+    return parse_number(text, type, number_out);
 }
 
 static cairn_status store_number(const struct config_option *option, const char *text,
@@ -299,6 +307,19 @@ static cairn_status refuse_unknown(const struct config *config, const char *sect
     return CAIRN_ERR_CONFIG;
 }
 
+// Adds a line to the value of an option of lines.
+static cairn_status add_line(const struct config_option *option, const char *text, void *values,
+                             struct sentence *why)
+{
+    char **place = (char **)(void *)((char *)values + option->offset);
+    char *lines;
+    if (asprintf(&lines, "%s\n%s", *place, text) < 0)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a value");
+    free(*place);
+    *place = lines;
+    return CAIRN_OK;
+}
+
 // Assigns a value. `line` is the line of the file, or GIVEN_BY_LINE. A value from the command line
 // overrides the file, and may be given again.
 static cairn_status assign(struct config *config, const char *section, const char *key,
@@ -307,6 +328,9 @@ static cairn_status assign(struct config *config, const char *section, const cha
     const struct config_option *option = find_option(config, section, key);
     if (option == NULL) return refuse_unknown(config, section, key, why);
     int *given = &config->given[option - config->options];
+    const bool is_more = *given != 0 && (*given == GIVEN_BY_LINE) == (line == GIVEN_BY_LINE);
+    if (option->type == CAIRN_OPTION_LINES && is_more)
+        return add_line(option, text, config->values, why);
     if (line != GIVEN_BY_LINE && *given > 0)
         return fail_with(why, CAIRN_ERR_CONFIG,
                          "%s in [%s] was given before, in line %d; remove one of them", key,

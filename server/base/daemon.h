@@ -21,13 +21,16 @@
  * in the values, so that these three always agree.
  *
  * The file is in INI format, with [section], key = value, and comments that begin with # or ;. Unknown
- * sections and keys, keys given twice, wrong units and impossible values are refused; the error names the
+ * sections and keys, most keys given twice, wrong units and impossible values are refused; the error names the
  * file, the line, the value and what is allowed. Numbers need their unit (64MiB, 250ms), except 0. The
  * command line (--set section.key=value) overrides the file. Only for start-up, on one thread. */
 
 enum option_type {
     CAIRN_OPTION_STRING, /* char *, owned by the configuration; never NULL after config_finish */
-    CAIRN_OPTION_PATH,   /* char *, absolute, or relative to the working folder; not empty */
+    /* char *: the key may be given several times, and the value has a line for each. The command line
+     * replaces what the file has */
+    CAIRN_OPTION_LINES,
+    CAIRN_OPTION_PATH, /* char *, absolute, or relative to the working folder; not empty */
     /* char *, "host:port", "[v6]:port", "/path"; may be empty if the default is empty */
     CAIRN_OPTION_ADDRESS,
     CAIRN_OPTION_ADDRESSES, /* char *, addresses to listen on, separated by blanks; may be empty */
@@ -78,6 +81,10 @@ CAIRN_MUST_CHECK cairn_status config_set(struct config *config, const char *assi
 /* Checks, after file and overrides, that every option without a default was given. CAIRN_ERR_NO_MEMORY: a
  * default is missing. */
 CAIRN_MUST_CHECK cairn_status config_finish(const struct config *config, struct sentence *why);
+
+/* Reads a number as an option of that type (CAIRN_OPTION_INT, _BYTES, _DURATION) is written. Returns NULL on
+ * success, otherwise the error. */
+const char *config_read_number(const char *text, enum option_type type, int64_t *number_out);
 
 /* Prints a sample file: every option with its doc, range and default, commented out. */
 void config_print(const struct config *config, FILE *out);

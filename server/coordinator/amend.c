@@ -201,6 +201,7 @@ static cairn_status store_staged_job(struct coord_steps *steps, struct sentence 
     const struct coord_job *job = steps->job;
     struct coord_job *staged = job->amends.extension.staged_job;
     staged->epoch = job->epoch;
+    staged->tenant = job->tenant;
     staged->reserved.round = job->reserved.round;
     staged->reserved.generation = job->reserved.generation > staged->generation
                                       ? job->reserved.generation
@@ -276,8 +277,17 @@ static cairn_status plan_anew(const struct coord_job *job, struct coord_job *sta
     return status == CAIRN_OK ? plan_layout(job, staged) : status;
 }
 
+/* The job's owner must be allowed as many bytes more as the amendment adds. */
+static cairn_status judge_growth(struct coord_job *job, struct coord_job *staged,
+                                 struct sentence *why)
+{
+    const uint64_t was = coord_job_state_bytes(job), is = coord_job_state_bytes(staged);
+    const struct quota more = { .bytes = is > was ? is - was : 0 };
+    return coord_quota_judge(job->cluster, job->tenant.owner, &more, why);
+}
+
 /* Fills the staged job. If this succeeds, `next` belongs to the staged job. */
-static cairn_status make_staged_job(const struct coord_job *job, struct job_spec_data *next,
+static cairn_status make_staged_job(struct coord_job *job, struct job_spec_data *next,
                                     struct coord_job *staged, struct sentence *why)
 {
     staged->cluster = job->cluster;
@@ -289,10 +299,12 @@ static cairn_status make_staged_job(const struct coord_job *job, struct job_spec
     if (status == CAIRN_OK) staged->planned.spec = packed_spec(&staged->spec);
     if (staged->planned.spec == NULL) status = CAIRN_ERR_NO_MEMORY;
     if (status == CAIRN_OK) status = plan_layout(job, staged);
+    staged->tenant = job->tenant;
     sentence_set(why, "planning job %s: %s", job->spec.name, status_text((int)status));
     if (status == CAIRN_OK) status = coord_judge_packed(job->spec.name, staged->planned.spec, why);
     if (status == CAIRN_OK)
         status = coord_judge_packed(job->spec.name, staged->planned.layout, why);
+    if (status == CAIRN_OK) status = judge_growth(job, staged, why);
     if (status != CAIRN_OK) spec_init(&staged->spec);
     return status;
 }

@@ -99,6 +99,7 @@ static void free_cluster(struct coord *cluster)
     coord_adopt_close(cluster);
     coord_backup_close(cluster);
     free(cluster->identity.dropped);
+    quotas_release(&cluster->quotas);
     if (is_unread) free(cluster);
 }
 
@@ -176,6 +177,9 @@ cairn_status coord_options_judge(const struct coord_options *options, struct sen
         strcmp(options->snapshots_trust, "any") != 0)
         return fail_with(why, CAIRN_ERR_CONFIG, "snapshots.trust is \"%s\": give signed or any",
                          options->snapshots_trust);
+    struct coord_quotas quotas;
+    CAIRN_TRY(quotas_read(options->quota_others, options->quota_owners, &quotas, why));
+    quotas_release(&quotas);
     return listener_judge(&options->network, why);
 }
 
@@ -199,7 +203,9 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
     cluster->put_out = coord_session_put_out;
     cluster->callbacks = &coord_job_callbacks;
     cluster->clock.started_ms = cluster->clock.last_tick_ms = uv_now(loop);
-    cairn_status status = open_folders(cluster, why);
+    cairn_status status = quotas_read(options->quota_others, options->quota_owners,
+                                      &cluster->quotas, why);
+    if (status == CAIRN_OK) status = open_folders(cluster, why);
     if (status == CAIRN_OK) clock_open(cluster);
     if (status == CAIRN_OK) status = coord_jobs_load(cluster, why);
     if (status == CAIRN_OK) status = coord_drains_load(cluster, why);

@@ -18,6 +18,7 @@
  *   reshard.h   changes of a running job: re-sharding, amendments, parking, drains
  *   snapshot.h  snapshots that are being taken, and the folder of committed snapshots
  *   members.h   workers, readers and shards: how they join, what they wait for, which tiles they hold
+ *   tenants.h   whose the jobs are, and how much an owner may have
  *   job.h       how jobs are opened, created, lost, dropped
  *   cluster.h   the coordinator as a whole: how it is opened, ticks, and is closed
  *   restore.h   how jobs are restored from snapshots, and how a lost store is made anew from the shards
@@ -32,6 +33,7 @@
  *   store, events, roster, keys, standing, round
  *   operations     carries out operations, and knows which are under way
  *   groups, leases, members, tiles (with the initial state, which ranks put)
+ *   tenants        whose the jobs are, and how much an owner may have
  *   digests        a snapshot's contents, and how the last snapshots ended
  *   keep, snapshot_read, snapshot
  *   waiting, loss (with a job's recovery), reshard_plan, reshard
@@ -62,6 +64,7 @@
 #include "server/coordinator/job.h"
 #include "server/coordinator/members.h"
 #include "server/coordinator/store.h"
+#include "server/coordinator/tenants.h"
 
 /* ==== early ==== */
 
@@ -99,6 +102,7 @@ struct coord_options {
     char *reshard; /* "manual", "on_join" */
     /* a job is spread anew if its heaviest shard has more than this many thousandths of its share */
     int64_t rebalance_above;
+    char *quota_others, *quota_owners; /* tenants.h */
     struct log_options log;
     const char *build; /* the name of this program's build; NULL: the build has only a version */
 };
@@ -150,6 +154,7 @@ struct coord {
     struct coord_refusals refusals;
     struct coord_storage storage;
     struct coord_identity identity;
+    struct coord_quotas quotas;
     struct coord_openings openings;
     struct coord_earlies earlies;
     uint32_t next_request; /* base.c */

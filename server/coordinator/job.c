@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/plan/plan.h"
 #include "server/coordinator/cluster.h"
 
 /* ---- what a job is at ---- */
@@ -46,6 +47,28 @@ void coord_job_set_shard(struct coord_job *job, uint32_t shard, struct coord_sha
     if (s->entry != NULL) job->entry_count--;
     if (shard >= job->shard_count) job->shard_count = shard + 1;
     *s = (struct coord_job_shard) { .entry = entry };
+}
+
+const uint64_t *coord_job_shard_bytes(struct coord_job *job)
+{
+    uint64_t *bytes = job->planned.shard_bytes;
+    if (bytes != NULL) return bytes;
+    bytes = calloc((size_t)job->layout->shard_count + 1, sizeof *bytes);
+    if (bytes == NULL) return NULL;
+    for (size_t e = 0; e < job->layout->extent_count; e++) {
+        const struct extent *extent = &job->layout->extents[e];
+        bytes[extent->shard] += plan_extent_bytes(&job->spec, job->layout, extent);
+    }
+    job->planned.shard_bytes = bytes;
+    return bytes;
+}
+
+uint64_t coord_job_state_bytes(struct coord_job *job)
+{
+    const uint64_t *bytes = coord_job_shard_bytes(job);
+    uint64_t sum = 0;
+    for (uint32_t i = 0; bytes != NULL && i < job->layout->shard_count; i++) sum += bytes[i];
+    return sum;
 }
 
 uint32_t coord_job_shard_from(const struct coord_job *job, uint32_t index)

@@ -17,6 +17,7 @@
 #include "server/coordinator/round.h"
 #include "server/coordinator/snapshot.h"
 #include "server/coordinator/operations.h"
+#include "server/coordinator/tenants.h"
 #include "server/core/decision.h"
 
 /* ==== openings ==== */
@@ -278,6 +279,8 @@ struct coord_job {
     };
     struct origin origin;
     struct coord_reserved reserved;
+    struct coord_tenant tenant;
+    struct coord_waiters sharers; /* owned: tenants.c; those who wait until `tenant` is durable */
 
     /* NULL in CREATING. In LOST the core is dead, unless loss.may_return */
     struct round_machine *core;
@@ -304,6 +307,11 @@ struct coord_job {
 #define CAIRN_JOB_JOINS_MAX 1024
 /* Makes room for a total of shard_room shards. Returns false if there is no memory. */
 bool coord_job_shards_init(struct coord_job *job, uint32_t shard_room);
+/* Returns how many bytes of state the job's layout puts on each shard. The numbers are kept with the
+ * layout, because counting takes 0.1 s for a million tensors. Returns NULL if there is no memory. */
+const uint64_t *coord_job_shard_bytes(struct coord_job *job);
+/* Returns their sum; 0: no memory. */
+uint64_t coord_job_state_bytes(struct coord_job *job);
 /* Puts the entry at the index `shard` of the job. NULL: leaves a hole there. */
 void coord_job_set_shard(struct coord_job *job, uint32_t shard, struct coord_shard_entry *entry);
 /* Visits each shard of the job by its index: the shards of the layout in force, then the shards that join.
@@ -415,12 +423,15 @@ cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
 cairn_status coord_jobs_load(struct coord *cluster, struct sentence *why);
 /* Begins to create the job whose spec is `packed`: a thread plans the job, the shards make room, and the
  * store records the job. Then the members that wait for the job are told. `generation` is the job's first
- * generation (see first_generation in openings.c). `maker` names the session that wants the job.
+ * generation (see first_generation in openings.c). `maker` says whose it will be.
  * CAIRN_ERR_REFUSED, CAIRN_ERR_UNSUPPORTED, CAIRN_ERR_NO_MEMORY: nothing was begun. */
 CAIRN_MUST_CHECK cairn_status coord_job_create(struct coord *cluster,
                                                const struct job_spec_data *spec,
                                                uint64_t generation, struct packed *packed,
-                                               const char *maker, struct sentence *why);
+                                               const struct coord_tenant *maker,
+                                               struct sentence *why);
+/* Returns how many jobs of that owner threads are planning. */
+uint64_t coord_jobs_planned(const struct coord *cluster, const char *owner);
 /* True: a thread is planning a job of that name. */
 bool coord_job_planning(const struct coord *cluster, const char *name);
 /* Deletes the job from the store, then frees it here and on its shards. Until then the job is CREATING. The

@@ -24,6 +24,7 @@ static void free_body(void *arg)
 
 void coord_job_free(struct coord_job *job)
 {
+    coord_waiters_fail(&job->sharers, CAIRN_ERR_NOT_FOUND, "the job is gone, or another one now");
     while (job->members.list != NULL) coord_member_free(job->members.list);
     coord_relapses_release(job);
     coord_job_core_close(job);
@@ -37,23 +38,6 @@ void coord_job_free(struct coord_job *job)
 
 /* ---- the shards of a new one ---- */
 
-/* Returns how many bytes of state the job's layout puts on each shard. The numbers are kept with
- * the layout, because counting takes 0.1 s for a million tensors. Returns NULL if there is no
- * memory. */
-static const uint64_t *count_shard_bytes(struct coord_job *job)
-{
-    uint64_t *bytes = job->planned.shard_bytes;
-    if (bytes != NULL) return bytes;
-    bytes = calloc((size_t)job->layout->shard_count + 1, sizeof *bytes);
-    if (bytes == NULL) return NULL;
-    for (size_t e = 0; e < job->layout->extent_count; e++) {
-        const struct extent *extent = &job->layout->extents[e];
-        bytes[extent->shard] += plan_extent_bytes(&job->spec, job->layout, extent);
-    }
-    job->planned.shard_bytes = bytes;
-    return bytes;
-}
-
 /* For each shard, adds up how many bytes of state the layouts of other jobs put on it, whether or
  * not the bytes are there yet. Returns false if there is no memory. */
 static bool weigh_entries(const struct coord_job *job)
@@ -62,7 +46,7 @@ static bool weigh_entries(const struct coord_job *job)
         s->planned_bytes = 0;
     for (struct coord_job *j = job->cluster->jobs; j != NULL; j = j->next) {
         if (strcmp(j->spec.name, job->spec.name) == 0) continue; // a restore replaces j
-        const uint64_t *bytes = count_shard_bytes(j);
+        const uint64_t *bytes = coord_job_shard_bytes(j);
         if (bytes == NULL) return false;
         for (uint32_t i = 0; i < j->layout->shard_count; i++)
             if (bytes[i] > 0) j->shards[i].entry->planned_bytes += bytes[i];
@@ -114,8 +98,8 @@ static cairn_status plan_layout(struct coord_job *job, uint32_t shard_count)
     CAIRN_TRY(plan_job(&job->spec, shard_count, &job->layout, &report));
     job->planned.heaviest_over_mean = report.heaviest_over_mean;
     job->planned.layout = packed_layout(job->layout);
-    return job->planned.layout != NULL && count_shard_bytes(job) != NULL ? CAIRN_OK
-                                                                         : CAIRN_ERR_NO_MEMORY;
+    return job->planned.layout != NULL && coord_job_shard_bytes(job) != NULL ? CAIRN_OK
+                                                                             : CAIRN_ERR_NO_MEMORY;
 }
 
 static uint32_t count_wanted(struct coord *cluster, const struct job_spec_data *spec,
@@ -239,10 +223,17 @@ struct coord_creation {
     struct packed *packed;       /* held */
     /* owned while it is planned; after that it is in the cluster's list, and owns the creation */
     struct coord_job *job;
-    bool is_linked;                    /* true: the job is in the cluster's list */
-    char made_by[CAIRN_NAME_MAX + 16]; /* the job's maker */
+    bool is_linked; /* true: the job is in the cluster's list */
     uint32_t shard_count;
 };
+
+uint64_t coord_jobs_planned(const struct coord *cluster, const char *owner)
+{
+    uint64_t count = 0;
+    for (const struct coord_creation *c = cluster->openings.creations; c != NULL; c = c->next)
+        count += strcmp(c->job->tenant.owner, owner) == 0;
+    return count;
+}
 
 bool coord_job_planning(const struct coord *cluster, const char *name)
 {
@@ -293,6 +284,10 @@ static cairn_status place_planned(struct coord_steps *steps, cairn_status status
     end_planning(creation);
     if (coord_job_find(steps->cluster, creation->name) != NULL)
         return fail_with(why, CAIRN_ERR_EXISTS, "job %s is there already", creation->name);
+    if (status == CAIRN_OK) {
+        const struct quota more = { .bytes = coord_job_state_bytes(creation->job) };
+        status = coord_quota_judge(steps->cluster, creation->job->tenant.owner, &more, why);
+    }
     return status == CAIRN_OK ? place_job(creation->job, creation->shard_count, false, why)
                               : status;
 }
@@ -352,7 +347,7 @@ static void note_created(struct coord_steps *steps)
     log_info("job %s created: %zu tensors over %" PRIu32 " shards, heaviest/mean %.3f",
              job->spec.name, job->spec.tensor_count, job->layout->shard_count,
              job->planned.heaviest_over_mean);
-    coord_event_note(job->cluster, CAIRN_EVENT_CREATED, job->spec.name, creation->made_by,
+    coord_event_note(job->cluster, CAIRN_EVENT_CREATED, job->spec.name, job->tenant.made_by,
                      "%zu tensors over %" PRIu32 " shards", job->spec.tensor_count,
                      job->layout->shard_count);
     free_creation(creation);
@@ -396,7 +391,7 @@ static const struct coord_operation_plan creation_plan = { creation_steps, .done
                                                            .release = release_creation };
 
 static cairn_status begin_creation(struct coord *cluster, const char *name, uint64_t generation,
-                                   struct packed *packed, const char *maker)
+                                   struct packed *packed, const struct coord_tenant *maker)
 {
     struct coord_creation *creation = calloc(1, sizeof *creation);
     if (creation == NULL) return CAIRN_ERR_NO_MEMORY;
@@ -409,7 +404,7 @@ static cairn_status begin_creation(struct coord *cluster, const char *name, uint
         free_creation(creation);
         return CAIRN_ERR_NO_MEMORY;
     }
-    snprintf(creation->made_by, sizeof creation->made_by, "worker %s", maker);
+    creation->job->tenant = *maker;
     creation->job->generation = generation;
     if (generation > 1) creation->job->origin = (struct origin) { generation, { 0, 0 } };
     creation->next = cluster->openings.creations;
@@ -419,8 +414,8 @@ static cairn_status begin_creation(struct coord *cluster, const char *name, uint
 }
 
 cairn_status coord_job_create(struct coord *cluster, const struct job_spec_data *spec,
-                              uint64_t generation, struct packed *packed, const char *maker,
-                              struct sentence *why)
+                              uint64_t generation, struct packed *packed,
+                              const struct coord_tenant *maker, struct sentence *why)
 {
     CAIRN_TRY(spec_check_usable(spec, why));
     size_t count = 0;
@@ -431,6 +426,7 @@ cairn_status coord_job_create(struct coord *cluster, const struct job_spec_data 
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "there are %zu jobs, the most allowed; `cairn job drop` takes one away",
                          count);
+    CAIRN_TRY(coord_quota_judge(cluster, maker->owner, &(struct quota) { .jobs = 1 }, why));
     const cairn_status status = begin_creation(cluster, spec->name, generation, packed, maker);
     return status == CAIRN_OK ? status : fail_with(why, status, "the coordinator is out of memory");
 }
@@ -527,6 +523,7 @@ cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
     job->reserved.round = row->round_reserved;
     job->base_step = row->base_step;
     job->origin = row->origin;
+    coord_tenant_load(&job->tenant, row->tenant);
     job->initialized = row->initialized;
     job->version_unknown = row->initialized;
     job->stored = true;

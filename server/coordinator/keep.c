@@ -7,6 +7,38 @@
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/restore.h"
 
+/* ==== asker ==== */
+
+/* Who asks for something about snapshots whose job is not there any more, so that the newest manifest says
+ * whose they are. */
+struct snapshot_asker {
+    bool is_judged; /* false: the job is there and was judged, or an admin asks */
+    enum access_kind kind;
+    struct identity who;
+};
+
+static struct snapshot_asker asker_of(const struct coord_session *session, const char *job,
+                                      enum access_kind kind)
+{
+    const struct identity *who = coord_who(session);
+    return (struct snapshot_asker) { .is_judged = !access_role(who, CAIRN_MAY_ADMIN) &&
+                                                  coord_job_find(session->cluster, job) == NULL,
+                                     .kind = kind,
+                                     .who = *who };
+}
+
+/* Judges the asker. Blocks. The errors of coord_job_judge_access. */
+static cairn_status judge_asker(const struct coord *cluster, const struct snapshot_asker *asker,
+                                const char *job, struct sentence *why)
+{
+    char owner[CAIRN_OWNER_BYTES];
+    if (!asker->is_judged) return CAIRN_OK;
+    coord_snapshot_owner(cluster, job, owner);
+    return coord_owner_judge_access(&asker->who, job, owner, asker->kind, why);
+}
+
+/* ==== sweep ==== */
+
 /* A sweep over the snapshots of a job. Another thread judges the snapshots, and then those that
  * nothing keeps are removed. */
 struct keeping {
@@ -16,6 +48,7 @@ struct keeping {
     struct retention_rules rules;
     struct retention_clock clock; /* at the start of the sweep */
     bool is_plan;                 /* true: the sweep only reports what it would remove */
+    struct snapshot_asker asker;
     /* owned */
     char *job;
     struct coord_found found;
@@ -96,7 +129,9 @@ static struct retention_item item_of(const struct keeping *keeping, const struct
 static void run_sweep(struct coord_work *work)
 {
     struct keeping *k = (struct keeping *)work;
-    work->status = look_at_snapshots(work->cluster, k->job, &k->found, &k->words, &work->why);
+    work->status = judge_asker(work->cluster, &k->asker, k->job, &work->why);
+    if (work->status == CAIRN_OK)
+        work->status = look_at_snapshots(work->cluster, k->job, &k->found, &k->words, &work->why);
     if (work->status != CAIRN_OK) return;
     if (k->number != 0) find_line(&k->found, &k->origin);
     k->items = calloc(k->found.count + 1, sizeof *k->items);
@@ -209,6 +244,7 @@ static cairn_status on_snapshot_prune(struct coord_session *session, uint32_t re
                          "\"%.100s\" is not a name of a job; see `cairn job list`", message->job);
     struct keeping *k = new_keeping(session->cluster, message->job);
     if (k != NULL) k->is_plan = message->plan;
+    if (k != NULL) k->asker = asker_of(session, message->job, CAIRN_ACCESS_OWN);
     if (k != NULL && message->has_rules)
         k->rules = (struct retention_rules) { .keep_last = message->keep_last,
                                               .keep_every = message->keep_every,
@@ -537,6 +573,7 @@ struct coord_removal {
     struct coord_work work;
     struct coord_removal *next; /* of the cluster's list */
     struct snapshot_removed removed;
+    struct snapshot_asker asker;
     enum removal_cause cause;
     uint64_t number; /* the job's number; 0: the job is not in the cluster */
     char id[CAIRN_SNAPSHOT_ID_BYTES];
@@ -573,11 +610,12 @@ static void run_removal(struct coord_work *work)
     struct snapshot_removed first = { 0 };
     const char *root = work->cluster->storage.path;
     work->status = coord_storage_seen(work->cluster, &work->why);
-    if (work->status == CAIRN_OK) {
-        note_begun(removal, root);
-        work->status = coord_snapshot_release(work->cluster, removal->job, removal->id,
-                                              removal->cause, &first, &work->why);
-    }
+    if (work->status == CAIRN_OK)
+        work->status = judge_asker(work->cluster, &removal->asker, removal->job, &work->why);
+    if (work->status != CAIRN_OK) return;
+    note_begun(removal, root);
+    work->status = coord_snapshot_release(work->cluster, removal->job, removal->id, removal->cause,
+                                          &first, &work->why);
     if (work->status == CAIRN_ERR_REFUSED)
         // the snapshot is committed, and stays
         snapshot_begun_forget(root, removal->job, removal->id);
@@ -672,6 +710,7 @@ static cairn_status begin_removal(struct coord *cluster, struct coord_session *s
     removal->work.done = on_removed;
     removal->work.free_it = free_removal;
     removal->cause = cause;
+    if (session != NULL) removal->asker = asker_of(session, job, CAIRN_ACCESS_OWN);
     removal->number = known != NULL ? known->id : 0;
     removal->job = name;
     removal->folder = folder;
@@ -728,6 +767,7 @@ static void snapshot_retire(struct coord *cluster, const char *job, const char *
 struct tagging {
     struct coord_work work;
     bool is_removal;
+    struct snapshot_asker asker;
     char job[CAIRN_NAME_MAX + 1], id[CAIRN_SNAPSHOT_ID_BYTES], name[CAIRN_SNAPSHOT_TAG_BYTES];
 };
 
@@ -777,6 +817,8 @@ static void run_tag(struct coord_work *work)
     coord_snapshot_words_lock();
     work->status = coord_storage_seen(work->cluster, &work->why);
     if (work->status == CAIRN_OK)
+        work->status = judge_asker(work->cluster, &t->asker, t->job, &work->why);
+    if (work->status == CAIRN_OK)
         work->status = snapshot_words_load(work->cluster->storage.path, t->job, &words, &work->why);
     if (work->status == CAIRN_OK)
         work->status = (t->is_removal ? take_off : put_on)(t, &words, &work->why);
@@ -819,6 +861,7 @@ static cairn_status on_snapshot_tag(struct coord_session *session, uint32_t requ
         t->work.done = on_tagged;
         t->work.free_it = coord_work_free;
         t->is_removal = message->remove;
+        t->asker = asker_of(session, message->job, CAIRN_ACCESS_WRITE);
         snprintf(t->job, sizeof t->job, "%s", message->job);
         snprintf(t->id, sizeof t->id, "%s", message->id);
         snprintf(t->name, sizeof t->name, "%s", message->name);
@@ -960,6 +1003,45 @@ cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, 
         *why = finding.list_why;
     }
     return finding.status;
+}
+
+/* ---- whose they are ---- */
+
+struct newest {
+    struct snapshot_place place;
+    char *folder; /* owned; NULL: none yet */
+};
+
+static void note_newest(void *context, const char *job, const char *id, const char *folder)
+{
+    struct newest *newest = context;
+    struct snapshot_place place = { .id = "" };
+    (void)job;
+    if (!snapshot_id_parse(id, &place.version.generation, &place.version.step)) return;
+    snprintf(place.id, sizeof place.id, "%s", id);
+    if (newest->folder != NULL && newer_place(&newest->place, &place) < 0) return;
+    char *copy = strdup(folder);
+    if (copy == NULL) return;
+    free(newest->folder);
+    *newest = (struct newest) { place, copy };
+}
+
+void coord_snapshot_owner(const struct coord *cluster, const char *job,
+                          char owner_out[CAIRN_OWNER_BYTES])
+{
+    struct newest newest = { .folder = NULL };
+    struct manifest manifest;
+    struct sentence ignored;
+    owner_out[0] = '\0';
+    const cairn_status status = snapshot_list(cluster->storage.path, job, note_newest, &newest,
+                                              &ignored);
+    manifest_init(&manifest);
+    if (status == CAIRN_OK && newest.folder != NULL &&
+        manifest_load(newest.folder, &manifest, &ignored) == CAIRN_OK) {
+        snprintf(owner_out, CAIRN_OWNER_BYTES, "%s", manifest.owner != NULL ? manifest.owner : "");
+        manifest_release(&manifest);
+    }
+    free(newest.folder);
 }
 
 /* ==== messages ==== */

@@ -269,7 +269,7 @@ static void begin_restore(struct coord_job *job)
         now_ms < r->retry_ms ||
         coord_shards_staying(job->cluster, &job->spec, r->unseen) < coord_recovery_shards(job))
         return;
-    r->running = coord_restore_latest(job->cluster, job->spec.name, job->id, &r->behind,
+    r->running = coord_restore_latest(job->cluster, job->spec.name, job->id, &r->behind, NULL,
                                       on_recovered);
     if (r->running) r->restores++;
 }
@@ -303,6 +303,7 @@ struct coord_resume {
     struct coord_resume *next;
     struct coord *cluster;
     char *job;                    /* owned */
+    struct coord_tenant maker;    /* the worker that wants it */
     size_t damaged_count;         /* number of snapshots that were found damaged */
     struct snapshot_place behind; /* the oldest snapshot that was found damaged */
     struct sentence damaged;      /* names the newest damaged snapshot, and its damage */
@@ -344,7 +345,8 @@ static void on_resumed(const struct coord_restore *restore, cairn_status status,
 static bool restore_next(struct coord_resume *resume)
 {
     log_info("job %s: a worker wants its newest snapshot", resume->job);
-    return coord_restore_latest(resume->cluster, resume->job, 0, &resume->behind, on_resumed);
+    return coord_restore_latest(resume->cluster, resume->job, 0, &resume->behind, &resume->maker,
+                                on_resumed);
 }
 
 static void on_resumed(const struct coord_restore *restore, cairn_status status, const char *text)
@@ -376,13 +378,14 @@ static void on_resumed(const struct coord_restore *restore, cairn_status status,
     }
 }
 
-bool coord_resume_begin(struct coord *cluster, const char *job)
+bool coord_resume_begin(struct coord *cluster, const char *job, const struct coord_tenant *maker)
 {
     if (find_resume(cluster, job) != NULL) return true;
     struct coord_resume *resume = calloc(1, sizeof *resume);
     if (resume == NULL) return false;
     resume->cluster = cluster;
     resume->job = strdup(job);
+    resume->maker = *maker;
     resume->next = cluster->resumes;
     cluster->resumes = resume;
     if (resume->job != NULL && restore_next(resume)) return true;

@@ -101,6 +101,14 @@ static const struct config_option table[] = {
       "jobs." },
     { "reshard", "rebalance_above", CAIRN_OPTION_FACTOR, AT(rebalance_above), "1.1", 1000, 100000,
       "on_join moves something only when a shard has more than this many times its share." },
+    { "quota", "others", CAIRN_OPTION_STRING, AT(quota_others), "", 0, 0,
+      "What an owner may have that has no line of its own: jobs=4 sessions=64 bytes=100GiB "
+      "in_flight=8GiB, as many of these as shall be limited. `cairn cluster quota` shows what they "
+      "use." },
+    { "quota", "owner", CAIRN_OPTION_LINES, AT(quota_owners), "", 0, 0,
+      "An owner's own quota, a line for each: team-a jobs=8 bytes=1TiB. What the line does not "
+      "name "
+      "is not limited." },
     CAIRN_LOG_CONFIG(struct coord_options, log),
 };
 

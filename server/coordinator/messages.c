@@ -641,6 +641,7 @@ static const struct coord_row *const tables[] = {
     coord_keys_rows,    coord_leases_rows,  coord_members_rows,       coord_openings_rows,
     coord_reshard_rows, coord_restore_rows, coord_reshard_asked_rows, coord_status_rows,
     coord_tiles_rows,   coord_waiting_rows, coord_park_rows,          coord_roster_rows,
+    coord_tenants_rows,
 };
 
 static bool may_send(uint32_t role, enum coord_sender from)
@@ -671,11 +672,13 @@ static cairn_status judge_identity(const struct coord_session *session, const st
     const char *verb = coord_asked_verb(row, message);
     uint32_t needs = row->needs;
     char doing[160];
-    if (needs == 0 && row->from != CAIRN_FROM_ADMIN) return CAIRN_OK;
+    const bool names_job = coord_names_job(session, row->type);
+    if (!names_job && needs == 0 && row->from != CAIRN_FROM_ADMIN) return CAIRN_OK;
     if (needs == 0) needs = verb != NULL ? CAIRN_MAY_ADMIN : CAIRN_MAY_MONITOR;
     snprintf(doing, sizeof doing, verb != NULL ? "ask for `cairn %s`" : "send %s",
              verb != NULL ? verb : message_name(row->type));
-    const cairn_status status = access_any(peer_identity(session->peer), needs, doing, why);
+    const cairn_status status = names_job ? coord_judge_access(session, row->type, message, why)
+                                          : access_any(coord_who(session), needs, doing, why);
     if (status != CAIRN_OK)
         coord_audit_refused_peer(session->cluster, session->peer,
                                  verb != NULL ? verb : message_name(row->type), why->text);
@@ -703,8 +706,9 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
         return false; // only a notice may come without a request id
     if (row == NULL) return false;
     struct sentence why = { "" }, asked = { "" };
-    if (judge_identity(session, row, message, &why) != CAIRN_OK) {
-        if (request != 0) coord_session_error(session, request, CAIRN_ERR_REFUSED, why.text);
+    const cairn_status allowed = judge_identity(session, row, message, &why);
+    if (allowed != CAIRN_OK) {
+        if (request != 0) coord_session_error(session, request, allowed, why.text);
         return true;
     }
     if (session->role == CAIRN_ROLE_WIRE_ADMIN) coord_asked_note(session, row, message, &asked);

@@ -26,6 +26,8 @@ struct coord_first {
     bool given_up;
     /* the results of the thread; nobody else uses them before the thread is done */
     uint64_t last;
+    char owner
+        [CAIRN_OWNER_BYTES]; /* of the newest snapshot; "": there is none, or it is everybody's */
     cairn_status status;
     struct sentence why;
 };
@@ -37,6 +39,8 @@ static void look_for_generation(struct coord_work *work)
     if (first->status == CAIRN_OK)
         first->status = snapshot_last_generation(work->cluster->storage.path, first->job,
                                                  &first->last, &first->why);
+    if (first->status == CAIRN_OK && first->last > 0)
+        coord_snapshot_owner(work->cluster, first->job, first->owner);
 }
 
 static void say_unknown(const char *job, const char *why)
@@ -79,10 +83,11 @@ static void begin_look(struct coord *cluster, const char *job)
     cluster->firsts = first;
 }
 
-/* Sets *out to the generation with which a new job begins. Returns false while a thread is reading
- * the folder; the openers are judged again when the thread is done. If the folder cannot be read,
+/* Sets *out to the generation with which a new job begins, and owner_out to the owner of the snapshots
+ * that have its name. Returns false while a thread is reading the folder; the openers are judged again when the thread is done. If the folder cannot be read,
  * or has not been read after LOOK_MS, the job begins with generation 1, and a warning is logged. */
-static bool first_generation(struct coord *cluster, const char *job, uint64_t *out)
+static bool first_generation(struct coord *cluster, const char *job, uint64_t *out,
+                             char owner_out[CAIRN_OWNER_BYTES])
 {
     const struct coord_first *first = cluster->firsts;
     while (first != NULL && strcmp(first->job, job) != 0) first = first->next;
@@ -92,6 +97,7 @@ static bool first_generation(struct coord *cluster, const char *job, uint64_t *o
     }
     if (!first->ended && !first->given_up) return false;
     *out = first->given_up ? 1 : first->last + 1;
+    snprintf(owner_out, CAIRN_OWNER_BYTES, "%s", first->given_up ? "" : first->owner);
     return true;
 }
 
@@ -125,12 +131,33 @@ static bool wants_restore(const struct coord_member *member)
            member->role == CAIRN_ROLE_WIRE_WORKER;
 }
 
+/* Refuses a member whose owner may not begin a job of that name, because another owner's snapshots have
+ * it. True: the member is gone. */
+static bool refuse_taken(struct coord_member *member, const char *owner)
+{
+    const struct identity *who = coord_who(member->session);
+    struct sentence why;
+    cairn_status status = access_job(who, member->job_name, owner, "", CAIRN_ACCESS_OWN, &why);
+    if (status == CAIRN_OK) return false;
+    if (owner[0] != '\0' && strcmp(owner, who->owner) != 0)
+        sentence_set(&why,
+                     "another owner has snapshots of a job of the name %s: %s (owner %s) gives its "
+                     "own another name",
+                     member->job_name, who->name, who->owner);
+    coord_audit_refused_peer(member->session->cluster, member->session->peer, "make a job",
+                             why.text);
+    opening_refuse(member, status, why.text);
+    return true;
+}
+
 /* Begins the restore that the member asks for. True: the member was refused and is gone. False: the
  * member waits. */
 static bool begin_resume(struct coord_member *member)
 {
     struct coord *cluster = member->session->cluster;
-    if (coord_resume_begin(cluster, member->job_name)) return false;
+    struct coord_tenant maker;
+    coord_tenant_make(&maker, member->session);
+    if (coord_resume_begin(cluster, member->job_name, &maker)) return false;
     opening_refuse(member, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     return true;
 }
@@ -191,6 +218,13 @@ static bool advance_opening(struct coord_member *member)
     struct coord_job *job = coord_job_find(cluster, member->job_name);
     struct sentence why;
     if (job != NULL) {
+        const cairn_status access = coord_judge_opener(
+            member->session, job, member->role == CAIRN_ROLE_WIRE_WORKER, &why);
+        if (access != CAIRN_OK) {
+            coord_audit_refused_peer(cluster, member->session->peer, "open a job", why.text);
+            opening_refuse(member, access, why.text);
+            return true;
+        }
         if (member->opening.attached_id == job->id)
             coord_job_seen(job, role_name(member->role), member->session->name,
                            member->opening.seen_epoch);
@@ -236,10 +270,9 @@ static bool advance_opening(struct coord_member *member)
         refuse_another(member);
         return true;
     }
-    if (wants_restore(member)) return begin_resume(member);
     // the restore that other openers asked for serves this member, too
     if (coord_resuming(cluster, member->job_name)) return false;
-    if (member->opening.must_exist) {
+    if (member->opening.must_exist && !wants_restore(member)) {
         sentence_set(&why,
                      "there is no job %s, and must_exist begins none; see `cairn job list`, `cairn "
                      "snapshot list`",
@@ -248,10 +281,14 @@ static bool advance_opening(struct coord_member *member)
         return true;
     }
     uint64_t generation;
-    if (!first_generation(cluster, member->job_name, &generation)) return false;
+    char owner[CAIRN_OWNER_BYTES];
+    if (!first_generation(cluster, member->job_name, &generation, owner)) return false;
+    if (refuse_taken(member, owner)) return true;
+    if (wants_restore(member)) return begin_resume(member);
+    struct coord_tenant maker;
+    coord_tenant_make(&maker, member->session);
     const cairn_status status = coord_job_create(cluster, &member->opening.spec, generation,
-                                                 member->opening.packed, member->session->name,
-                                                 &why);
+                                                 member->opening.packed, &maker, &why);
     if (status != CAIRN_OK) opening_refuse(member, status, why.text);
     // the member may be gone: a small job is planned at once, and its openers may be refused
     return true;
@@ -736,6 +773,15 @@ static const struct coord_member *opening_rival(const struct coord_member *membe
     return NULL;
 }
 
+/* Judges whether the worker's owner may have so many bytes more in flight as the worker may send. */
+static cairn_status judge_in_flight(const struct coord_member *member, const struct coord_job *job,
+                                    const struct coord_member *same, struct sentence *why)
+{
+    const struct quota more = { .in_flight = quota_in_flight(job) };
+    if (same != NULL) return CAIRN_OK; // it has them already
+    return coord_quota_judge(job->cluster, coord_who(member->session)->owner, &more, why);
+}
+
 static cairn_status judge_join(const struct coord_member *member, struct coord_job *job,
                                struct sentence *why)
 {
@@ -750,6 +796,7 @@ static cairn_status judge_join(const struct coord_member *member, struct coord_j
                          "job %s has %" PRIu32 " members; raise round.workers_max", job->spec.name,
                          job->members.count);
     if (member->role != CAIRN_ROLE_WIRE_WORKER) return CAIRN_OK;
+    if (member->opening.joins) CAIRN_TRY(judge_in_flight(member, job, same, why));
     if (member->opening.joins) return judge_room(member, job, why);
     sentence_set(why,
                  "job %s differs from this spec: give the job's values, or choose another name, or "

@@ -103,6 +103,13 @@ static uint64_t next_generation(const struct coord_restore *restore, const struc
     return newest + 1;
 }
 
+/* Returns whose a job is that is not there yet. An operator who brings one back does so for its owner. */
+static const char *owner_of(const struct coord_restore *restore)
+{
+    if (!access_role(&restore->who, CAIRN_MAY_ADMIN)) return restore->maker.owner;
+    return restore->manifest.owner != NULL ? restore->manifest.owner : "";
+}
+
 /* Gives the restored job its generation, and what it keeps of the former job: the id, the epoch,
  * the numbers that must not be used twice, and the pause. If the restore is automatic, it keeps the
  * recovery, too. */
@@ -115,7 +122,10 @@ static void inherit_former(struct coord_job *restored, const struct coord_job *o
     if (restore->is_its_own)
         restored->origin.from = (struct cairn_version) { restore->manifest.generation,
                                                          restore->manifest.step };
+    restored->tenant = restore->maker;
+    snprintf(restored->tenant.owner, sizeof restored->tenant.owner, "%s", owner_of(restore));
     if (old == NULL) return;
+    restored->tenant = old->tenant;
     restored->id = old->id;
     restored->epoch = old->epoch;
     restored->reserved.round = old->reserved.round;
@@ -413,6 +423,20 @@ static bool is_for_openers(const struct coord_restore *restore)
     return restore->latest.ended != NULL && restore->latest.of_job == 0;
 }
 
+/* Judges whether the owner may have the job, as far as it is planned. A job that is replaced by itself takes
+ * what it had. */
+static cairn_status judge_quota(const struct coord_restore *restore, struct sentence *why)
+{
+    struct coord_job *old = coord_job_find(restore->steps.cluster, restore->manifest.spec.name);
+    struct coord_job *draft = restore->draft.job;
+    if (old != NULL) return CAIRN_OK;
+    const struct quota more = { .jobs = 1,
+                                .bytes = draft != NULL && draft->layout != NULL
+                                             ? coord_job_state_bytes(draft)
+                                             : 0 };
+    return coord_quota_judge(restore->steps.cluster, owner_of(restore), &more, why);
+}
+
 /* The former job goes on while the restore is planned and its generation is reserved. So it is judged
  * anew after each of these steps. */
 static cairn_status judge_former(struct coord_steps *steps, struct sentence *why)
@@ -421,6 +445,7 @@ static cairn_status judge_former(struct coord_steps *steps, struct sentence *why
     const char *name = restore->manifest.spec.name;
     const struct coord_job *old = coord_job_find(steps->cluster, name);
     CAIRN_TRY(judge_replace(restore, old, why));
+    CAIRN_TRY(judge_quota(restore, why));
     if (restore->latest.ended != NULL && old != NULL) CAIRN_TRY(take_over(restore, old));
     const bool has_new = is_for_openers(restore) &&
                          coord_openers_list(steps->cluster, name, &restore->verdicts);
@@ -521,11 +546,25 @@ static bool is_risky(const struct coord_steps *steps)
     return old != NULL && old->state != CAIRN_CLUSTER_JOB_LOST;
 }
 
+/* Judges whether who asked may read the snapshot, and replace the job. */
+static cairn_status judge_asker(const struct coord_restore *restore, struct sentence *why)
+{
+    const struct manifest *m = &restore->manifest;
+    const struct coord_job *old = job_there(restore);
+    if (LIST_EMPTY(&restore->waiter)) return CAIRN_OK;
+    CAIRN_TRY(coord_snapshot_judge_access(restore->steps.cluster, &restore->who, m->spec.name,
+                                          m->owner != NULL ? m->owner : "", CAIRN_ACCESS_READ,
+                                          why));
+    return old == NULL ? CAIRN_OK
+                       : coord_job_judge_access(&restore->who, old, CAIRN_ACCESS_OWN, why);
+}
+
 /* A restore that only reports what it would do ends here. */
 static cairn_status judge_checked(struct coord_steps *steps, cairn_status status,
                                   struct sentence *why)
 {
     struct coord_restore *restore = (struct coord_restore *)steps;
+    if (status == CAIRN_OK) status = judge_asker(restore, why);
     if (status == CAIRN_OK) status = apply_settings(restore, why);
     if (status != CAIRN_OK) return status;
     const struct coord_job *old = job_there(restore);
@@ -540,6 +579,7 @@ static cairn_status settle_on_snapshot(struct coord_steps *steps, struct sentenc
 {
     struct coord_restore *restore = (struct coord_restore *)steps;
     restore->checked = true;
+    CAIRN_TRY(judge_asker(restore, why));
     if (restore->job_name != NULL &&
         spec_set_name(&restore->manifest.spec, restore->job_name) != CAIRN_OK)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
@@ -676,6 +716,9 @@ static cairn_status judge_ask(struct coord_restore *restore, const Cairn__Snapsh
                         : snprintf(resolved, sizeof resolved, "%s", message->path);
     if (n < 0 || (size_t)n >= sizeof resolved)
         return fail_with(why, CAIRN_ERR_INVALID, "the path is too long");
+    if (!by_id && !access_role(&restore->who, CAIRN_MAY_ADMIN))
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "only an admin restores a folder: name a job and a snapshot's id");
     const bool renamed = message->job[0] != '\0';
     const struct coord_job *job = coord_job_find(restore->steps.cluster, message->job);
     restore->fallback = message->fallback || (job != NULL && job->spec.policy.snapshot_fallback);
@@ -707,6 +750,8 @@ static cairn_status on_snapshot_restore(struct coord_session *session, uint32_t 
     const Cairn__SnapshotRestore *message = any;
     struct coord_restore *restore = restore_new(session->cluster);
     if (restore == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    coord_tenant_make(&restore->maker, session);
+    restore->who = *coord_who(session);
     restore->plan = message->plan;
     restore->waiver = (struct trust_waiver) { message->allow_unsigned, message->allow_untrusted };
     cairn_status status = judge_ask(restore, message, why);
@@ -781,7 +826,8 @@ void coord_restores_shard_gone(struct coord *cluster, const struct coord_shard_e
  * the job has lost a part (loss.c). */
 
 bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_job,
-                          const struct snapshot_place *behind, cluster_restored_fn ended)
+                          const struct snapshot_place *behind, const struct coord_tenant *maker,
+                          cluster_restored_fn ended)
 {
     struct coord_restore *restore = restore_new(cluster);
     if (restore == NULL) return false;
@@ -797,6 +843,7 @@ bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_jo
     restore->latest.behind = *behind;
     restore->latest.has_origin = lost != NULL;
     if (lost != NULL) restore->latest.origin = lost->origin;
+    if (maker != NULL) restore->maker = *maker;
     restore->asked = strdup("");
     restore->job_name = strdup(job);
     if (restore->asked == NULL || restore->job_name == NULL) {

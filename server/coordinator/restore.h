@@ -49,6 +49,8 @@ struct coord_restore {
     struct coord_steps steps;
     struct coord_restore *next;  /* in the cluster's list */
     struct coord_waiters waiter; /* the admin who asked */
+    struct coord_tenant maker;   /* who asked; empty: the lost job restores itself */
+    struct identity who;         /* the admin's or tenant's, if `waiter` waits */
     bool plan;                   /* true: the restore only reports what would be done */
     /* true: the request named the snapshot by its id, so the snapshot is in the folder of snapshots */
     bool is_stored;
@@ -99,9 +101,11 @@ struct coord_restore {
  *           than this job's is taken, because such a snapshot belongs to another job that had the name. 0:
  *           any lost job of that name, or a name that no job has (else CAIRN_ERR_EXISTS).
  * A lost job keeps its policy and its least and greatest number of workers. At the end, `ended` is called
- * once, unless the cluster is closed before. False: the restore was not begun. */
+ * once, unless the cluster is closed before. `maker` says whose a job is to be that is not there; NULL: the
+ * lost job keeps its owner. False: the restore was not begun. */
 bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_job,
-                          const struct snapshot_place *behind, cluster_restored_fn ended);
+                          const struct snapshot_place *behind, const struct coord_tenant *maker,
+                          cluster_restored_fn ended);
 
 /* Returns true if the restore failed because the snapshot itself is damaged. An older snapshot may then be
  * good. */
@@ -168,9 +172,10 @@ void coord_recovery_tick(struct coord_job *job);
 /* For workers that open a job and ask that the job's newest snapshot be restored. */
 
 /* Looks for snapshots of the job, and restores the newest complete one, unless such a restore is under way
- * already. After that the waiting openers continue (coord_openers_resumed). Returns false if there is no
+ * already. After that the waiting openers continue (coord_openers_resumed). `maker` says whose the job will
+ * be if it is not there. Returns false if there is no
  * memory. */
-bool coord_resume_begin(struct coord *cluster, const char *job);
+bool coord_resume_begin(struct coord *cluster, const char *job, const struct coord_tenant *maker);
 bool coord_resuming(const struct coord *cluster, const char *job);
 /* Called when the cluster is closed, after its threads have ended: nobody is told. */
 void coord_resumes_close(struct coord *cluster);

@@ -59,6 +59,16 @@ static cairn_status judge_role(const struct identity *who, const Cairn__Hello *h
     return access_any(who, needs[hello->role], doing, why);
 }
 
+/* Judges whether the owner may have another connection. An admin's commands always get in, because they
+ * must be able to mend what is wrong. */
+static cairn_status judge_sessions(struct coord *cluster, const struct identity *who,
+                                   const Cairn__Hello *hello, struct sentence *why)
+{
+    const bool is_admin = hello->role == CAIRN_ROLE_WIRE_ADMIN && access_role(who, CAIRN_MAY_ADMIN);
+    if (is_admin || hello->role == CAIRN_ROLE_WIRE_SHARD) return CAIRN_OK;
+    return coord_quota_judge(cluster, who->owner, &(struct quota) { .sessions = 1 }, why);
+}
+
 static void free_session(struct coord_session *session)
 {
     if (session->hello != NULL) message_free(&session->hello->base);
@@ -245,6 +255,7 @@ static void on_first_hello(struct coord *cluster, struct peer *peer, Cairn__Hell
     struct coord_session *session = NULL;
     cairn_status status = judge_hello(cluster, hello, &why);
     if (status == CAIRN_OK) status = judge_role(peer_identity(peer), hello, &why);
+    if (status == CAIRN_OK) status = judge_sessions(cluster, peer_identity(peer), hello, &why);
     if (status == CAIRN_ERR_REFUSED) coord_audit_refused_peer(cluster, peer, "connect", why.text);
     if (status == CAIRN_OK) {
         session = make_session(cluster, peer, hello);

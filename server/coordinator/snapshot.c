@@ -568,6 +568,7 @@ static cairn_status fill_manifest(struct coord_snapshot *snapshot)
     const struct coord_job *job = snapshot->job;
     struct manifest *m = &snapshot->manifest;
     m->cluster = strdup(job->cluster->options->name);
+    m->owner = strdup(job->tenant.owner);
     m->generation = snapshot->version.generation;
     m->step = snapshot->version.step;
     m->epoch = round_epoch_of(job->core);
@@ -583,7 +584,7 @@ static cairn_status fill_manifest(struct coord_snapshot *snapshot)
     // shards write.
     cairn_status status = spec_copy(&job->spec, &m->spec);
     if (status == CAIRN_OK) status = record_groups(job, &m->reduce_groups);
-    if (m->cluster != NULL && status == CAIRN_OK) return CAIRN_OK;
+    if (m->cluster != NULL && m->owner != NULL && status == CAIRN_OK) return CAIRN_OK;
     return fail_with(&snapshot->why, CAIRN_ERR_NO_MEMORY, "out of memory for the manifest");
 }
 

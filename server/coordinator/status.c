@@ -299,6 +299,7 @@ static void fill_job(struct coord_answer *answer, Cairn__JobStatus *s, const str
     const struct job_spec_data *spec = &job->spec;
     const struct cairn_version version = coord_job_version(job);
     s->name = spec->name;
+    coord_tenant_show(job, s);
     s->state = wire_text(coord_job_state_name(job));
     s->generation = version.generation;
     s->step = version.step;
@@ -345,6 +346,7 @@ static void on_job_list_get(struct coord_session *session, uint32_t request, con
     struct coord_answer answer = { 0 };
     Cairn__JobList jobs = CAIRN__JOB_LIST__INIT;
     for (struct coord_job *j = session->cluster->jobs; j != NULL; j = j->next) {
+        if (!coord_job_is_seen(session, j)) continue;
         Cairn__JobStatus *status = coord_answer_add(&answer, &jobs.base, "jobs");
         if (status == NULL) break;
         fill_job(&answer, status, j);
@@ -430,15 +432,21 @@ static void fill_session(Cairn__MemberStatus *out, const struct coord_session *s
 
 #define MEMBERS_MAX 4096 /* the most members in an answer, so that it fits a frame */
 
-static bool is_shown(const struct coord_session *session)
+/* True if whoever asks is shown this connection: a worker or reader, and of the same owner unless the asker
+ * watches the cluster. */
+static bool is_shown(const struct coord_session *session, const struct coord_session *asker)
 {
-    return session->role == CAIRN_ROLE_WIRE_WORKER || session->role == CAIRN_ROLE_WIRE_READER;
+    if (session->role != CAIRN_ROLE_WIRE_WORKER && session->role != CAIRN_ROLE_WIRE_READER)
+        return false;
+    return access_role(coord_who(asker), CAIRN_MAY_ADMIN | CAIRN_MAY_MONITOR) ||
+           strcmp(coord_who(session)->owner, coord_who(asker)->owner) == 0;
 }
 
 /* Fills in the shards first, then workers and readers. */
-static void fill_members(const struct coord *cluster, struct coord_answer *answer,
+static void fill_members(const struct coord_session *asker, struct coord_answer *answer,
                          Cairn__ClusterStatus *status)
 {
+    const struct coord *cluster = asker->cluster;
     const uint64_t now_ms = uv_now(cluster->loop);
     for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) {
         if (status->n_members == MEMBERS_MAX) return;
@@ -446,7 +454,7 @@ static void fill_members(const struct coord *cluster, struct coord_answer *answe
         if (out != NULL) fill_shard(out, s, answer, now_ms);
     }
     for (const struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
-        if (!is_shown(s)) continue;
+        if (!is_shown(s, asker)) continue;
         if (status->n_members == MEMBERS_MAX) return;
         Cairn__MemberStatus *out = coord_answer_add(answer, &status->base, "members");
         if (out != NULL) fill_session(out, s, answer, now_ms);
@@ -466,10 +474,11 @@ static void on_cluster_status_get(struct coord_session *session, uint32_t reques
     status.version = wire_text(build != NULL ? build : CAIRN_VERSION);
     status.uptime_ms = uv_now(cluster->loop) - cluster->clock.started_ms;
     status.shards_expected = (uint32_t)cluster->options->shards;
-    for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) status.job_count++;
+    for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next)
+        status.job_count += coord_job_is_seen(session, j);
     status.store = cluster->identity.id.store;
     status.storage = wire_text(cluster->storage.watch.said.text);
-    fill_members(cluster, &answer, &status);
+    fill_members(session, &answer, &status);
     coord_strangers_add(cluster, &answer, &status.base, "strangers");
     coord_answer_send(&answer, session, request, CAIRN_MSG_CLUSTER_STATUS, &status.base);
 }
@@ -489,6 +498,15 @@ struct listing {
     /* owned: [found.count]: the words of a job stand at the first snapshot of the job. NULL: no memory */
     struct snapshot_words *words;
 };
+
+/* True if whoever asks may see the snapshot. */
+static bool is_for_asker(const struct listing *listing, const struct manifest *m)
+{
+    struct sentence ignored;
+    return coord_snapshot_judge_access(listing->work.cluster, coord_who(listing->work.session),
+                                       m->spec.name, m->owner != NULL ? m->owner : "",
+                                       CAIRN_ACCESS_READ, &ignored) == CAIRN_OK;
+}
 
 static void free_listing(struct coord_work *work)
 {
@@ -558,6 +576,7 @@ static void list_running(const struct listing *listing, struct coord_answer *ans
         struct snapshot_view *view = coord_answer_bytes(answer, sizeof *view);
         if (view == NULL) return;
         if (listing->job != NULL && strcmp(listing->job, j->spec.name) != 0) continue;
+        if (!coord_job_is_seen(listing->work.session, j)) continue;
         if (!coord_snapshot_running(j, view) || is_found(listing, &view->status)) continue;
         Cairn__SnapshotStatus *out = coord_answer_add(answer, &message->base, "running");
         if (out != NULL) *out = view->status;
@@ -597,12 +616,14 @@ static void send_list(const struct listing *listing, struct coord_answer *answer
     const struct snapshot_words *words = NULL;
     list_running(listing, answer, &message);
     for (size_t i = 0; i < listing->found.count; i++) {
+        if (listing->words != NULL && begins_job(&listing->found, i)) words = &listing->words[i];
+        if (!is_for_asker(listing, &listing->found.list[i].manifest)) continue;
         Cairn__SnapshotStatus *out = coord_answer_add(answer, &message.base, "snapshots");
         if (out == NULL) break;
-        if (listing->words != NULL && begins_job(&listing->found, i)) words = &listing->words[i];
         fill_found(&listing->found.list[i], words, answer, out);
     }
-    message.unread = wire_text(listing->found.unread.text);
+    if (access_role(coord_who(listing->work.session), CAIRN_MAY_ADMIN | CAIRN_MAY_MONITOR))
+        message.unread = wire_text(listing->found.unread.text);
     coord_answer_send(answer, listing->work.session, listing->work.request, CAIRN_MSG_SNAPSHOT_LIST,
                       &message.base);
 }
@@ -620,7 +641,10 @@ static void on_read(struct coord_work *work)
     const struct listing *listing = (struct listing *)work;
     struct coord_answer answer = { 0 };
     if (work->session == NULL) return; // nobody waits any more
-    const bool is_empty = work->status == CAIRN_OK && listing->found.count == 0;
+    const bool is_empty = work->status == CAIRN_OK &&
+                          (listing->found.count == 0 ||
+                           (listing->id != NULL &&
+                            !is_for_asker(listing, &listing->found.list[0].manifest)));
     if (is_empty && listing->id != NULL)
         work->status = fail_with(
             &work->why, CAIRN_ERR_NOT_FOUND,
@@ -689,8 +713,10 @@ static cairn_status on_snapshot_show(struct coord_session *session, uint32_t req
 /* ==== messages ==== */
 
 const struct coord_row coord_status_rows[] = {
-    { CAIRN_MSG_CLUSTER_STATUS_GET, CAIRN_FROM_ADMIN, .by_session = on_cluster_status_get },
-    { CAIRN_MSG_JOB_LIST_GET, CAIRN_FROM_ADMIN, .by_session = on_job_list_get },
+    { CAIRN_MSG_CLUSTER_STATUS_GET, CAIRN_FROM_ADMIN, .by_session = on_cluster_status_get,
+      .needs = CAIRN_MAY_WORK | CAIRN_MAY_READ | CAIRN_MAY_MONITOR },
+    { CAIRN_MSG_JOB_LIST_GET, CAIRN_FROM_ADMIN, .by_session = on_job_list_get,
+      .needs = CAIRN_MAY_WORK | CAIRN_MAY_READ | CAIRN_MAY_MONITOR },
     { CAIRN_MSG_JOB_SHOW, CAIRN_FROM_ADMIN, .asks = on_job_show },
     { CAIRN_MSG_SNAPSHOT_LIST_GET, CAIRN_FROM_ADMIN, .asks = on_snapshot_list_get },
     { CAIRN_MSG_SNAPSHOT_SHOW, CAIRN_FROM_ADMIN, .asks = on_snapshot_show },

@@ -134,6 +134,18 @@ static const struct column node_columns[] = {
 };
 #undef ROW
 
+#define ROW struct stored_tenant
+static const struct column tenant_columns[] = {
+    { COLUMN("job", NUMBER, job), .constraint = "NOT NULL REFERENCES jobs(id) ON DELETE CASCADE" },
+    { COLUMN("owner", TEXT, owner) },
+    { COLUMN("shared", TEXT, shared) },
+    { COLUMN("shared_read", TEXT, shared_read) },
+    { COLUMN("made_by", TEXT, made_by) },
+    { COLUMN("made_from", TEXT, made_from) },
+    { COLUMN("made", NUMBER, made_unix_s) },
+};
+#undef ROW
+
 /* A change finds its rows by the table's first column. So the table's key begins with this
  * column. */
 #define TABLE(text, row, list, primary, by)                                         \
@@ -162,6 +174,7 @@ static const struct table {
     [CAIRN_STORED_CURVES] = TABLE("curves", struct stored_curve, curve_columns, "number", "number"),
     [CAIRN_STORED_NODES] = TABLE("nodes", struct stored_node, node_columns, "shard", "shard"),
     [CAIRN_STORED_AUDIT] = TABLE("audit", struct stored_event, event_columns, "number", "number"),
+    [CAIRN_STORED_TENANTS] = TABLE("tenants", struct stored_tenant, tenant_columns, "job", "job"),
 };
 
 static const struct change {
@@ -189,6 +202,7 @@ static const struct change {
     [CAIRN_STORE_CURVE_DROP] = { CAIRN_STORED_CURVES, DROP },
     [CAIRN_STORE_NODE] = { CAIRN_STORED_NODES, PUT },
     [CAIRN_STORE_NODE_DROP] = { CAIRN_STORED_NODES, DROP },
+    [CAIRN_STORE_TENANT] = { CAIRN_STORED_TENANTS, PUT },
     [CAIRN_STORE_START] = { CAIRN_STORED_META, SET },
     [CAIRN_STORE_SHARDS] = { CAIRN_STORED_SHARDS, PUT },
     [CAIRN_STORE_SHARDS_DROP] = { CAIRN_STORED_SHARDS, DROP },
@@ -288,6 +302,13 @@ static const void *field_at(const void *row, size_t at)
     return (const char *)row + at;
 }
 
+/* The text of a field; a field that was left out is "". */
+static const char *text_at(const void *value)
+{
+    const char *text = *(const char *const *)value;
+    return text != NULL ? text : "";
+}
+
 static void bind_column(sqlite3_stmt *s, int at, const struct column *column, const void *row)
 {
     const void *value = field_at(row, column->at);
@@ -296,7 +317,7 @@ static void bind_column(sqlite3_stmt *s, int at, const struct column *column, co
     case NUMBER: sqlite3_bind_int64(s, at, (sqlite3_int64) * (const uint64_t *)value); break;
     case FLAG: sqlite3_bind_int(s, at, *(const bool *)value); break;
     case REAL: sqlite3_bind_double(s, at, *(const double *)value); break;
-    case TEXT: sqlite3_bind_text(s, at, *(const char *const *)value, -1, SQLITE_STATIC); break;
+    case TEXT: sqlite3_bind_text(s, at, text_at(value), -1, SQLITE_STATIC); break;
     default:
         sqlite3_bind_blob64(s, at, *(const void *const *)value,
                             *(const size_t *)field_at(row, column->count_at), SQLITE_STATIC);
@@ -329,8 +350,8 @@ static size_t copy_texts(const struct table *table, char *row, char *to)
     for (const struct column *c = table->columns; c < table->columns + table->column_count; c++) {
         if (c->type != TEXT) continue;
         const char **from = (const char **)(void *)(row + c->at);
-        const size_t bytes = strlen(*from) + 1;
-        if (to != NULL) *from = memcpy(to + used, *from, bytes);
+        const size_t bytes = strlen(text_at(from)) + 1;
+        if (to != NULL) *from = memcpy(to + used, text_at(from), bytes);
         used += bytes;
     }
     return used;
@@ -435,6 +456,17 @@ static cairn_status put_shards(struct coord_store *store, const struct stored_jo
     return status;
 }
 
+/* Stores whose the job is, if that is known. */
+static cairn_status put_tenant(struct coord_store *store, const struct stored_job *job,
+                               struct sentence *why)
+{
+    struct stored_tenant row;
+    if (job->tenant == NULL) return CAIRN_OK;
+    row = *job->tenant;
+    row.job = job->id;
+    return apply_change(store, CAIRN_STORE_TENANT, &row, 1, why);
+}
+
 /* Applies a change to its rows. The caller has begun a transaction. */
 static cairn_status apply_change(struct coord_store *store, enum store_change change,
                                  const void *rows, size_t count, struct sentence *why)
@@ -447,6 +479,7 @@ static cairn_status apply_change(struct coord_store *store, enum store_change ch
         const void *row = field_at(rows, i * tables[changes[change].kind].row_bytes);
         status = run_change(store, change, s, row, why);
         if (status == CAIRN_OK && has_shards) status = put_shards(store, row, why);
+        if (status == CAIRN_OK && change == CAIRN_STORE_JOB) status = put_tenant(store, row, why);
     }
     sqlite3_finalize(s);
     return status;
@@ -735,18 +768,33 @@ struct giving {
     const struct coord_store *store;
     stored_fn take;
     void *context;
+    struct stored_job *job; /* borrowed: the job with its shards, while it is given */
+    bool has_tenant;
 };
+
+static cairn_status give_with_tenant(void *context, const void *row, struct sentence *why)
+{
+    struct giving *giving = context;
+    giving->job->tenant = row;
+    giving->has_tenant = true;
+    return giving->take(giving->context, giving->job, why);
+}
 
 static cairn_status give_job(void *context, const void *row, struct sentence *why)
 {
-    const struct giving *giving = context;
+    struct giving *giving = context;
     struct gathered g = { .store = giving->store };
     struct stored_job job = *(const struct stored_job *)row;
     cairn_status status = load_rows(g.store, CAIRN_STORED_SHARDS, &job.id, gather_shards, &g, why);
     job.shards = g.list;
     job.shard_count = g.count;
     job.weighed = g.weighed;
-    if (status == CAIRN_OK) status = giving->take(giving->context, &job, why);
+    giving->job = &job;
+    giving->has_tenant = false;
+    if (status == CAIRN_OK)
+        status = load_rows(g.store, CAIRN_STORED_TENANTS, &job.id, give_with_tenant, giving, why);
+    if (status == CAIRN_OK && !giving->has_tenant)
+        status = giving->take(giving->context, &job, why);
     for (uint32_t i = 0; i < g.count; i++) free(wire_text(g.list[i].name));
     free(g.list);
     return status;
@@ -756,7 +804,8 @@ cairn_status store_each(struct coord_store *store, enum store_kind kind, stored_
                         void *context, struct sentence *why)
 {
     if (kind != CAIRN_STORED_JOBS) return load_rows(store, kind, NULL, take, context, why);
-    return load_rows(store, kind, NULL, give_job, &(struct giving) { store, take, context }, why);
+    struct giving giving = { .store = store, .take = take, .context = context };
+    return load_rows(store, kind, NULL, give_job, &giving, why);
 }
 
 cairn_status store_adopt(struct coord_store *store, const struct store_adoptees *adoptees,
@@ -868,8 +917,9 @@ struct coord_save {
     /* owned */
     void *rows; /* [row_count] */
     size_t row_count;
-    struct stored_shard *shards; /* the shards of a job's row */
-    struct packed *held[3];      /* held: large data to which the row points */
+    struct stored_shard *shards;  /* the shards of a job's row */
+    struct stored_tenant *tenant; /* the tenant of a job's row */
+    struct packed *held[3];       /* held: large data to which the row points */
     struct sentence why;
     uint64_t store_writes; /* rows that the store had written when the save was done */
 };
@@ -893,6 +943,7 @@ static void free_save(struct coord_save *save)
 {
     free(save->rows);
     free(save->shards);
+    free(save->tenant);
     for (size_t i = 0; i < 3; i++) packed_release(save->held[i]);
     free(save);
 }
@@ -1001,6 +1052,13 @@ static bool fill_layout(const struct coord_job *job, struct coord_save *save)
     return row->shards != NULL;
 }
 
+/* Returns a copy, in one block, of whose the job is. NULL: no memory. */
+static struct stored_tenant *copy_tenant(const struct coord_job *job)
+{
+    const struct stored_tenant row = coord_tenant_row(job);
+    return store_copy(CAIRN_STORE_TENANT, &row, 1);
+}
+
 cairn_status coord_save_job(struct coord_job *job, enum store_change change, struct packed *spec,
                             uint64_t number, cluster_saved_fn then, struct sentence *why)
 {
@@ -1022,7 +1080,9 @@ cairn_status coord_save_job(struct coord_job *job, enum store_change change, str
     if (change == CAIRN_STORE_JOB)
         row->spec = hold_packed(&save->held[2], spec != NULL ? spec : job->planned.spec,
                                 &row->spec_bytes);
-    if ((change == CAIRN_STORE_JOB || change == CAIRN_STORE_LAYOUT) && !fill_layout(job, save)) {
+    if (change == CAIRN_STORE_JOB) row->tenant = save->tenant = copy_tenant(job);
+    if ((change == CAIRN_STORE_JOB && row->tenant == NULL) ||
+        ((change == CAIRN_STORE_JOB || change == CAIRN_STORE_LAYOUT) && !fill_layout(job, save))) {
         free_save(save);
         return save_start(NULL, why);
     }

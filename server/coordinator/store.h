@@ -105,6 +105,13 @@ struct stored_shard {
     double weight;    /* weight of the shard in a re-sharding; 0: everything moves off the shard */
 };
 
+/* whose a job is, and who made it: see struct coord_tenant (tenants.h). A text that is NULL counts as "" */
+struct stored_tenant {
+    uint64_t job;
+    const char *owner, *shared, *shared_read, *made_by, *made_from;
+    uint64_t made_unix_s;
+};
+
 struct stored_job {
     uint64_t id;
     const char *name;
@@ -131,6 +138,7 @@ struct stored_job {
     uint32_t shard_count;
     bool weighed; /* true: a re-sharding is under way, so the shards have weights */
     double pause; /* the pause of the re-sharding under way */
+    const struct stored_tenant *tenant; /* its field `job` is ignored; NULL: not known */
 };
 
 /* a dropped job: if shards still hold parts of it, these are leftovers of our own */
@@ -204,6 +212,7 @@ enum store_kind {
     CAIRN_STORED_CURVES,  /* struct stored_curve, the oldest first */
     CAIRN_STORED_NODES,   /* struct stored_node, by shard */
     CAIRN_STORED_AUDIT,   /* struct stored_event, by number: the audit log */
+    CAIRN_STORED_TENANTS, /* struct stored_tenant: written and read together with the job */
     CAIRN_STORED_KINDS
 };
 
@@ -234,6 +243,7 @@ enum store_change {
     CAIRN_STORE_CURVE_DROP,
     CAIRN_STORE_NODE,
     CAIRN_STORE_NODE_DROP,
+    CAIRN_STORE_TENANT, /* writes whose the job is */
     /* the next kinds are used by the store itself */
     CAIRN_STORE_START,
     CAIRN_STORE_SHARDS,

@@ -64,7 +64,8 @@ ROOMS = {
 }
 # The headers of a large room, from the ground up: a header includes none of those behind it.
 HEADERS = {
-    "server/coordinator/": "access base store roster operations round reshard snapshot members job cluster restore",
+    "server/coordinator/": "access base store roster operations round reshard snapshot members tenants job "
+                           "cluster restore",
     "server/shard/": "need base memory collect read state part move shard jobs relay",
     "client/": "base env admin layouts device op push read session job",
     "client/ctl/": "ctl snapshot",

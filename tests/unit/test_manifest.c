@@ -89,6 +89,7 @@ static struct manifest good_manifest(void)
     ck_assert_int_eq(rank_groups_init(&m.reduce_groups, 5, 3), CAIRN_OK);
     memcpy(m.reduce_groups.ranks, (const uint32_t[]) { 0, 4294967295, 71, 72, 77 }, 20);
     memcpy(m.reduce_groups.ends, (const uint32_t[]) { 2, 3, 5 }, 12);
+    m.owner = strdup("team-a");
     m.periodic = 0xfedcba9876543210;
     results_add(&m.nonfinite, 1, 3);
     m.nonfinite.nonfinite = 5; // two are of others
@@ -178,6 +179,7 @@ TEST(a_manifest_comes_back_exactly)
     ck_assert_uint_eq(b.shard_count, a.shard_count);
     ck_assert_uint_eq(b.created_unix_s, a.created_unix_s);
     ck_assert_uint_eq(b.periodic, a.periodic);
+    ck_assert_str_eq(b.owner, a.owner);
     ck_assert_uint_eq(b.nonfinite.nonfinite, 5);
     ck_assert_uint_eq(b.nonfinite.tensor_count, 1);
     ck_assert_uint_eq(b.nonfinite.tensors[0].tensor, 1);
@@ -205,14 +207,15 @@ struct damage {
 
 static const struct damage damages[] = {
     { "\"cairn snapshot\"", "\"zip\"", "format", CAIRN_ERR_CORRUPT },
-    { "\"version\": 4", "\"version\": 5", "reads 1 to 4", CAIRN_ERR_VERSION },
-    { "\"version\": 4", "\"version\": 0", "reads 1 to 4", CAIRN_ERR_VERSION },
-    { "\"version\": 4", "\"version\": 2", CAIRN_MANIFEST_SEAL_KEY, CAIRN_ERR_CORRUPT },
+    { "\"version\": 5", "\"version\": 6", "reads 1 to 5", CAIRN_ERR_VERSION },
+    { "\"version\": 5", "\"version\": 0", "reads 1 to 5", CAIRN_ERR_VERSION },
+    { "\"version\": 5", "\"version\": 2", CAIRN_MANIFEST_SEAL_KEY, CAIRN_ERR_CORRUPT },
     { "\"epoch\": 7", "\"epoch\": -7", "out of range", CAIRN_ERR_CORRUPT },
     { "\"epoch\": 7", "\"epoch\": \"7\"", "the top", CAIRN_ERR_CORRUPT },
     { "\"epoch\": 7", "\"epoch\": 7, \"epoch\": 7", "not JSON", CAIRN_ERR_CORRUPT },
     { "\"epoch\": 7", "\"epoch\": 7, \"era\": 7", "era", CAIRN_ERR_CORRUPT },
     { "\"epoch\": 7,", "", "epoch", CAIRN_ERR_CORRUPT },
+    { "\"owner\": \"team-a\"", "\"owner\": 7", "the top", CAIRN_ERR_CORRUPT },
     { "\"shards\": 3", "\"shards\": 4294967296", "out of range", CAIRN_ERR_CORRUPT },
     { "\"step\": 9223372036854775807", "\"step\": 9223372036854775808", "not JSON",
       CAIRN_ERR_CORRUPT },
@@ -345,7 +348,7 @@ TEST(no_byte_of_it_can_be_another_one)
 TEST(one_of_a_former_version_has_no_hash_and_says_so)
 {
     char *text = good_text(),
-         *former = ended(altered(text, "\"version\": 4", "\"version\": 2"), "\n}\n");
+         *former = ended(altered(text, "\"version\": 5", "\"version\": 2"), "\n}\n");
     struct manifest m;
     struct sentence why = { "" };
     ck_assert_msg(manifest_decode(former, strlen(former), &m, &why) == CAIRN_OK, "%s", why.text);

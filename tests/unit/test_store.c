@@ -158,6 +158,12 @@ static struct stored_job full_job(void)
     static const struct stored_shard weighed[] = { { .name = "s0", .weight = 0 },
                                                    { .name = "", .weight = 1 },
                                                    { .name = "s2", .weight = 2.5 } };
+    static const struct stored_tenant tenant = { .owner = "team-a",
+                                                 .shared = "team-b",
+                                                 .shared_read = "team-c,team-d",
+                                                 .made_by = "worker w3",
+                                                 .made_from = "10.0.0.3:4123",
+                                                 .made_unix_s = 26 };
     struct stored_job job = sample();
     job.shards = weighed;
     job.weighed = true;
@@ -169,7 +175,20 @@ static struct stored_job full_job(void)
     job.origin.generation = 23;
     job.origin.from.generation = 24;
     job.origin.from.step = 25;
+    job.tenant = &tenant;
     return job;
+}
+
+static void expect_tenant(const struct stored_tenant *is, const struct stored_tenant *want)
+{
+    ck_assert_int_eq(is != NULL, want != NULL);
+    if (want == NULL) return;
+    ck_assert_str_eq(is->owner, want->owner);
+    ck_assert_str_eq(is->shared, want->shared);
+    ck_assert_str_eq(is->shared_read, want->shared_read);
+    ck_assert_str_eq(is->made_by, want->made_by);
+    ck_assert_str_eq(is->made_from, want->made_from);
+    ck_assert_uint_eq(is->made_unix_s, want->made_unix_s);
 }
 
 /* It is that row, field by field. */
@@ -206,6 +225,7 @@ static cairn_status expect_job(void *context, const void *row, struct sentence *
         ck_assert_double_eq(is->shards[i].weight, want->shards[i].weight);
     }
 #undef SAME
+    expect_tenant(is->tenant, want->tenant);
     return CAIRN_OK;
 }
 static void expect_stored(struct stored_job job)
@@ -233,6 +253,8 @@ TEST(every_field_of_a_job_comes_back_and_a_change_sets_no_more_than_it_says)
     other.layout_before_bytes = 0;
     other.weighed = false;
     other.shards = shards;
+    const struct stored_tenant else_s = { full.id, "else", "", "", "", "", 27 };
+    other.tenant = &else_s;
     want = full;
     want.initialized = true;
     put(CAIRN_STORE_INITIALIZED, &other);
@@ -244,6 +266,7 @@ TEST(every_field_of_a_job_comes_back_and_a_change_sets_no_more_than_it_says)
     put(CAIRN_STORE_EPOCH, &other);
     expect_stored(want);
     want = other;
+    want.tenant = full.tenant;
     want.name = full.name;
     want.spec = full.spec;
     want.spec_bytes = full.spec_bytes;
@@ -251,6 +274,9 @@ TEST(every_field_of_a_job_comes_back_and_a_change_sets_no_more_than_it_says)
     want.base_step = full.base_step;
     want.origin = full.origin;
     put(CAIRN_STORE_LAYOUT, &other);
+    expect_stored(want);
+    want.tenant = &else_s;
+    put(CAIRN_STORE_TENANT, &else_s);
     expect_stored(want);
 }
 
@@ -465,6 +491,44 @@ TEST(a_store_that_says_this_version_of_other_tables_is_refused)
 {
     change_store("ALTER TABLE meta RENAME identity TO name");
     expect_version_refused("of version 1 with other tables;");
+}
+
+static cairn_status count_tenant(void *context, const void *row, struct sentence *why)
+{
+    (void)row;
+    (void)why;
+    ++*(int *)context;
+    return CAIRN_OK;
+}
+
+static int count_tenants(void)
+{
+    int count = 0;
+    ck_assert_int_eq(store_each(store, CAIRN_STORED_TENANTS, count_tenant, &count, NULL), CAIRN_OK);
+    return count;
+}
+
+TEST(a_store_older_than_owners_has_jobs_that_are_nobodys_and_gets_owners)
+{
+    struct stored_job want = full_job();
+    put(CAIRN_STORE_JOB, &want);
+    change_store("DROP TABLE tenants");
+    open_store();
+    want.tenant = NULL;
+    expect_stored(want);
+    want = full_job();
+    put(CAIRN_STORE_JOB, &want);
+    reopen();
+    expect_stored(want);
+}
+
+TEST(who_owned_a_job_is_forgotten_with_it)
+{
+    const struct stored_job job = full_job();
+    put(CAIRN_STORE_JOB, &job);
+    ck_assert_int_eq(count_tenants(), 1);
+    put(CAIRN_STORE_JOB_DROP, &job);
+    ck_assert_int_eq(count_tenants(), 0);
 }
 
 static cairn_status see_name(void *context, const void *row, struct sentence *why)
