@@ -348,7 +348,7 @@ static cairn_status read_owner(char *line, struct coord_quotas *quotas, struct s
     line += strspn(line, " ");
     const char *owner = strsep(&line, " ");
     if (*owner == '\0') return CAIRN_OK;
-    if (!owner_ok(owner, strlen(owner)) || strchr(owner, '=') != NULL)
+    if (!owner_ok(owner, strlen(owner)) || strchr(owner, '*') != NULL)
         return fail_with(why, CAIRN_ERR_CONFIG,
                          "owner in [quota]: \"%.100s\" is no owner, with which a line begins: "
                          "team-a jobs=4",

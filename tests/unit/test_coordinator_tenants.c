@@ -1,0 +1,463 @@
+/* Whose jobs are whose: who may do what with another's, whose its snapshots are, and how much an owner may
+ * have. Who a peer is, is told to the coordinator by the test. */
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/support/suite.h"
+#include "tests/support/trained_toy.h"
+
+/* ---- who ---- */
+
+/* The peer of that name is a trainer of this owner. */
+static void be(const char *name, const char *owner)
+{
+    for (struct coord_session *s = fake.cluster->sessions; s != NULL; s = s->next) {
+        if (strcmp(s->name, name) != 0) continue;
+        struct identity *who = (struct identity *)(uintptr_t)coord_who(s);
+        *who = (struct identity) { .roles = CAIRN_MAY_WORK | CAIRN_MAY_READ };
+        snprintf(who->name, sizeof who->name, "%s's %s", owner, name);
+        snprintf(who->owner, sizeof who->owner, "%s", owner);
+    }
+}
+
+static struct fake_peer peer_of(const char *owner, uint32_t role, const char *name)
+{
+    struct fake_peer peer = fake_connect(&fake, role, name);
+    be(name, owner);
+    return peer;
+}
+
+#define command_of(owner) peer_of((owner), CAIRN_ROLE_WIRE_ADMIN, "command")
+#define worker_of(owner)  peer_of((owner), CAIRN_ROLE_WIRE_WORKER, "worker")
+
+static Cairn__JobShared *share(const char *owners, bool owner, bool read)
+{
+    return fake_call(&admin, JobShared, JobShare, .name = "toy", .owners = wire_text(owners),
+                     .owner = owner, .read = read);
+}
+
+/* The job is red's, and so is its worker. */
+static void open_reds(void)
+{
+    open_trained();
+    be("w0", "red");
+    share("red", true, false);
+}
+
+/* ---- who made it ---- */
+
+static void expect_maker(const Cairn__JobStatus *status)
+{
+    char owner[32];
+    snprintf(owner, sizeof owner, "uid:%lu", (unsigned long)getuid());
+    ck_assert_str_eq(status->owner, owner);
+    ck_assert_str_eq(status->made_by, "worker w0");
+    ck_assert_ptr_nonnull(strstr(status->made_from, "uid="));
+    ck_assert_uint_gt(status->made_unix_ms, 1700000000000);
+    ck_assert_str_eq(status->shared, "");
+}
+
+TEST(a_job_says_who_made_it_when_and_from_where_after_a_restart_too)
+{
+    open_trained();
+    expect_maker(show_job("toy"));
+    restart_coordinator();
+    expect_maker(show_job("toy"));
+}
+
+TEST(a_new_generation_of_a_job_has_its_owner)
+{
+    open_trained();
+    share("red", true, false);
+    share("green", false, true);
+    fake_expect_amended(&w, fake_amend_more(&w, job, 1), 1);
+    restart_coordinator();
+    const Cairn__JobStatus *status = show_job("toy");
+    ck_assert_str_eq(status->owner, "red");
+    ck_assert_str_eq(status->shared_read, "green");
+    ck_assert_str_eq(status->made_by, "worker w0");
+}
+
+TEST(an_adopted_job_is_everybodys)
+{
+    open_reds();
+    fake_store_lose(&fake);
+    fake_shards_up(&fake, 2);
+    fake_peer_close(&admin);
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
+    fake_call(&admin, ClusterAdopted, ClusterAdopt);
+    ck_assert_str_eq(show_job("toy")->owner, "");
+    struct fake_peer blue = command_of("blue");
+    ck_assert_uint_eq(fake_call(&blue, JobList, JobListGet)->n_jobs, 1);
+    fake_peer_close(&blue);
+}
+
+/* ---- who may what ---- */
+
+#define ID wire_text("step-000000000001-g1")
+
+/* What each request that names a job wants of it: look, read, write, own. */
+static const char kinds[] = "lllrrrrwwwooooooo";
+
+static uint32_t ask(struct fake_peer *peer, int which)
+{
+    switch (which) {
+    case 0: return fake_ask(peer, JobShow, .name = "toy");
+    case 1: return fake_ask(peer, WhoIsAwaited, .name = "toy");
+    case 2: return fake_ask(peer, SnapshotAdvise, .job = "toy");
+    case 3: return fake_ask(peer, JobSpecGet, .name = "toy");
+    case 4: return fake_ask(peer, JobDigestGet, .name = "toy");
+    case 5: return fake_ask(peer, SnapshotListGet, .job = "toy");
+    case 6: return fake_ask(peer, SnapshotShow, .job = "toy", .id = ID);
+    case 7: return fake_ask(peer, SnapshotCreate, .job = "toy");
+    case 8: return fake_ask(peer, SnapshotCancel, .job = "toy");
+    case 9: return fake_ask(peer, SnapshotTag, .job = "toy", .id = ID, .name = "t");
+    case 10: return fake_ask(peer, JobAmend, .name = "toy", .key = 1);
+    case 11: return fake_ask(peer, JobPark, .name = "toy", .parked = true);
+    case 12: return fake_ask(peer, JobShare, .name = "toy", .owners = "blue");
+    case 13: return fake_ask(peer, SnapshotRemove, .job = "toy", .id = ID);
+    case 14: return fake_ask(peer, SnapshotPrune, .job = "toy");
+    case 15: return fake_ask(peer, SnapshotRestore, .job = "toy", .id = ID);
+    default: return fake_ask(peer, JobRemove, .name = "toy", .force = true);
+    }
+}
+
+TEST(to_another_owner_a_job_is_not_there)
+{
+    open_reds();
+    struct fake_peer blue = command_of("blue");
+    for (int i = 0; kinds[i] != '\0'; i++)
+        fake_expect_error(&blue, ask(&blue, i), CAIRN_ERR_NOT_FOUND,
+                          "there is no job \"toy\" that blue's command (owner blue) may use");
+    ck_assert_uint_eq(fake_call(&blue, JobList, JobListGet)->n_jobs, 0);
+    const Cairn__ClusterStatus *status = fake_call(&blue, ClusterStatus, ClusterStatusGet);
+    ck_assert_uint_eq(status->job_count, 0);
+    for (size_t i = 0; i < status->n_members; i++) ck_assert_str_ne(status->members[i]->name, "w0");
+    train(); // nothing happened
+    fake_peer_close(&blue);
+}
+
+TEST(what_is_not_about_one_job_is_an_admins_or_a_monitors)
+{
+    open_reds();
+    struct fake_peer red = command_of("red");
+    const uint32_t asked[] = { fake_ask(&red, ClusterForget, .job = "toy"),
+                               fake_ask(&red, ShardForget, .name = "s0"),
+                               fake_ask(&red, ClusterAdopt),
+                               fake_ask(&red, MemberDrain, .name = "s0"),
+                               fake_ask(&red, KeyTrust, .key = "x"),
+                               fake_ask(&red, EventsGet),
+                               fake_ask(&red, ReshardAsk, .all = true) };
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
+        fake_expect_error(&red, asked[i], CAIRN_ERR_REFUSED, "needs the role");
+    fake_peer_close(&red);
+}
+
+/* Shared in that way, all but `most` is refused. */
+static void expect_shared(bool read, const char *most)
+{
+    open_reds();
+    share("green,bl*", false, read);
+    struct fake_peer blue = command_of("blue");
+    for (int i = 0; kinds[i] != '\0'; i++)
+        if (strchr(most, kinds[i]) == NULL)
+            fake_expect_error(&blue, ask(&blue, i), CAIRN_ERR_REFUSED, "belongs to red");
+    ck_assert_str_eq(fake_call(&blue, JobStatus, JobShow, .name = "toy")->owner, "red");
+    ck_assert_uint_eq(fake_call(&blue, JobList, JobListGet)->n_jobs, 1);
+    fake_hear(&blue, JobDigest, ask(&blue, 4));
+    if (!read)
+        fake_hear(&blue, SnapshotStatus,
+                  fake_ask(&blue, SnapshotCreate, .job = "toy", .wait = true));
+    fake_peer_close(&blue);
+}
+
+TEST(a_job_that_is_shared_to_be_read_is_not_written)
+{
+    expect_shared(true, "lr");
+}
+
+TEST(a_job_that_is_shared_is_neither_changed_nor_dropped)
+{
+    expect_shared(false, "lrw");
+}
+
+TEST(its_owner_does_with_it_what_it_likes)
+{
+    open_reds();
+    struct fake_peer red = command_of("red");
+    fake_call(&red, JobShared, JobShare, .name = "toy", .owners = "green");
+    fake_expect_error(&red,
+                      fake_ask(&red, JobShare, .name = "toy", .owners = "green", .owner = true),
+                      CAIRN_ERR_REFUSED, "only an admin");
+    fake_call(&red, JobRemoved, JobRemove, .name = "toy", .force = true);
+    fake_peer_close(&red);
+}
+
+/* ---- openers ---- */
+
+TEST(a_name_is_taken_for_another_owners_worker)
+{
+    open_reds();
+    struct fake_peer blue = worker_of("blue");
+    fake_expect_error(&blue, fake_ask_open(&blue, 20, 1, 1), CAIRN_ERR_REFUSED,
+                      "another owner has a job of the name toy");
+    train();
+    share("blue", false, false);
+    ck_assert_uint_eq(fake_attach(&blue, 20, 1, 1), job);
+    fake_peer_close(&blue);
+}
+
+static uint32_t ask_read(struct fake_peer *peer)
+{
+    return fake_ask(peer, JobOpen, .name = "toy", .role = CAIRN_ROLE_WIRE_READER, .session = 30,
+                    .token = 1);
+}
+
+TEST(a_reader_reads_what_is_its_owners_or_shared)
+{
+    open_reds();
+    struct fake_peer blue = peer_of("blue", CAIRN_ROLE_WIRE_READER, "reader");
+    fake_expect_error(&blue, ask_read(&blue), CAIRN_ERR_NOT_FOUND, "there is no job \"toy\"");
+    share("blue", false, true);
+    fake_hear(&blue, Attached, ask_read(&blue));
+    struct fake_peer worker = worker_of("blue");
+    fake_expect_error(&worker, fake_ask_open(&worker, 20, 1, 1), CAIRN_ERR_REFUSED,
+                      "may not write to job toy");
+    fake_peer_close(&worker);
+    fake_peer_close(&blue);
+}
+
+TEST(who_may_not_use_a_job_any_more_is_put_out_at_once)
+{
+    open_reds();
+    struct fake_peer blue = peer_of("blue", CAIRN_ROLE_WIRE_READER, "reader");
+    share("blue", false, true);
+    fake_hear(&blue, Attached, ask_read(&blue));
+    share("", false, true);
+    fake_expect_error(&blue, 0, CAIRN_ERR_REFUSED, "there is no job \"toy\"");
+    train(); // red's worker is still there
+    fake_peer_close(&blue);
+}
+
+TEST(of_two_owners_who_want_a_name_one_gets_it)
+{
+    open_fake();
+    fake_shards_up(&fake, 2);
+    struct fake_peer red = worker_of("red"), blue = peer_of("blue", CAIRN_ROLE_WIRE_WORKER, "b");
+    const uint32_t reds = fake_ask_open(&red, 20, 0, 1), blues = fake_ask_open(&blue, 21, 0, 1);
+    fake_until(&fake, toy() != NULL);
+    const bool is_reds = strcmp(toy()->tenant.owner, "red") == 0;
+    fake_hear(is_reds ? &red : &blue, Attached, is_reds ? reds : blues);
+    fake_expect_error(is_reds ? &blue : &red, is_reds ? blues : reds, CAIRN_ERR_REFUSED,
+                      "another owner");
+    fake_peer_close(&red);
+    fake_peer_close(&blue);
+}
+
+TEST(an_owner_is_a_word_and_a_list_has_words)
+{
+    open_trained();
+    static const struct {
+        const char *owners;
+        bool owner;
+    } wrong[] = { { "", true },      { "a b", true },  { "a,b", true }, { "team-*", true },
+                  { "a,,b", false }, { "a b", false }, { ",", false },  { "\xc3\xa9", false } };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        fake_expect_error(&admin,
+                          fake_ask(&admin, JobShare, .name = "toy",
+                                   .owners = wire_text(wrong[i].owners), .owner = wrong[i].owner),
+                          CAIRN_ERR_INVALID, wrong[i].owner ? "is no owner" : "is no list");
+}
+
+/* ---- snapshots of a job that is gone ---- */
+
+/* Red's job was saved, and is dropped. */
+static void open_saved(void)
+{
+    open_reds();
+    ck_assert_str_eq(take_snapshot()->id, ID);
+    fake_call(&admin, JobRemoved, JobRemove, .name = "toy", .force = true);
+    fake_peer_close(&w);
+}
+
+TEST(the_snapshots_of_a_dropped_job_stay_its_owners)
+{
+    open_saved();
+    struct fake_peer blue = command_of("blue");
+    const int asked[] = { 6, 9, 13, 14, 15 };
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
+        fake_expect_error(&blue, ask(&blue, asked[i]), CAIRN_ERR_NOT_FOUND, "there is no");
+    ck_assert_uint_eq(fake_call(&blue, SnapshotList, SnapshotListGet)->n_snapshots, 0);
+    fake_expect_error(&blue,
+                      fake_ask(&blue, SnapshotRestore, .job = "mine", .path = fake.snapshots),
+                      CAIRN_ERR_REFUSED, "only an admin restores a folder");
+    fake_peer_close(&blue);
+    struct fake_peer red = command_of("red");
+    ck_assert_uint_eq(fake_call(&red, SnapshotList, SnapshotListGet)->n_snapshots, 1);
+    fake_hear(&red, SnapshotStatus, ask(&red, 15));
+    ck_assert_str_eq(show_job("toy")->owner, "red");
+    fake_peer_close(&red);
+}
+
+TEST(the_name_of_anothers_snapshots_is_taken)
+{
+    open_saved();
+    struct fake_peer blue = worker_of("blue"), red = peer_of("red", CAIRN_ROLE_WIRE_WORKER, "r");
+    const struct job_spec_data spec = fake_spec(1);
+    fake_expect_error(&blue, fake_ask_open(&blue, 20, 0, 1), CAIRN_ERR_REFUSED,
+                      "another owner has snapshots of a job of the name toy");
+    fake_expect_error(&blue, fake_ask_resume(&blue, &spec), CAIRN_ERR_REFUSED,
+                      "another owner has snapshots of a job of the name toy");
+    fake_hear(&red, Attached, fake_ask_resume(&red, &spec));
+    ck_assert_str_eq(show_job("toy")->owner, "red");
+    fake_peer_close(&blue);
+    fake_peer_close(&red);
+}
+
+TEST(an_admin_brings_a_job_back_for_its_owner)
+{
+    open_saved();
+    fake_hear(&admin, SnapshotStatus, ask_restore("toy", ID, ""));
+    ck_assert_str_eq(show_job("toy")->owner, "red");
+    share("blue", true, false);
+    fake_hear(&admin, SnapshotStatus, ask_restore("toy", ID, "")); // over it
+    ck_assert_str_eq(show_job("toy")->owner, "blue");
+}
+
+/* ---- quotas ---- */
+
+static void limit(const char *others, const char *lines)
+{
+    struct sentence why = { "" };
+    quotas_release(&fake.cluster->quotas);
+    ck_assert_msg(quotas_read(others, lines, &fake.cluster->quotas, &why) == CAIRN_OK, "%s",
+                  why.text);
+}
+
+static uint32_t ask_job(struct fake_peer *peer, const char *name, uint64_t session)
+{
+    struct job_spec_data spec = fake_spec(1);
+    ck_assert_int_eq(spec_set_name(&spec, name), CAIRN_OK);
+    const uint32_t request = fake_job_open(peer, &spec, session, 0);
+    spec_release(&spec);
+    return request;
+}
+
+TEST(an_owner_has_no_more_jobs_than_it_may)
+{
+    open_reds();
+    limit("jobs=1", "blue jobs=2");
+    struct fake_peer blue = worker_of("blue");
+    fake_expect_error(&w, ask_job(&w, "more", 11), CAIRN_ERR_REFUSED,
+                      "owner red uses jobs=1 and wants 1 more, and its quota is 1: drop a job");
+    fake_hear(&blue, Attached, ask_job(&blue, "one", 20));
+    fake_hear(&blue, Attached, ask_job(&blue, "two", 21));
+    fake_expect_error(&blue, ask_job(&blue, "three", 22), CAIRN_ERR_REFUSED, "uses jobs=2");
+    fake_peer_close(&blue);
+}
+
+TEST(an_owner_makes_no_job_of_more_state_than_it_may)
+{
+    open_fake();
+    fake_shards_up(&fake, 2);
+    limit("", "red bytes=1KiB");
+    struct fake_peer red = worker_of("red");
+    fake_expect_error(&red, fake_ask_open(&red, 20, 0, 1), CAIRN_ERR_REFUSED,
+                      "owner red uses bytes=0 bytes and wants ");
+    limit("", "red bytes=1GiB");
+    fake_hear(&red, Attached, fake_ask_open(&red, 20, 0, 1));
+    fake_peer_close(&red);
+}
+
+TEST(a_job_does_not_grow_beyond_what_its_owner_may)
+{
+    char line[64];
+    open_reds();
+    snprintf(line, sizeof line, "red bytes=%" PRIu64 "B", coord_job_state_bytes(toy()));
+    limit("", line);
+    fake_expect_error(&w, fake_amend_more(&w, job, 1), CAIRN_ERR_REFUSED, "owner red uses bytes=");
+    train();
+}
+
+TEST(an_owner_has_no_more_sessions_than_it_may)
+{
+    open_trained();
+    char owner[32], line[48];
+    snprintf(owner, sizeof owner, "uid:%lu", (unsigned long)getuid());
+    snprintf(line, sizeof line, "%s sessions=2", owner); // w and the admin's
+    limit("", line);
+    struct fake_peer more = fake_dial(&fake), command;
+    const uint32_t request = fake_ask(&more, Hello, .protocol = CAIRN_CONTROL_PROTOCOL,
+                                      .role = CAIRN_ROLE_WIRE_WORKER, .name = "more",
+                                      .version = "test", .incarnation = 1);
+    fake_expect_error(&more, request, CAIRN_ERR_BUSY, "uses sessions=2");
+    command = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "an admin's"); // gets in
+    fake_peer_close(&command);
+    fake_peer_close(&more);
+}
+
+TEST(workers_of_an_owner_have_no_more_in_flight_than_it_may)
+{
+    open_reds();
+    const uint64_t each = quota_in_flight(toy());
+    char line[64];
+    ck_assert_uint_gt(each, 0);
+    snprintf(line, sizeof line, "red in_flight=%" PRIu64 "B", 2 * each);
+    limit("", line);
+    struct fake_peer second = worker_of("red"), third = peer_of("red", CAIRN_ROLE_WIRE_WORKER, "3");
+    ck_assert_uint_eq(fake_attach(&second, 20, 1, 1), job);
+    fake_expect_error(&third, fake_ask_open(&third, 21, 2, 1), CAIRN_ERR_BUSY, "uses in_flight=");
+    ck_assert_uint_eq(fake_attach(&second, 20, 1, 1), job); // the same member, again
+    fake_peer_close(&second);
+    fake_until(&fake, coord_job_member(toy(), 20) == NULL);
+    ck_assert_uint_eq(fake_attach(&third, 21, 2, 1), job);
+    fake_peer_close(&third);
+}
+
+TEST(use_is_shown_by_owner_to_those_whom_it_concerns)
+{
+    open_reds();
+    limit("jobs=3", "blue jobs=2 bytes=1GiB");
+    struct fake_peer blue = command_of("blue");
+    const Cairn__Quotas *own = fake_call(&blue, Quotas, QuotaGet);
+    ck_assert_uint_eq(own->n_owners, 1);
+    ck_assert_str_eq(own->owners[0]->owner, "blue");
+    ck_assert_uint_eq(own->owners[0]->bytes_max, 1 << 30);
+    const Cairn__Quotas *all = fake_call(&admin, Quotas, QuotaGet);
+    ck_assert_uint_eq(all->n_owners, 2);
+    ck_assert_str_eq(all->owners[0]->owner, "red");
+    ck_assert_uint_eq(all->owners[0]->jobs, 1);
+    ck_assert_uint_eq(all->owners[0]->jobs_max, 3);
+    ck_assert_uint_eq(all->owners[0]->sessions, 1);
+    ck_assert_uint_eq(all->owners[0]->bytes, coord_job_state_bytes(toy()));
+    ck_assert_uint_eq(all->owners[0]->in_flight, quota_in_flight(toy()));
+    fake_peer_close(&blue);
+}
+
+static const struct {
+    const char *others, *lines, *word;
+} bad_quotas[] = {
+    { "jobs", "", "\"jobs\": there are jobs=" },
+    { "job=3", "", "there are jobs=" },
+    { "jobs=0", "", "a limit is above 0" },
+    { "jobs=-1", "", "a limit is above 0" },
+    { "bytes=3", "", "a size has a unit" },
+    { "", "red jobs=1\nred jobs=2", "red has two lines" },
+    { "", "jobs=1", "is no owner" },
+    { "", "r*d jobs=1", "is no owner" },
+    { "", "red jobs=1 cows=2", "\"cows=2\"" },
+};
+
+TEST_EACH(a_quota_that_says_nothing_is_refused, 0, sizeof bad_quotas / sizeof *bad_quotas)
+{
+    struct coord_quotas quotas;
+    struct sentence why = { "" };
+    open_fake();
+    ck_assert_int_eq(quotas_read(bad_quotas[_i].others, bad_quotas[_i].lines, &quotas, &why),
+                     CAIRN_ERR_CONFIG);
+    ck_assert_msg(strstr(why.text, bad_quotas[_i].word) != NULL, "%s", why.text);
+}
+
+SUITE(30, NULL, close_fake);
