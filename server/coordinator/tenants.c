@@ -17,6 +17,7 @@ const struct identity *coord_who(const struct coord_session *session)
 
 void coord_tenant_make(struct coord_tenant *tenant, const struct coord_session *maker)
 {
+    *tenant = (struct coord_tenant) { .owner = "" };
     snprintf(tenant->owner, sizeof tenant->owner, "%s", coord_who(maker)->owner);
     snprintf(tenant->made_by, sizeof tenant->made_by, "%s %s", role_name(maker->role), maker->name);
     snprintf(tenant->made_from, sizeof tenant->made_from, "%s", peer_name(maker->peer));

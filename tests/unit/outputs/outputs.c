@@ -58,6 +58,8 @@ static const struct {
     { "()[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9.]+)?Z?", "TIME" },
     { "()RW[A-Za-z0-9+/]{54}", "KEY" },
     { "(pid=)[0-9]+,uid=[0-9]+", "N" },
+    { "(uid:)[0-9]+", "N" },
+    { "(admin cairn [a-z ]+, pid )[0-9]+", "N" },
     { "(\"(since_unix_ms|since_ms|uptime_ms|created_unix_ms)\": )[0-9]+", "N" },
     { "(\"(seconds|seconds_since_step|elapsed_s|expected_s|expected_pause_s)\": )[0-9.e+-]+", "N" },
     { "(^|[^.0-9])[0-9]{15,}", "N" },

@@ -124,6 +124,7 @@ TEST(the_cluster_is_printed)
     outputs_all("cluster status");
     outputs_one("cluster status --no-headers");
     outputs_all("cluster status --check");
+    outputs_two("cluster quota");
     outputs_two("cluster events");
     outputs_one("cluster events --since 1h");
     outputs_one("cluster adopt");
@@ -176,6 +177,10 @@ TEST(a_job_is_printed)
     outputs_two("job plan toy --shards 4 --workers 2 --wire bf16");
     outputs_all("job digest toy");
     outputs_all("job amend toy --lr 0.5");
+    outputs_all("job share toy team-b,uid:7");
+    outputs_one("job share toy team-c,x* --read-only");
+    outputs_one("job share toy a,,b");
+    outputs_one("job chown toy team-a");
     outputs_one("job amend toy");
     outputs_one("job amend toy --set nothing=3");
     outputs_one("job amend toy --snapshot-every 100 --snapshot-keep 3 --snapshot-scrub-every 7d");
@@ -209,6 +214,8 @@ TEST(a_dropped_job_is_printed)
 TEST(snapshots_are_printed)
 {
     if (!outputs_open("snapshot")) return;
+    // As long whoever runs the test: it is in the manifest, and so in a size.
+    snprintf(toy()->tenant.owner, sizeof toy()->tenant.owner, "team-a");
     outputs_all("snapshot list");
     outputs_all("snapshot create toy --wait");
     outputs_all("snapshot create toy");
