@@ -346,6 +346,11 @@ static const char *transports_of(const struct values *values)
     return transports[0] == '\0' || strcmp(transports, "tcp") == 0 ? NULL : transports;
 }
 
+static bool is_local(const struct values *values)
+{
+    return strcmp(values->fabric_device, "lo") == 0;
+}
+
 /* True if the kind or the transports carry data in clear between hosts. */
 static bool is_clear(const struct values *values)
 {
