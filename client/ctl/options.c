@@ -284,6 +284,9 @@ static int parse_until(struct ctl *ctl, char *text)
         return -1;
     }
     if (parse_time(text, &ctl->key.until_unix_ms)) return -1;
+    if (!isdigit((unsigned char)text[0]))
+        return ctl_usage_fail(ctl, "--until %s: give a date (2027-01-31), or a time from now (90d)",
+                              text);
     const int done = parse_duration("until", text, UNTIL_S_MAX, &seconds);
     if (done < 0) ctl->key.until_unix_ms = ((uint64_t)time(NULL) + seconds) * 1000;
     return done;

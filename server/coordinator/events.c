@@ -141,7 +141,7 @@ void coord_audit_refused(struct coord *cluster, const char *who, const char *wha
 static void describe_peer(const struct peer *peer, struct sentence *out)
 {
     const struct identity *who = peer_identity(peer);
-    sentence_set(out, "%s of %s", who->name, who->owner);
+    sentence_set(out, who->owner[0] != '\0' ? "%s of %s" : "%s", who->name, who->owner);
 }
 
 void coord_audit_refused_peer(struct coord *cluster, const struct peer *peer, const char *what,
@@ -641,6 +641,23 @@ static void add_message(const char *name, const ProtobufCMessage *message, unsig
     sentence_add(out, " }");
 }
 
+/* Adds a field whose name says that it is a time, such as " not_after=2027-01-31T00:00:00Z". False: it is
+ * none, or was not given. */
+static bool add_time(const char *name, uint64_t unix_ms, struct sentence *out)
+{
+    static const char end[] = "_unix_ms";
+    const size_t length = strlen(name), end_length = sizeof end - 1;
+    const time_t unix_s = (time_t)(unix_ms / 1000);
+    struct tm utc;
+    char text[32];
+    if (unix_ms == 0 || length <= end_length || strcmp(name + length - end_length, end) != 0 ||
+        gmtime_r(&unix_s, &utc) == NULL ||
+        strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc) == 0)
+        return false;
+    sentence_add(out, " %.*s=%s", (int)(length - end_length), name, text);
+    return true;
+}
+
 /* Adds the value of a field, if it was given, such as " id=step-000000000002-g1" or " force".
  * Leaves out bytes, and numbers of type fixed64. Only programs use these, so nobody typed them. */
 static void add_value(const ProtobufCFieldDescriptor *field, const void *value, unsigned depth,
@@ -659,6 +676,7 @@ static void add_value(const ProtobufCFieldDescriptor *field, const void *value, 
             sentence_add(out, " %s=%" PRIu32, field->name, *(const uint32_t *)value);
         break;
     case PROTOBUF_C_TYPE_UINT64:
+        if (add_time(field->name, *(const uint64_t *)value, out)) break;
         if (*(const uint64_t *)value != 0)
             sentence_add(out, " %s=%" PRIu64, field->name, *(const uint64_t *)value);
         break;

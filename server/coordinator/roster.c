@@ -600,15 +600,24 @@ static int compare_names(const void *a, const void *b)
     if (order != 0) return order;
     if ((*left)->created_s != (*right)->created_s)
         return (*left)->created_s < (*right)->created_s ? -1 : 1;
+    if (((*left)->grace_until_s != 0) != ((*right)->grace_until_s != 0)) // of the same second
+        return (*left)->grace_until_s != 0 ? -1 : 1;
     return compare_ids(*left, *right);
+}
+
+/* Lists the tokens by name, and those of a name by age. */
+static void list_tokens(const struct coord_roster *roster,
+                        const struct roster_token *list_out[CAIRN_ROSTER_TOKENS_MAX])
+{
+    for (size_t i = 0; i < roster->token_count; i++) list_out[i] = &roster->tokens[i];
+    qsort(list_out, roster->token_count, sizeof(struct roster_token *), compare_names);
 }
 
 void coord_roster_fill(const struct coord *cluster, struct coord_answer *answer, Cairn__Keys *keys)
 {
     const struct coord_roster *roster = cluster->roster;
     const struct roster_token *list[CAIRN_ROSTER_TOKENS_MAX];
-    for (size_t i = 0; i < roster->token_count; i++) list[i] = &roster->tokens[i];
-    qsort(list, roster->token_count, sizeof *list, compare_names);
+    list_tokens(roster, list);
     for (size_t i = 0; i < roster->token_count; i++) {
         Cairn__TokenRow *out = coord_answer_add(answer, &keys->base, "tokens");
         if (out != NULL) fill_token(cluster, answer, list[i], out);
@@ -1030,9 +1039,11 @@ static cairn_status judge_rotate(struct coord_roster *roster, const Cairn__KeyCh
 /* A new key of the coordinator takes the place of the former one, so no valid token may name that. */
 static cairn_status judge_rotate_cluster(struct coord_roster *roster, struct sentence *why)
 {
+    const struct roster_token *list[CAIRN_ROSTER_TOKENS_MAX];
     struct sentence names = { "" };
+    list_tokens(roster, list);
     for (size_t i = 0; i < roster->token_count && roster->curve_count == 2; i++) {
-        const struct roster_token *token = &roster->tokens[i];
+        const struct roster_token *token = list[i];
         if (!is_valid(token) || memcmp(token->pin, roster->curves[0].pin, sizeof token->pin) != 0)
             continue;
         sentence_add(&names, "%s%s", names.text[0] != '\0' ? ", " : "", token->name);

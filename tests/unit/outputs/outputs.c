@@ -56,7 +56,9 @@ static const struct {
     const char *pattern, *to;
 } varying[] = {
     { "()[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9.]+)?Z?", "TIME" },
+    { "()uid [0-9]+ of uid:[0-9]+ at [a-z0-9=:.,]+", "WHO" },
     { "()RW[A-Za-z0-9+/]{54}", "KEY" },
+    { "()cairn1-[0-9a-z]{90,}", "TOKEN" },
     { "(pid=)[0-9]+,uid=[0-9]+", "N" },
     { "(uid:)[0-9]+", "N" },
     { "(admin cairn [a-z ]+, pid )[0-9]+", "N" },

@@ -163,6 +163,36 @@ TEST(keys_are_printed)
     outputs_close();
 }
 
+TEST(tokens_are_printed)
+{
+    if (!outputs_open("token")) return;
+    outputs_all("cluster init");
+    outputs_one("cluster init");
+    outputs_two("key add alice --role worker,reader --owner red --jobs exp-* --until 90d");
+    outputs_one("key add watch --role monitor --to @/watch.token");
+    outputs_one("key add ops --role admin --to @/ops.token -o json");
+    outputs_two("key rotate alice --grace 10min");
+    outputs_two("key list");
+    outputs_quiet("key revoke alice");
+    outputs_one("key revoke ops -o json");
+    outputs_two("key rotate --cluster");
+    outputs_one("key list");
+    outputs_one("key add bob");
+    outputs_one("key add bob --role king");
+    outputs_one("key add bob --role worker --until 2001-02-03");
+    outputs_one("key add bob --role worker --until soon");
+    outputs_one("key add watch --role monitor");
+    outputs_one("key rotate");
+    outputs_one("key rotate alice --cluster");
+    outputs_one("key rotate nobody");
+    outputs_one("key revoke nobody");
+    outputs_one("key revoke shard:s9");
+    outputs_one("cluster audit");
+    outputs_one("cluster audit --since 2001-01-01T00:00:00Z --no-headers");
+    outputs_one("cluster audit --since 0s -o json");
+    outputs_close();
+}
+
 TEST(a_job_is_printed)
 {
     if (!outputs_open("job")) return;
