@@ -75,6 +75,7 @@ struct listener {
     size_t half_open_max;
     uint64_t hello_timeout_ms;
     size_t send_queue_bytes;
+    mode_t socket_mode;
     struct stream_room room; /* for the receive buffers of all peers */
     struct frame_limits before_hello;
     struct frame_limits after_hello;
@@ -93,6 +94,7 @@ struct listener {
     void *context;
 };
 
+#define GROUPS_MAX       64  // of a process that connects, without asking for memory
 #define GRACE_MS         100 // the least time for which a half-open peer keeps its place
 #define UNFINISHED_BYTES (256u << 20)
 
@@ -255,10 +257,25 @@ static bool next_address(const char **at, char one_out[CAIRN_ADDRESS_TEXT_BYTES]
     return length > 0;
 }
 
+/* Reads the mode of Unix sockets. The daemon's own user always has it, and nobody executes it. */
+static cairn_status read_mode(const char *text, mode_t *mode_out, struct sentence *why)
+{
+    char *end = NULL;
+    *mode_out = CAIRN_SOCKET_MODE;
+    if (text == NULL || text[0] == '\0') return CAIRN_OK;
+    const unsigned long mode = strtoul(text, &end, 8);
+    *mode_out = (mode_t)mode;
+    if (*end == '\0' && (mode & ~0666ul) == 0 && (mode & 0600) == 0600) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_CONFIG, "socket.mode is \"%.20s\": give 0600, 0660 or 0666",
+                     text);
+}
+
 cairn_status listener_judge(const struct listener_options *options, struct sentence *why)
 {
     char one[CAIRN_ADDRESS_TEXT_BYTES];
     size_t count = 0;
+    mode_t mode;
+    CAIRN_TRY(read_mode(options->socket_mode, &mode, why));
     for (const char *at = options->listen; next_address(&at, one);) {
         if (++count > CAIRN_LISTEN_MAX)
             return fail_with(why, CAIRN_ERR_CONFIG,
@@ -309,6 +326,8 @@ static void take_options(struct listener *listener, const struct listener_option
     listener->half_open_max = (size_t)options->half_open_max;
     listener->hello_timeout_ms = (uint64_t)options->hello_timeout_ms;
     listener->send_queue_bytes = (size_t)options->send_queue_bytes;
+    if (read_mode(options->socket_mode, &listener->socket_mode, NULL) != CAIRN_OK)
+        listener->socket_mode = CAIRN_SOCKET_MODE; // listener_judge refuses that
     listener->room = (struct stream_room) { .max_bytes = UNFINISHED_BYTES,
                                             .on_full = on_room_full,
                                             .context = listener };
@@ -455,7 +474,8 @@ static void unlink_made(struct endpoint *endpoint)
 
 static cairn_status open_unix(struct endpoint *endpoint, struct sentence *why)
 {
-    CAIRN_TRY(control_socket_open(endpoint->address, BACKLOG, &endpoint->made, why));
+    CAIRN_TRY(control_socket_open(endpoint->address, endpoint->listener->socket_mode, BACKLOG,
+                                  &endpoint->made, why));
     endpoint->is_made = true;
     int error = uv_pipe_open(&endpoint->io.pipe, endpoint->made.fd);
     if (error != 0) {
@@ -616,6 +636,36 @@ static void on_stream_close(struct stream *stream, cairn_status status, const ch
         listener_place_freed(listener);
 }
 
+/* Reads the groups that the peer's process is in besides the one that it runs as, behind list[0]. Returns how
+ * many there are; a list that did not fit is *more_out, which the caller frees. */
+static size_t read_groups(int fd, gid_t list[GROUPS_MAX], gid_t **more_out)
+{
+    socklen_t bytes = (GROUPS_MAX - 1) * sizeof *list;
+    *more_out = NULL;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, list + 1, &bytes) == 0)
+        return bytes / sizeof *list;
+    gid_t *more = errno == ERANGE ? malloc(bytes + sizeof *list) : NULL;
+    if (more == NULL) return 0;
+    more[0] = list[0];
+    *more_out = more;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, more + 1, &bytes) == 0 ? bytes / sizeof *list
+                                                                            : 0;
+}
+
+/* Asks the daemon what the user may do. */
+static void give_roles(struct peer *peer)
+{
+    const struct listener *listener = peer->listener;
+    gid_t list[GROUPS_MAX] = { peer->identity.gid }, *more;
+    if (listener->events.local == NULL) {
+        peer->identity.roles = CAIRN_MAY_ALL;
+        return;
+    }
+    const size_t count = 1 + read_groups(stream_descriptor(peer->stream), list, &more);
+    listener->events.local(&peer->identity, more != NULL ? more : list, count, listener->context);
+    free(more);
+}
+
 /* Notes which user the kernel says has connected over a Unix socket. The user is known by its number: asking
  * for its name could wait for a slow name service, and all peers with it. */
 static void identify_local(struct peer *peer)
@@ -625,11 +675,10 @@ static void identify_local(struct peer *peer)
     struct identity *identity = &peer->identity;
     if (getsockopt(stream_descriptor(peer->stream), SOL_SOCKET, SO_PEERCRED, &who, &who_bytes) != 0)
         return; // gone already; has no roles
-    *identity = (struct identity) {
-        .is_local = true, .uid = who.uid, .gid = who.gid, .roles = CAIRN_MAY_ALL
-    };
+    *identity = (struct identity) { .is_local = true, .uid = who.uid, .gid = who.gid };
     snprintf(identity->name, sizeof identity->name, "uid %lu", (unsigned long)who.uid);
     snprintf(identity->owner, sizeof identity->owner, "uid:%lu", (unsigned long)who.uid);
+    give_roles(peer);
 }
 
 /* Accepts the connection that waits at the endpoint. If there are more than connections_max, closes it at
@@ -846,8 +895,8 @@ static cairn_status judge_place(const char *path, struct sentence *why)
 }
 
 /* Makes the socket. Nobody can connect before the socket listens, and it gets its mode before that. */
-static cairn_status make(const char *path, int backlog, struct control_socket *socket_out,
-                         struct sentence *why)
+static cairn_status make(const char *path, mode_t mode, int backlog,
+                         struct control_socket *socket_out, struct sentence *why)
 {
     struct stat st;
     char beside[CAIRN_ADDRESS_PATH_BYTES + 2];
@@ -858,7 +907,7 @@ static cairn_status make(const char *path, int backlog, struct control_socket *s
     unlink(beside);
     const int fd = socket_of(beside, &addr);
     if (fd < 0) return refuse_path(path, "no socket", errno, why);
-    if (bind(fd, (struct sockaddr *)&addr, sizeof addr) == 0 && chmod(beside, 0660) == 0 &&
+    if (bind(fd, (struct sockaddr *)&addr, sizeof addr) == 0 && chmod(beside, mode) == 0 &&
         listen(fd, backlog) == 0 && lstat(beside, &st) == 0 && rename(beside, path) == 0) {
         *socket_out = (struct control_socket) { fd, st.st_dev, st.st_ino };
         return CAIRN_OK;
@@ -869,13 +918,13 @@ static cairn_status make(const char *path, int backlog, struct control_socket *s
     return status;
 }
 
-cairn_status control_socket_open(const char *path, int backlog, struct control_socket *socket_out,
-                                 struct sentence *why)
+cairn_status control_socket_open(const char *path, mode_t mode, int backlog,
+                                 struct control_socket *socket_out, struct sentence *why)
 {
     int lock_fd = -1;
     CAIRN_TRY(lock_folder(path, &lock_fd, why));
     cairn_status status = judge_place(path, why);
-    if (status == CAIRN_OK) status = make(path, backlog, socket_out, why);
+    if (status == CAIRN_OK) status = make(path, mode, backlog, socket_out, why);
     close(lock_fd);
     return status;
 }

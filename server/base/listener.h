@@ -34,7 +34,7 @@
 /* A Unix socket on which a daemon listens.
  *
  * The socket appears at its path only when it is complete: it is bound at another path in the same folder,
- * gets mode 0660, listens, and is then renamed to its path. If a socket of a dead daemon is at the path, it
+ * gets its mode, listens, and is then renamed to its path. If a socket of a dead daemon is at the path, it
  * is replaced. A socket on which somebody listens, or a file that is no socket, is left alone, and the call
  * fails. The folder is locked meanwhile, so if two daemons start at the same time, the second one finds the
  * socket of the first. The call blocks for at most a second, and is made only at a daemon's start. */
@@ -46,9 +46,11 @@ struct control_socket {
     ino_t inode;
 };
 
+#define CAIRN_SOCKET_MODE 0660 /* if the configuration says nothing else */
+
 /* Makes the socket at `path`, which address_parse has accepted, and whose folder exists. CAIRN_ERR_BUSY:
  * somebody listens at the path. CAIRN_ERR_CONFIG: the socket cannot be made there. */
-CAIRN_MUST_CHECK cairn_status control_socket_open(const char *path, int backlog,
+CAIRN_MUST_CHECK cairn_status control_socket_open(const char *path, mode_t mode, int backlog,
                                                   struct control_socket *socket_out,
                                                   struct sentence *why);
 
@@ -83,6 +85,7 @@ struct listener_options {
     int64_t half_open_max;
     int64_t hello_timeout_ms;
     int64_t send_queue_bytes;
+    char *socket_mode; /* of Unix sockets, as "0660"; NULL or "": CAIRN_SOCKET_MODE */
 };
 
 /* The rows of a daemon's option table for the member `member` (a struct listener_options) of
@@ -140,6 +143,11 @@ struct listener_events {
      * handshake_options.find does; row_out->own is borrowed until the function returns. */
     bool (*find)(const uint8_t key_id[CAIRN_PSK_ID_BYTES], struct handshake_row *row_out,
                  void *context);
+    /* For Unix sockets; NULL: each user may do everything. Says what a user of this host may do, who is known
+     * to the kernel: sets the roles, which are none before. groups: [group_count]: all that the process is
+     * in. */
+    void (*local)(struct identity *identity, const gid_t *groups, size_t group_count,
+                  void *context);
     /* Says who a TCP peer is, whose handshake is done. CAIRN_OK: identity_out, which is zeroed before, is the
      * peer's from now on. Any other status: the peer is refused, is sent an Error with this status and
      * sentence, and sends no frame. */

@@ -1,6 +1,49 @@
 #include "server/coordinator/access.h"
 
+#include <grp.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+static cairn_status find_group(const char *name, gid_t *gid_out, struct sentence *why)
+{
+    char *end;
+    const struct group *group = getgrnam(name);
+    const unsigned long number = strtoul(name, &end, 10);
+    *gid_out = group != NULL ? group->gr_gid : (gid_t)number;
+    if (group != NULL || (*end == '\0' && number < (gid_t)-1)) return CAIRN_OK;
+    return fail_with(
+        why, CAIRN_ERR_CONFIG,
+        "access.admin_group: this host has no group \"%.64s\"; groupadd makes one, and "
+        "\"\" is the daemon's own",
+        name);
+}
+
+cairn_status access_rules_read(const char *admin_group, const char *socket_roles,
+                               struct access_rules *out, struct sentence *why)
+{
+    struct access_rules rules = { .own = geteuid(), .admin_gid = getegid() };
+    if (admin_group != NULL && admin_group[0] != '\0')
+        CAIRN_TRY(find_group(admin_group, &rules.admin_gid, why));
+    if (socket_roles == NULL || socket_roles[0] == '\0')
+        rules.socket_roles = CAIRN_MAY_WORK | CAIRN_MAY_READ | CAIRN_MAY_MONITOR;
+    else if (strcmp(socket_roles, "none") != 0 && !roles_parse(socket_roles, &rules.socket_roles))
+        return fail_with(why, CAIRN_ERR_CONFIG,
+                         "access.socket_roles is \"%.64s\": give some of worker, reader, shard, "
+                         "admin, monitor, separated by ',', or none",
+                         socket_roles);
+    *out = rules;
+    return CAIRN_OK;
+}
+
+uint32_t access_local(const struct access_rules *rules, uid_t uid, const gid_t *groups,
+                      size_t group_count)
+{
+    if (uid == 0 || uid == rules->own) return CAIRN_MAY_ALL;
+    for (size_t i = 0; i < group_count; i++)
+        if (groups[i] == rules->admin_gid) return CAIRN_MAY_ALL;
+    return rules->socket_roles;
+}
 
 bool access_role(const struct identity *who, uint32_t roles_any)
 {

@@ -15,6 +15,25 @@
 /* True if the identity has one of these roles (bits of enum secure_role). */
 bool access_role(const struct identity *who, uint32_t roles_any);
 
+/* ==== users of this host ==== */
+
+/* Who may do what over a Unix socket. */
+struct access_rules {
+    uid_t own;             /* the daemon's user, who is an admin, as root is */
+    gid_t admin_gid;       /* its members are admins */
+    uint32_t socket_roles; /* of everybody else who can connect */
+};
+/* Reads the rules from the configuration. admin_group: the name or number of a group; NULL or "": the group
+ * that this process runs as. socket_roles: as roles_parse has them, or "none"; NULL or "": a worker's, a
+ * reader's and a monitor's. Asks the system for the group, so it may block. CAIRN_ERR_CONFIG. */
+CAIRN_MUST_CHECK cairn_status access_rules_read(const char *admin_group, const char *socket_roles,
+                                                struct access_rules *out, struct sentence *why);
+/* The roles of a user whose process is in these groups. Pure. */
+uint32_t access_local(const struct access_rules *rules, uid_t uid, const gid_t *groups,
+                      size_t group_count);
+
+/* ==== judgement ==== */
+
 /* Judges whether the identity may do something that one of these roles allows, or the role of an admin.
  * `doing` completes "may not ...". CAIRN_ERR_REFUSED: the sentence says who asks, what is lacking, and who
  * can give it. */

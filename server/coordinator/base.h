@@ -308,6 +308,9 @@ void coord_free_by(struct coord *cluster, void (*free_it)(void *what), void *wha
 /* Connections: Hello, frames, leases. */
 
 void coord_session_on_frame(struct peer *peer, const struct wire_frame *frame, void *context);
+/* Gives the roles of a user of this host. */
+void coord_session_local(struct identity *identity, const gid_t *groups, size_t group_count,
+                         void *context);
 void coord_session_on_gone(struct peer *peer, cairn_status status, const char *why, void *context);
 /* Handles the early requests that need not wait any longer (cluster.h). */
 void coord_sessions_take_early(struct coord *cluster);

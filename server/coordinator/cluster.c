@@ -180,23 +180,29 @@ cairn_status coord_options_judge(const struct coord_options *options, struct sen
     struct coord_quotas quotas;
     CAIRN_TRY(quotas_read(options->quota_others, options->quota_owners, &quotas, why));
     quotas_release(&quotas);
+    struct access_rules rules;
+    CAIRN_TRY(access_rules_read(options->admin_group, options->socket_roles, &rules, why));
     return listener_judge(&options->network, why);
 }
 
 cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
                         struct coord **cluster_out, struct sentence *why)
 {
-    static const struct listener_events events = { .find = coord_roster_find,
+    static const struct listener_events events = { .local = coord_session_local,
+                                                   .find = coord_roster_find,
                                                    .identify = coord_roster_identify,
                                                    .on_frame = coord_session_on_frame,
                                                    .on_gone = coord_session_on_gone };
+    struct access_rules rules;
     CAIRN_TRY(coord_options_judge(options, why));
+    CAIRN_TRY(access_rules_read(options->admin_group, options->socket_roles, &rules, why));
     struct coord *cluster = calloc(1, sizeof *cluster);
     if (cluster == NULL || sodium_init() < 0) {
         free(cluster);
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     }
     cluster->options = options;
+    cluster->rules = rules;
     cluster->loop = loop;
     cluster->lock_fd = -1;
     cluster->close_step = close_step;

@@ -60,6 +60,7 @@
 #include "proto/wire/wire.h"
 #include "server/base/listener.h"
 #include "server/base/log.h"
+#include "server/coordinator/access.h"
 #include "server/coordinator/base.h"
 #include "server/coordinator/job.h"
 #include "server/coordinator/members.h"
@@ -96,6 +97,8 @@ struct coord_options {
     char *snapshots_trust; /* "signed", "any" */
     bool snapshots_foreign;
     struct listener_options network;
+    /* who may do what over the Unix socket; NULL: as ""; access.h */
+    char *admin_group, *socket_roles;
     int64_t heartbeat_ms, lease_timeout_ms, step_deadline_ms;
     int64_t workers_max; /* the most workers of a job */
     int64_t lease_ttl_max_ms, lease_versions_max;
@@ -129,6 +132,7 @@ struct coord {
     uv_loop_t *loop;
     /* owned */
     struct listener *listener;
+    struct access_rules rules; /* access.h */
     struct coord_store *store;
     int lock_fd;                 /* lock of the store's folder */
     struct coord_keys *keys;     /* store.h */

@@ -81,6 +81,16 @@ static const struct config_option table[] = {
       "Take snapshots.path at the start though another cluster has it; that one then writes there "
       "no more." },
     CAIRN_LISTENER_CONFIG(struct coord_options, network),
+    { "socket", "mode", CAIRN_OPTION_STRING, AT(network.socket_mode), "0660", 0, 0,
+      "Mode of the Unix socket: 0660 lets the daemon's user and group connect, 0666 everybody on "
+      "the host." },
+    { "access", "admin_group", CAIRN_OPTION_STRING, AT(admin_group), "", 0, 0,
+      "Over the Unix socket root, the daemon's user and the members of this group are admins. "
+      "Empty: the daemon's own group." },
+    { "access", "socket_roles", CAIRN_OPTION_STRING, AT(socket_roles), "worker,reader,monitor", 0,
+      0,
+      "Roles of everybody else over the Unix socket: worker, reader, shard, admin, monitor; or "
+      "none." },
     { "lease", "heartbeat", CAIRN_OPTION_DURATION, AT(heartbeat_ms), "1s", 10, 60000,
       "How often members are told that the coordinator lives, and report themselves." },
     { "lease", "timeout", CAIRN_OPTION_DURATION, AT(lease_timeout_ms), "5s", 100, 600000,

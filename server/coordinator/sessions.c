@@ -446,6 +446,13 @@ void coord_session_on_frame(struct peer *peer, const struct wire_frame *frame, v
     coord_sessions_take_early(cluster);
 }
 
+void coord_session_local(struct identity *identity, const gid_t *groups, size_t group_count,
+                         void *context)
+{
+    const struct coord *cluster = context;
+    identity->roles = access_local(&cluster->rules, identity->uid, groups, group_count);
+}
+
 void coord_session_put_out(struct coord_session *session, const char *why)
 {
     if (session->closing) return;

@@ -1,6 +1,7 @@
 /* Who may do what to whose job, as a table. */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "server/coordinator/access.h"
 #include "tests/support/suite.h"
@@ -85,6 +86,67 @@ TEST_EACH(a_list_names_with_stars, 0, sizeof lists / sizeof *lists)
 {
     ck_assert_msg(access_listed(lists[_i].list, lists[_i].name) == lists[_i].is_listed, "%s in %s",
                   lists[_i].name, lists[_i].list != NULL ? lists[_i].list : "NULL");
+}
+
+/* ==== users of this host ==== */
+
+#define OTHERS (CAIRN_MAY_WORK | CAIRN_MAY_READ | CAIRN_MAY_MONITOR)
+
+static const struct {
+    const char *claim;
+    uid_t uid;
+    gid_t groups[3];
+    uint32_t roles;
+} users[] = {
+    { "root", 0, { 7, 8, 9 }, CAIRN_MAY_ALL },
+    { "the daemon's user", 990, { 7, 8, 9 }, CAIRN_MAY_ALL },
+    { "by the group that it runs as", 1000, { 50, 8, 9 }, CAIRN_MAY_ALL },
+    { "by its last group", 1000, { 7, 8, 50 }, CAIRN_MAY_ALL },
+    { "anybody else", 1000, { 7, 8, 9 }, OTHERS },
+    { "a user with the group's number", 50, { 7, 8, 9 }, OTHERS },
+};
+
+TEST_EACH(a_user_is_judged_by_its_groups, 0, sizeof users / sizeof *users)
+{
+    const struct access_rules rules = { .own = 990, .admin_gid = 50, .socket_roles = OTHERS };
+    ck_assert_msg(access_local(&rules, users[_i].uid, users[_i].groups, 3) == users[_i].roles, "%s",
+                  users[_i].claim);
+}
+
+TEST(without_a_word_the_admins_are_the_daemons_own)
+{
+    struct access_rules rules;
+    struct sentence why;
+    ck_assert_int_eq(access_rules_read("", NULL, &rules, &why), CAIRN_OK);
+    ck_assert_uint_eq(rules.own, geteuid());
+    ck_assert_uint_eq(rules.admin_gid, getegid());
+    ck_assert_uint_eq(rules.socket_roles, OTHERS);
+}
+
+static const struct {
+    const char *group, *roles;
+    cairn_status status;
+    gid_t gid;
+    uint32_t socket_roles;
+    const char *word;
+} written[] = {
+    { "root", "none", CAIRN_OK, 0, 0, "" },
+    { "4711", "reader", CAIRN_OK, 4711, CAIRN_MAY_READ, "" },
+    { "0", "admin,shard", CAIRN_OK, 0, CAIRN_MAY_ADMIN | CAIRN_MAY_SHARD, "" },
+    { "no such group", "none", CAIRN_ERR_CONFIG, 0, 0, "groupadd" },
+    { "4294967295", "none", CAIRN_ERR_CONFIG, 0, 0, "admin_group" },
+    { "root", "king", CAIRN_ERR_CONFIG, 0, 0, "socket_roles" },
+};
+
+TEST_EACH(the_rules_are_read, 0, sizeof written / sizeof *written)
+{
+    struct access_rules rules = { 0 };
+    struct sentence why = { "" };
+    ck_assert_int_eq(access_rules_read(written[_i].group, written[_i].roles, &rules, &why),
+                     written[_i].status);
+    ck_assert_uint_eq(rules.admin_gid, written[_i].gid);
+    ck_assert_uint_eq(rules.socket_roles, written[_i].socket_roles);
+    ck_assert_msg(strstr(why.text, written[_i].word) != NULL, "%s", why.text);
 }
 
 SUITE(10, NULL, NULL);

@@ -55,7 +55,7 @@ static mode_t mode_of(const char *where)
 static cairn_status make(int *fd_out)
 {
     struct control_socket socket = { .fd = -1 };
-    const cairn_status status = control_socket_open(path, 16, &socket, &why);
+    const cairn_status status = control_socket_open(path, CAIRN_SOCKET_MODE, 16, &socket, &why);
     *fd_out = socket.fd;
     return status;
 }

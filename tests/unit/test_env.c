@@ -76,7 +76,7 @@ TEST(the_coordinator_of_this_host_is_looked_for)
     ck_assert_str_eq(found->text, has_socket_of_the_system() ? "/run/cairn/coordinator.sock" : own);
     struct sentence said;
     struct control_socket made;
-    ck_assert_int_eq(control_socket_open(own, 1, &made, &said), CAIRN_OK);
+    ck_assert_int_eq(control_socket_open(own, CAIRN_SOCKET_MODE, 1, &made, &said), CAIRN_OK);
     ck_assert_int_eq(find(ENV("XDG_RUNTIME_DIR", folder), NULL), CAIRN_OK);
     ck_assert_str_eq(found->text, own);
     ck_assert_str_eq(found->source, "XDG_RUNTIME_DIR");
