@@ -6,8 +6,8 @@
  * key` print.
  *
  *   token    whoever has its word has its roles. A name may have several tokens: `rotate` makes a new one,
- *            and those before it are valid until their grace is over. A token that is not valid any more stays
- *            in the list, so its owner is told why; the oldest such tokens go when the list is full.
+ *            and those before it are valid until their grace is over. A token that is not valid any more
+ *            stays in the list, so its owner is told why; the oldest such tokens go when the list is full.
  *   curve    the coordinator's key, which a token pins. There are at most two: after a rotation the tokens
  *            that were made before it are still answered with the former one.
  *   node     a shard's name belongs to the node that first said it with a token for shards, until an
