@@ -91,6 +91,15 @@ enum message_kind {
     M_LAYOUT,   /* the one in force, and from which version on it serves */
 };
 
+/* A message's record, if there is an attacker (sim_attack.c). */
+struct sealed {
+    uint32_t wire; /* 0: the message travels as it is */
+    int way;       /* 0: to the coordinator, 1: from it */
+    uint64_t serial;
+    size_t count;
+    uint8_t bytes[64];
+};
+
 struct message {
     enum message_kind kind;
     cairn_status status;
@@ -128,6 +137,7 @@ struct message {
     uint32_t relay_owners; /* a bit each */
     struct round_lack lacks[LACKS_MAX];
     uint32_t lack_count;
+    struct sealed sealed;
 };
 
 enum event_kind {
@@ -169,6 +179,7 @@ enum event_kind {
     E_ASK_AGAIN,  /* a = process; conn = its life */
     E_TAKEN,      /* a = shard, b = chunk; conn = of the connection that it is taken over */
     E_TAKE_AGAIN, /* a = shard: it is connected again to who gives; conn = the new one */
+    E_ATTACK,
 };
 
 #define OWNED(owner, what) ((owner) << 8 | (what))
@@ -187,6 +198,9 @@ struct link {
     bool up;
     uint64_t drains_until; /* what the coordinator sent before the loss arrives until then */
     uint64_t arrives[2];   /* of the last message each way: control is in order */
+    /* sim_attack.c */
+    uint32_t wire; /* of the connection `wire_id`; 0: none */
+    uint64_t wire_id;
 };
 
 #endif

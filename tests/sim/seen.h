@@ -125,7 +125,10 @@
     X(pin_waited, "consistent cuts that waited for a slice")                           \
     X(adopted_later, "stores made of shards in a later layout than the store's")       \
     X(opened_anew, "jobs opened anew since an older layout was in force again")        \
-    X(clipped, "steps clipped")
+    X(clipped, "steps clipped")                                                        \
+    X(attacks, "records that an attacker meddled with")                                \
+    X(records_refused, "records refused, and their connections given up")              \
+    X(handshakes_refused, "handshakes of an attacker refused")
 
 enum seen {
 #define X(name, text) SEEN_##name,

@@ -24,6 +24,7 @@
  *   sim_twin.c         a second process under a shard's name, and who has the seat
  *   sim_store.c        the coordinator's store, mixed up and adopted
  *   sim_faults.c       what happens
+ *   sim_attack.c       who meddles with the network
  *   sim_names.c        names for --verbose
  *
  * Everything is a function of the seed: no address, no time of day, no uninitialised byte may reach a
@@ -126,6 +127,7 @@ struct sim {
     uint64_t lives;
     uint64_t revision; /* of the terms; every coordinator knows the newest */
     struct oracle oracle;
+    struct attack *attack; /* owned */
 
     /* memory and scratch of the cores, made once and used for all seeds */
     void *round_memory, *step_memory[2][SHARDS_MAX], *push_memory[PROCS_MAX], *move_memory;
@@ -159,6 +161,16 @@ static inline enum push_lies sim_lies(uint32_t chunk)
     return (enum push_lies)(chunk % 3);
 }
 struct push_config sim_relay_push_config(void);
+
+/* sim_attack.c */
+struct attack *attack_open(void);
+void attack_close(struct attack *attack);
+void attack_start(struct sim *sim);
+/* Seals a message that is sent over the connection, if there is an attacker. */
+void attack_seal(struct sim *sim, struct link *link, int way, struct message *message);
+/* Opens the record of a message that arrives. False: it is refused, and the connection is given up. */
+bool attack_take(struct sim *sim, const struct event *event);
+void attack_event(struct sim *sim);
 
 /* sim_layouts.c */
 /* As the one before, with the next number; NULL: too many. `layout_index` when its owners stand. */
@@ -218,6 +230,7 @@ struct event *sim_at(struct sim *sim, uint64_t delay, enum event_kind kind, uint
                      uint64_t conn);
 bool sim_pop(struct sim *sim, struct event *out);
 void sim_net_reset(struct sim *sim);
+struct message *sim_message_copy(struct sim *sim, const struct message *from);
 void sim_message_free(struct sim *sim, struct message *message);
 /* In order, reliable until the connection is lost. way: 0 to the coordinator, 1 from it. */
 void sim_send_control(struct sim *sim, struct link *link, int way, enum event_kind kind,

@@ -57,6 +57,7 @@ const char *event_name(enum event_kind kind)
         "asks again",
         "taken",
         "takes again",
+        "attack",
     };
     return NAME(names, kind);
 }

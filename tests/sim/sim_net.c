@@ -101,7 +101,7 @@ void sim_net_reset(struct sim *sim)
 
 /* ---- messages ---- */
 
-static struct message *message_copy(struct sim *sim, const struct message *from)
+struct message *sim_message_copy(struct sim *sim, const struct message *from)
 {
     if (sim->free_count == 0) {
         sim->pool_count++;
@@ -132,7 +132,9 @@ void sim_send_control(struct sim *sim, struct link *link, int way, enum event_ki
     uint64_t at = sim->now + rng_exponential(&sim->schedule, sim->scenario.control_delay);
     if (at <= link->arrives[way]) at = link->arrives[way] + 1;
     link->arrives[way] = at;
-    sim_at(sim, at - sim->now, kind, to, from, link->id)->message = message_copy(sim, message);
+    struct message *copy = sim_message_copy(sim, message);
+    attack_seal(sim, link, way, copy);
+    sim_at(sim, at - sim->now, kind, to, from, link->id)->message = copy;
 }
 
 void sim_send_fabric(struct sim *sim, const struct link *link, enum event_kind kind, uint32_t to,
@@ -141,7 +143,7 @@ void sim_send_fabric(struct sim *sim, const struct link *link, enum event_kind k
     if (!link->up) return;
     do {
         const uint64_t delay = rng_exponential(&sim->schedule, sim->scenario.fabric_delay);
-        sim_at(sim, delay, kind, to, from, link->id)->message = message_copy(sim, message);
+        sim_at(sim, delay, kind, to, from, link->id)->message = sim_message_copy(sim, message);
     } while (rng_chance(&sim->schedule, sim->scenario.duplicate));
 }
 

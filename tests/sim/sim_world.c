@@ -280,6 +280,7 @@ static void *reserve(size_t bytes)
 struct sim *sim_open(void)
 {
     struct sim *sim = reserve(sizeof *sim);
+    sim->attack = attack_open();
     sim->scenario.shards = sim->scenario.room = SHARDS_MAX;
     sim->scenario.window = WINDOW_MAX;
     sim->scenario.small = SMALL_MAX;
@@ -314,6 +315,7 @@ struct sim *sim_open(void)
 void sim_close(struct sim *sim)
 {
     sim_net_reset(sim);
+    attack_close(sim->attack);
     for (size_t i = 0; i < sim->free_count; i++) free(sim->free_list[i]);
     free(sim->free_list);
     free(sim->heap);
@@ -382,6 +384,7 @@ static void start(struct sim *sim, uint64_t seed, bool verbose)
     for (uint32_t r = 0; r < sim->scenario.ranks; r++)
         sim_at(sim, rng_exponential(&sim->schedule, 1000), E_PROCESS_START, r, 0, 0);
     faults_start(sim);
+    attack_start(sim);
 }
 
 /* Is the connection that it was sent on still there? */
@@ -430,6 +433,7 @@ static void dispatch(struct sim *sim, const struct event *event)
     switch (event->kind) {
     case E_FAULT: faults_event(sim); return;
     case E_HEAL: faults_heal(sim); return;
+    case E_ATTACK: attack_event(sim); return;
     case E_PROCESS_START: start_process(sim, event->a); return;
     case E_CONTROL_RECONNECT:
         if (event->a != NOBODY) {
@@ -523,7 +527,8 @@ void sim_run(struct sim *sim, uint64_t seed, bool verbose)
     while (!sim->failed && !finished(sim) && sim_pop(sim, &event)) {
         sim->now = event.time;
         trace_event(sim, &event);
-        if (event.message == NULL || arrives(sim, &event)) dispatch(sim, &event);
+        if (event.message == NULL || (arrives(sim, &event) && attack_take(sim, &event)))
+            dispatch(sim, &event);
         if (event.message != NULL) sim_message_free(sim, event.message);
         if (++sim->events_seen > EVENTS_MAX)
             sim_fail(sim, "%d events: it runs in circles", EVENTS_MAX);
