@@ -296,11 +296,13 @@ TEST(a_refusal_is_heard_of_an_owner_alone)
     struct end a = initiator(), b = responder(), other = responder();
     pass(&a, &b);
     ck_assert_int_eq(refusals_heard, 1);
+    close_both(&a, &b);
     a = initiator();
     a.out[83] ^= 1;
     pass(&a, &other);
     is_silent(&other, CAIRN_ERR_PROTOCOL, "does not know its secret");
     ck_assert_int_eq(refusals_heard, 1);
+    close_both(&a, &other);
 }
 
 TEST(a_long_refusal_is_cut_and_what_is_no_text_is_mended)
