@@ -412,6 +412,7 @@ static bool begin_handshake(struct remote_conn *conn)
         .own = &fabric->key,
         .find = conn->is_dialed ? NULL : find_row,
         .arg = fabric,
+        .answered = &fabric->answered,
     };
     if (conn->is_dialed) {
         const struct remote_address *address = &conn->link->address;

@@ -347,6 +347,7 @@ struct remote_fabric {
     bool is_sealed, is_strict;
     struct curve_key key;
     uint8_t secret[CAIRN_PSK_BYTES], key_id[CAIRN_PSK_ID_BYTES];
+    struct handshake_answered answered;
     struct remote_listener listeners[REMOTE_IPS_MAX];
     uint32_t listener_count;
     bool is_deaf; /* the listeners are not watched: no descriptors are left */

@@ -45,6 +45,7 @@ struct handshake {
     bool (*find)(void *arg, const uint8_t key_id[CAIRN_PSK_ID_BYTES],
                  struct handshake_row *row_out);
     void *arg;
+    struct handshake_answered *answered; /* borrowed */
 
     enum handshake_state state;
     cairn_status status; /* why it FAILED */
@@ -173,6 +174,7 @@ cairn_status handshake_open(const struct handshake_options *options, struct hand
         memcpy(handshake->context, options->context, options->context_bytes);
     handshake->find = options->find;
     handshake->arg = options->arg;
+    handshake->answered = options->answered;
     if (options->is_initiator) {
         copy_initiators(handshake, options);
         leave_first(handshake, options->key_id);
@@ -231,6 +233,18 @@ static cairn_status check_mac(struct handshake *handshake, struct handshake_row 
                      secret_word(handshake), id);
 }
 
+/* True if the message, whose MAC is good, was answered before. Nobody who does not know the secret can choose
+ * its place. */
+static bool was_answered(const struct handshake *handshake)
+{
+    if (handshake->answered == NULL) return false;
+    const uint64_t mac = le_get(handshake->first + FIRST_MAC_AT, sizeof mac);
+    uint64_t *place = &handshake->answered->macs[mac % CAIRN_ANSWERED_PLACES];
+    const bool is_known = *place == mac;
+    *place = mac;
+    return is_known;
+}
+
 /* The owner of a secret is told what is wrong, rather than left in silence. */
 static cairn_status judge_first(struct handshake *handshake, const struct handshake_row *row,
                                 struct sentence *said)
@@ -256,6 +270,10 @@ static cairn_status take_first_by(struct handshake *handshake, struct handshake_
 {
     struct sentence said;
     CAIRN_TRY(check_mac(handshake, row, why));
+    if (was_answered(handshake))
+        return fail_with(why, CAIRN_ERR_PROTOCOL,
+                         "the peer repeats the first message of an earlier connection: it has "
+                         "overheard it; look for who listens between the two hosts");
     const cairn_status judged = judge_first(handshake, row, &said);
     if (judged != CAIRN_OK) {
         if (row->on_refused != NULL && row->refused != CAIRN_OK)

@@ -154,6 +154,15 @@ struct handshake_row {
     void *refused_arg;
 };
 
+/* The first messages that the handshakes of one port have answered. One that comes again is a stranger's, who
+ * has overheard it: it costs a look-up and a hash, as any stranger does, and hears nothing. A message is
+ * forgotten when another one takes its place; whoever has overheard it gains an answer by that, and nothing
+ * else. Zero to begin with; one thread. */
+#define CAIRN_ANSWERED_PLACES 4096
+struct handshake_answered {
+    uint64_t macs[CAIRN_ANSWERED_PLACES]; /* the first 8 bytes of each */
+};
+
 struct handshake_options {
     bool is_initiator;
     enum handshake_purpose purpose;
@@ -171,6 +180,8 @@ struct handshake_options {
     bool (*find)(void *arg, const uint8_t key_id[CAIRN_PSK_ID_BYTES],
                  struct handshake_row *row_out);
     void *arg; /* for find */
+    /* borrowed until the handshake is closed; NULL: what comes again is answered again */
+    struct handshake_answered *answered;
     /* Whether the peer's public key is the one that a name is pinned to, is for the caller to judge when
      * the handshake is done; a refusal is then the first thing that it says in the channel. */
 };

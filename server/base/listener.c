@@ -77,6 +77,7 @@ struct listener {
     size_t send_queue_bytes;
     mode_t socket_mode;
     struct stream_room room; /* for the receive buffers of all peers */
+    struct handshake_answered answered;
     struct frame_limits before_hello;
     struct frame_limits after_hello;
 
@@ -689,7 +690,8 @@ static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why)
     const bool is_unix = endpoint->io.handle.type == UV_NAMED_PIPE;
     const struct handshake_options secure = { .purpose = CAIRN_PURPOSE_CONTROL,
                                               .find = on_find,
-                                              .arg = listener };
+                                              .arg = listener,
+                                              .answered = &listener->answered };
     const struct stream_options options = { .limits = listener->before_hello,
                                             .send_queue_bytes = listener->send_queue_bytes,
                                             .room = &listener->room,
