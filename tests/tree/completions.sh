@@ -18,7 +18,7 @@ END
 chmod +x "$tmp/cairn"
 cat >"$tmp/cases" <<'END'
 cairn sn|snapshot
-cairn cluster a|adopt
+cairn cluster ad|adopt
 cairn job drop t|toy
 cairn job show |gpt toy
 cairn snapshot restore toy |step-000000000001-g1

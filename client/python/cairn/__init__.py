@@ -29,10 +29,10 @@ from .timeline import Timeline
 __version__ = "0.1.0"
 
 
-def connect(endpoint=None, name=None, connect_timeout=10.0) -> Session:
-    """A session with the cluster at an endpoint. "host:port" or "/path"; None: CAIRN_ENDPOINT, then this host's. Rank
-    and world of the process are those of the environment, see env()."""
-    return Session(endpoint=endpoint, name=name, connect_timeout=connect_timeout)
+def connect(endpoint=None, name=None, connect_timeout=10.0, token_file=None) -> Session:
+    """A session with the cluster at an endpoint. "host:port" (with token_file, or CAIRN_TOKEN_FILE) or "/path"; None:
+    CAIRN_ENDPOINT, then this host's. Rank and world of the process are those of the environment, see env()."""
+    return Session(endpoint=endpoint, name=name, connect_timeout=connect_timeout, token_file=token_file)
 
 
 def reader(job, endpoint=None, timeout=60.0):

@@ -62,7 +62,8 @@ class Opts(Sized):
     _fields_ = [("struct_size", c_size_t), ("endpoint", c_char_p), ("name", c_char_p),
                 ("connect_timeout_ms", c_int), ("reserved", c_uint32), ("fabric", c_char_p),
                 ("fabric_device", c_char_p), ("prefetch_units", c_uint32), ("reserved_too", c_uint32),
-                ("on_wait", ON_WAIT), ("on_wait_context", c_void_p), ("device", c_int), ("reserved_last", c_uint32)]
+                ("on_wait", ON_WAIT), ("on_wait_context", c_void_p), ("device", c_int), ("reserved_last", c_uint32),
+                ("token_file", c_char_p)]
 
 
 class Init(ctypes.Structure):

@@ -47,16 +47,18 @@ def _differences() -> Tuple[Difference, ...]:
 class Session:
     """A session with a cluster. `endpoint` of the coordinator: "host:port" or "/path"; None: CAIRN_ENDPOINT,
     then cairn/coordinator.sock in $XDG_RUNTIME_DIR, then in /run. Unreachable after `connect_timeout`
-    seconds. It outlives the coordinator."""
+    seconds. "host:port" takes a token: `token_file`; None: cairn-token in $CREDENTIALS_DIRECTORY, then
+    CAIRN_TOKEN_FILE. It outlives the coordinator."""
 
     def __init__(self, endpoint: Optional[str] = None, name: Optional[str] = None, connect_timeout: float = 10.0,
-                 fabric: Optional[str] = None, fabric_device: Optional[str] = None, prefetch_units: int = 0):
+                 fabric: Optional[str] = None, fabric_device: Optional[str] = None, prefetch_units: int = 0,
+                 token_file: Optional[str] = None):
         self._pid = os.getpid()
         self._jobs: Set[Job] = set()  # closed ones too: their loans end with the session
         handle = ctypes.c_void_p()
         opts = _c.Opts(endpoint=text(endpoint), name=text(name), connect_timeout_ms=milliseconds(connect_timeout),
                        fabric=text(fabric), fabric_device=text(fabric_device), prefetch_units=prefetch_units,
-                       on_wait=on_wait)
+                       on_wait=on_wait, token_file=text(token_file))
         opts.device = _card_in_use()
         status = _c.lib().cairn_open(ctypes.byref(opts), ctypes.byref(handle))
         if opts.device and status == Unsupported.status:  # it shows nothing to other processes: all goes as before

@@ -328,8 +328,12 @@ class TheLibrary(unittest.TestCase):
         self.assertEqual(done.returncode, 0)
 
     def test_nobody_at_the_endpoint_is_said_in_time(self):
-        with self.assertRaisesRegex(cairn.Unreachable, "127.0.0.1:1"):
-            cairn.connect("127.0.0.1:1", connect_timeout=0.1)
+        with self.assertRaisesRegex(cairn.Unreachable, "/nowhere/socket"):
+            cairn.connect("/nowhere/socket", connect_timeout=0.1)
+
+    def test_who_has_no_token_hears_where_it_is_looked_for(self):
+        with self.assertRaisesRegex(cairn.Refused, "127.0.0.1:1 is reached over TCP.*/nowhere/token"):
+            cairn.connect("127.0.0.1:1", token_file="/nowhere/token")
 
     def test_the_environment_is_understood(self):
         clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
