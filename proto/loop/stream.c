@@ -397,11 +397,16 @@ static bool deliver_turn(struct stream *stream, uint64_t end_ns)
     return true;
 }
 
+static size_t held_by_channel(const struct stream *stream)
+{
+    return stream->channel != NULL ? channel_held_bytes(stream->channel) : 0;
+}
+
 // Counts this stream's share of the common room.
 static void count_room(struct stream *stream)
 {
     const size_t bytes = stream->decoder.capacity + stream->arrived.capacity +
-                         stream->plain.capacity;
+                         stream->plain.capacity + held_by_channel(stream);
     if (stream->room == NULL) return;
     stream->room->used_bytes += bytes - stream->room_bytes; // modulo 2^64
     stream->room_bytes = bytes;
@@ -571,7 +576,7 @@ static void on_end_of_input(struct stream *stream, ssize_t error)
 static size_t held_bytes(const struct stream *stream)
 {
     return stream->decoder.end - stream->decoder.start + queued(&stream->plain) +
-           queued(&stream->arrived);
+           queued(&stream->arrived) + held_by_channel(stream);
 }
 
 static void on_read(uv_stream_t *io, ssize_t read_bytes, const uv_buf_t *buf)

@@ -351,6 +351,11 @@ cairn_status channel_take(struct channel *channel, const uint8_t *bytes, size_t 
     return status;
 }
 
+size_t channel_held_bytes(const struct channel *channel)
+{
+    return channel->held != NULL ? channel->held_wanted : 0;
+}
+
 cairn_status channel_ended(const struct channel *channel, struct sentence *why)
 {
     if (channel->receive.is_closed) return CAIRN_OK;

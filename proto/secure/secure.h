@@ -277,6 +277,8 @@ const struct handshake_result *channel_peer(const struct channel *channel);
 CAIRN_MUST_CHECK cairn_status channel_take(struct channel *channel, const uint8_t *bytes,
                                            size_t count, size_t plain_max, size_t *used_out,
                                            struct byte_queue *plain, struct sentence *why);
+/* Returns how many bytes of memory an incomplete record of the peer takes in the channel. */
+size_t channel_held_bytes(const struct channel *channel);
 /* Appends what the handshake has to send to `wire`, if it has something. An initiator has right after
  * channel_open. CAIRN_ERR_NO_MEMORY: nothing changed. */
 CAIRN_MUST_CHECK cairn_status channel_greet(struct channel *channel, struct byte_queue *wire);

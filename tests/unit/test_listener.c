@@ -523,6 +523,40 @@ TEST(silent_strangers_never_shut_a_member_out)
     settle();
 }
 
+/* Each says Hello, begins a record of 60,000 bytes and sends half of it. */
+static void greedy_members_and_a_good_one(void)
+{
+    static const uint8_t payload[60000];
+    struct sealed sealed[40];
+    for (int i = 0; i < 40; i++) {
+        struct byte_queue wire = { 0 };
+        greedy_fds[i] = client_connect();
+        ck_assert(sealed_open(&sealed[i], greedy_fds[i], keys_join()));
+        say(&sealed[i], 1);
+        ck_assert_int_eq(hear(&sealed[i]), 2);
+        ck_assert_int_eq(channel_seal(sealed[i].channel, payload, sizeof payload, 0, &wire),
+                         CAIRN_OK);
+        ck_assert_int_eq(write(greedy_fds[i], wire.bytes + wire.start, 30000), 30000);
+        byte_queue_release(&wire);
+    }
+    one_member();
+    ck_assert_int_eq(hear(&sealed[0]), 0);
+    for (int i = 0; i < 40; i++) {
+        sealed_release(&sealed[i]);
+        close(greedy_fds[i]);
+    }
+}
+
+TEST(records_that_never_end_have_little_memory_together)
+{
+    open_tcp_listener();
+    listener->room.max_bytes = 1 << 20;
+    run_with(greedy_members_and_a_good_one);
+    settle();
+    ck_assert_int_eq(hello_count, 41);
+    ck_assert_uint_eq(listener->room.used_bytes, 0);
+}
+
 static void one_that_shakes_hands_and_is_silent(void)
 {
     struct sealed sealed;
