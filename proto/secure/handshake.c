@@ -475,7 +475,8 @@ void handshake_silence_text(const char *peer, enum handshake_purpose purpose, st
     else
         sentence_set(why,
                      "%s closed the connection without a word: it does not know this token "
-                     "(another cluster's, or removed), or is no Cairn of this version; check the "
-                     "address, or get a token of this cluster (cairn key add)",
+                     "(another cluster's, or removed), is no Cairn of this version, or has as many "
+                     "connections as it takes; check the address, or get a token of this cluster "
+                     "(cairn key add)",
                      peer);
 }
