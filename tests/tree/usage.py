@@ -67,7 +67,7 @@ def option_list(build):
     order = [one for one in options(help_of(build)) if one in found]
 
     def row(option, text):
-        of = found[option, text]
+        of, text = found[option, text], text.replace("*", r"\*")
         text = f"{', '.join(f'*{words}*' for words in of)}: {text}" if len(of) <= FEW else text[0].upper() + text[1:]
         return f"{bold(option)}\n\t{lines_of(text, chr(9))}.\n"
     return "\n".join(row(*one) for one in order)
