@@ -350,6 +350,13 @@ static void note_away(struct session *s, cairn_status status, const char *why)
     pthread_cond_broadcast(&s->changed);
 }
 
+/* The coordinator does not let this process in again, so its jobs are over: the token was revoked, say. */
+static void fail_jobs_if_refused(struct session *s, cairn_status status, const char *why)
+{
+    if (status != CAIRN_ERR_REFUSED) return;
+    for (struct job *job = s->jobs; job != NULL; job = job->next) job_fail(job, status, why);
+}
+
 static void retry_later(struct session *s)
 {
     s->control.retry_at_ms = monotonic_ms() + s->control.retry_delay_ms;
@@ -366,6 +373,7 @@ static void on_close(struct stream *stream, cairn_status status, const char *why
     fork_forget(s);
     s->control.stream = NULL;
     s->control.ready = s->control.hello_sent = false;
+    if (!was_ready) fail_jobs_if_refused(s, status, why);
     // A coordinator that is killed, or is full, closes without a word too, so one such end says little.
     if (status == CAIRN_ERR_PROTOCOL && !was_ready && ++s->control.strange_count >= STRANGE_MAX)
         status = CAIRN_ERR_REFUSED;
@@ -660,6 +668,7 @@ static void on_error(struct session *s, const Cairn__Error *error)
         return;
     }
     note_away(s, status, text);
+    if (!s->control.ready) fail_jobs_if_refused(s, status, text);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (status == CAIRN_ERR_FENCED || status == CAIRN_ERR_JOB_LOST) job_fail(job, status, text);
 }

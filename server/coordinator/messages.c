@@ -665,16 +665,29 @@ static const struct coord_row *find_row(uint32_t role, uint16_t type)
     return NULL;
 }
 
+/* Returns the roles of which an identity must have one to send the message; 0: those that its Hello
+ * needed. */
+static uint32_t roles_for(const struct coord_row *row, const ProtobufCMessage *message,
+                          const char *verb)
+{
+    const Cairn__JobOpen *open = (const Cairn__JobOpen *)message;
+    if (row->needs != 0) return row->needs;
+    if (row->type == CAIRN_MSG_JOB_OPEN)
+        return open->role == CAIRN_ROLE_WIRE_READER ? CAIRN_MAY_READ | CAIRN_MAY_WORK
+                                                    : CAIRN_MAY_WORK;
+    if (row->from != CAIRN_FROM_ADMIN) return 0;
+    return verb != NULL ? CAIRN_MAY_ADMIN : CAIRN_MAY_MONITOR;
+}
+
 /* Judges whether the session's identity may send this message, whatever its Hello said. */
 static cairn_status judge_identity(const struct coord_session *session, const struct coord_row *row,
                                    const ProtobufCMessage *message, struct sentence *why)
 {
     const char *verb = coord_asked_verb(row, message);
-    uint32_t needs = row->needs;
+    const uint32_t needs = roles_for(row, message, verb);
     char doing[160];
     const bool names_job = coord_names_job(session, row->type);
-    if (!names_job && needs == 0 && row->from != CAIRN_FROM_ADMIN) return CAIRN_OK;
-    if (needs == 0) needs = verb != NULL ? CAIRN_MAY_ADMIN : CAIRN_MAY_MONITOR;
+    if (!names_job && needs == 0) return CAIRN_OK;
     snprintf(doing, sizeof doing, verb != NULL ? "ask for `cairn %s`" : "send %s",
              verb != NULL ? verb : message_name(row->type));
     const cairn_status status = names_job ? coord_judge_access(session, row->type, message, why)

@@ -451,17 +451,11 @@ static bool is_by_token(const struct coord_session *session, const uint8_t id[CA
     return !who->is_local && memcmp(who->key_id, id, CAIRN_PSK_ID_BYTES) == 0;
 }
 
-/* Ends the connections of the token, and returns how many there were. */
-static uint32_t put_out_all(struct coord *cluster, const struct roster_token *token,
-                            const char *why)
+/* Ends the connections of the token. */
+static void put_out_all(struct coord *cluster, const struct roster_token *token, const char *why)
 {
-    uint32_t count = 0;
-    for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
-        if (s->closing || !is_by_token(s, token->id)) continue;
-        cluster->put_out(s, why);
-        count++;
-    }
-    return count;
+    for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next)
+        if (!s->closing && is_by_token(s, token->id)) cluster->put_out(s, why);
 }
 
 static uint32_t count_connected(const struct coord *cluster, const struct roster_token *token)
@@ -550,21 +544,26 @@ static void save_seen(struct coord *cluster)
     free(rows);
 }
 
-void coord_roster_tick(struct coord *cluster)
+void coord_roster_look(struct coord *cluster, uint64_t now_unix_s)
 {
-    struct coord_roster *roster = cluster->roster;
-    const uint64_t now_ms = uv_now(cluster->loop);
-    if (now_ms - roster->look_ms < LOOK_MS) return;
-    roster->look_ms = now_ms;
+    const struct coord_roster *roster = cluster->roster;
     for (size_t i = 0; i < roster->token_count; i++) {
         const struct roster_token *token = &roster->tokens[i];
         struct sentence why;
         // a token that was replaced lets those that are connected go on
-        if (roster_state(token, wall_unix_s()) == CAIRN_TOKEN_EXPIRED &&
-            roster_judge(token, wall_unix_s(), &why) != CAIRN_OK)
+        if (roster_state(token, now_unix_s) == CAIRN_TOKEN_EXPIRED &&
+            roster_judge(token, now_unix_s, &why) != CAIRN_OK)
             put_out_all(cluster, token, why.text);
     }
     save_seen(cluster);
+}
+
+void coord_roster_tick(struct coord *cluster)
+{
+    const uint64_t now_ms = uv_now(cluster->loop);
+    if (now_ms - cluster->roster->look_ms < LOOK_MS) return;
+    cluster->roster->look_ms = now_ms;
+    coord_roster_look(cluster, wall_unix_s());
 }
 
 /* ==== changes ==== */
@@ -700,21 +699,13 @@ static cairn_status make_room(struct coord *cluster, size_t count, struct senten
 /* ---- the change is stored ---- */
 
 static void answer_init(struct coord *cluster);
-static void answer_change(struct coord *cluster, uint32_t closed);
+static void answer_change(struct coord *cluster);
 
-/* Puts the stored change into the lists. Returns how many connections it ended. */
-static uint32_t apply_change(struct coord *cluster)
+/* Puts the stored change into the lists. */
+static void apply_change(struct coord_roster *roster)
 {
-    struct coord_roster *roster = cluster->roster;
-    struct roster_change *change = &roster->change;
-    uint32_t closed = 0;
-    for (size_t i = 0; i < change->token_count; i++) {
-        struct sentence why;
-        const struct roster_token *token = &change->tokens[i];
-        put_token(roster, token);
-        if (change->op == CAIRN_KEY_REVOKE && roster_judge(token, wall_unix_s(), &why) != CAIRN_OK)
-            closed += put_out_all(cluster, token, why.text);
-    }
+    const struct roster_change *change = &roster->change;
+    for (size_t i = 0; i < change->token_count; i++) put_token(roster, &change->tokens[i]);
     if (change->op == CAIRN_KEY_ROTATE_CLUSTER) {
         if (roster->curve_count == CAIRN_ROSTER_CURVES_MAX)
             roster->curves[0] = roster->curves[--roster->curve_count];
@@ -722,9 +713,20 @@ static uint32_t apply_change(struct coord *cluster)
     }
     struct roster_node *node = find_node(roster, change->node);
     if (node != NULL) drop_node(roster, node);
-    return closed;
 }
 
+/* Puts out those whose tokens were revoked. */
+static void put_out_revoked(struct coord *cluster)
+{
+    const struct roster_change *change = &cluster->roster->change;
+    for (size_t i = 0; i < change->token_count && change->op == CAIRN_KEY_REVOKE; i++) {
+        struct sentence why;
+        if (roster_judge(&change->tokens[i], wall_unix_s(), &why) != CAIRN_OK)
+            put_out_all(cluster, &change->tokens[i], why.text);
+    }
+}
+
+/* Whoever asked is answered first, because its own token may be the one that was revoked. */
 static void on_change_saved(const struct coord_saved *saved)
 {
     struct coord *cluster = saved->cluster;
@@ -732,11 +734,12 @@ static void on_change_saved(const struct coord_saved *saved)
     if (saved->status != CAIRN_OK) {
         coord_waiters_fail(&change->waiter, saved->status, saved->why);
     } else {
-        const uint32_t closed = apply_change(cluster);
+        apply_change(cluster->roster);
         if (change->is_init)
             answer_init(cluster);
         else
-            answer_change(cluster, closed);
+            answer_change(cluster);
+        put_out_revoked(cluster);
     }
     release_change(change);
 }
@@ -887,7 +890,7 @@ static cairn_status on_cluster_init(struct coord_session *session, uint32_t requ
 
 /* ---- add, revoke, rotate ---- */
 
-static void answer_change(struct coord *cluster, uint32_t closed)
+static void answer_change(struct coord *cluster)
 {
     struct coord_roster *roster = cluster->roster;
     struct roster_change *change = &roster->change;
@@ -904,7 +907,8 @@ static void answer_change(struct coord *cluster, uint32_t closed)
     }
     if (change->has_new) print_word(last, word);
     message.word = word;
-    message.closed = closed;
+    for (size_t i = 0; i < change->token_count && change->op == CAIRN_KEY_REVOKE; i++)
+        message.closed += count_connected(cluster, &change->tokens[i]);
     if (change->op == CAIRN_KEY_ROTATE_CLUSTER)
         message.text = wire_text(
             "tokens that are made from now on name the new key; rotate the others "

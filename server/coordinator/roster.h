@@ -66,6 +66,9 @@ void coord_roster_close(struct coord *cluster); /* wipes */
 /* Puts out those whose token has expired, and stores who was seen: once a minute. */
 void coord_roster_tick(struct coord *cluster);
 
+/* The same look, at a time that the caller gives. */
+void coord_roster_look(struct coord *cluster, uint64_t now_unix_s);
+
 /* For the listener; `cluster` is a struct coord. An unknown id hears nothing; the owner of a token that is
  * not valid is refused. */
 bool coord_roster_find(const uint8_t key_id[CAIRN_PSK_ID_BYTES], struct handshake_row *row_out,

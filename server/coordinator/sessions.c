@@ -49,7 +49,8 @@ static cairn_status judge_role(const struct identity *who, const Cairn__Hello *h
                                struct sentence *why)
 {
     static const uint32_t needs[] = {
-        [CAIRN_ROLE_WIRE_WORKER] = CAIRN_MAY_WORK,
+        // a reader's session says that it is a worker's: its JobOpen says what it is
+        [CAIRN_ROLE_WIRE_WORKER] = CAIRN_MAY_WORK | CAIRN_MAY_READ,
         [CAIRN_ROLE_WIRE_READER] = CAIRN_MAY_READ | CAIRN_MAY_WORK,
         [CAIRN_ROLE_WIRE_SHARD] = CAIRN_MAY_SHARD,
         [CAIRN_ROLE_WIRE_ADMIN] = CAIRN_MAY_MONITOR | CAIRN_MAY_READ | CAIRN_MAY_WORK,

@@ -48,7 +48,7 @@ static uint32_t say_hello(struct fake_peer *peer, uint32_t role)
 static const struct {
     uint32_t role, needs;
 } hellos[] = {
-    { CAIRN_ROLE_WIRE_WORKER, CAIRN_MAY_WORK | CAIRN_MAY_ADMIN },
+    { CAIRN_ROLE_WIRE_WORKER, CAIRN_MAY_READ | CAIRN_MAY_WORK | CAIRN_MAY_ADMIN },
     { CAIRN_ROLE_WIRE_READER, CAIRN_MAY_READ | CAIRN_MAY_WORK | CAIRN_MAY_ADMIN },
     { CAIRN_ROLE_WIRE_SHARD, CAIRN_MAY_SHARD | CAIRN_MAY_ADMIN },
     { CAIRN_ROLE_WIRE_ADMIN,
@@ -169,6 +169,17 @@ TEST(a_reader_takes_no_snapshot)
     fake_hear(&peer, Welcome, say_hello(&peer, CAIRN_ROLE_WIRE_READER));
     fake_expect_error(&peer, fake_ask(&peer, SnapshotCreate, .job = wire_text("toy")),
                       CAIRN_ERR_REFUSED, "that needs the role worker");
+    fake_peer_close(&peer);
+}
+
+/* The session of a reader says Hello as a worker's. */
+TEST(a_reader_opens_a_job_as_a_reader_alone)
+{
+    const struct job_spec_data spec = fake_spec(1);
+    struct fake_peer peer = dial_as(CAIRN_MAY_READ);
+    fake_hear(&peer, Welcome, say_hello(&peer, CAIRN_ROLE_WIRE_WORKER));
+    fake_expect_error(&peer, fake_job_open(&peer, &spec, 5, 1), CAIRN_ERR_REFUSED,
+                      "that needs the role worker");
     fake_peer_close(&peer);
 }
 

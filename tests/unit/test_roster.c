@@ -297,6 +297,61 @@ TEST(a_full_roster_lets_go_of_the_dead)
     ck_assert_uint_lt(fake_call(&admin, Keys, KeysGet)->n_tokens, CAIRN_ROSTER_TOKENS_MAX);
 }
 
+/* ==== those who are connected ==== */
+
+/* The connection `w`, which is one of this host, counts as one that came with the token of alice. */
+static void make_alice(uint64_t not_after_unix_ms)
+{
+    struct sentence why;
+    struct identity who;
+    start_trained();
+    const struct token token = token_of(change(.op = CAIRN_KEY_ADD, .name = wire_text("alice"),
+                                               .roles = wire_text("worker"),
+                                               .not_after_unix_ms = not_after_unix_ms)
+                                            ->word);
+    ck_assert_int_eq(greet(token, &who, &why), CAIRN_OK);
+    for (struct coord_session *s = fake.cluster->sessions; s != NULL; s = s->next)
+        if (s->role == CAIRN_ROLE_WIRE_WORKER)
+            *(struct identity *)(uintptr_t)peer_identity(s->peer) = who;
+    ck_assert_uint_eq(row_named("alice", "valid")->connected, 1);
+}
+
+static void is_put_out(const char *word)
+{
+    ck_assert_uint_eq(fake_call(&admin, JobStatus, JobShow, .name = wire_text("toy"))->workers, 0);
+    fake_expect_error(&w, 0, CAIRN_ERR_REFUSED, word);
+    fake_expect_end(&w);
+}
+
+TEST(whoever_has_expired_is_put_out_by_the_look_of_a_minute)
+{
+    const uint64_t end_s = wall_unix_s() + 3600;
+    make_alice(end_s * 1000);
+    coord_roster_look(fake.cluster, end_s - 1);
+    train();
+    coord_roster_look(fake.cluster, end_s); // as if the clock had jumped
+    is_put_out("the coordinator's clock says");
+}
+
+/* Also one that reads nothing, whose connection ends only later. */
+TEST(whoever_is_revoked_has_left_its_job_when_the_command_returns)
+{
+    make_alice(0);
+    ck_assert_uint_eq(change(.op = CAIRN_KEY_REVOKE, .name = wire_text("alice"))->closed, 1);
+    is_put_out("was revoked");
+}
+
+TEST(a_rotation_disturbs_nobody)
+{
+    make_alice(0);
+    rotated("alice", 0);
+    coord_roster_look(fake.cluster, wall_unix_s() + 86400);
+    train();
+    rotated("alice", 3600000);
+    coord_roster_look(fake.cluster, wall_unix_s() + 86400);
+    train();
+}
+
 /* ==== the coordinator's key ==== */
 
 static void rotate_cluster(void)
