@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <malloc.h>
 #include <math.h>
 #include <sodium.h>
 #include <sqlite3.h>
@@ -941,6 +942,7 @@ static void run_save(struct task *task, uint32_t item, uint32_t thread)
 
 static void free_save(struct coord_save *save)
 {
+    if (save->rows != NULL) sodium_memzero(save->rows, malloc_usable_size(save->rows)); // secrets
     free(save->rows);
     free(save->shards);
     free(save->tenant);

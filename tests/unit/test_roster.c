@@ -1,11 +1,12 @@
 /* Who may connect: tokens that are added, rotated, revoked and expire, through restarts; the coordinator's
  * keys; the names of shards. The handshakes are real ones, without a connection. */
 #include <check.h>
+#include <signal.h>
 #include <sodium.h>
 #include <sqlite3.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "server/coordinator/roster.h"
@@ -530,6 +531,31 @@ TEST(refusals_that_repeat_are_counted)
         fake.cluster->refusals.list[i].since_ms -= CAIRN_REFUSALS_MS;
     last_is("refused", "connect: 17 more", "alice");
     ck_assert_uint_eq(fake_call(&admin, Events, AuditGet)->n_events, before + 1);
+}
+
+/* A limit of files stands for a disk that is full. */
+static void let_files_grow(bool may)
+{
+    struct rlimit limit;
+    ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    limit.rlim_cur = may ? limit.rlim_max : 1;
+    ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+TEST(a_full_disk_refuses_nothing_and_the_entry_comes_later)
+{
+    signal(SIGXFSZ, SIG_IGN);
+    fake_until(&fake, fake.cluster->saves.list == NULL);
+    let_files_grow(false);
+    coord_audit_refused(fake.cluster, "mallory", "connect", "no");
+    coord_events_tick(fake.cluster);
+    fake_until(&fake, fake.cluster->audit.failed);
+    last_is("refused", "connect: no", "mallory");
+    let_files_grow(true);
+    coord_events_tick(fake.cluster);
+    fake_until(&fake, !fake.cluster->audit.failed);
+    restart_coordinator();
+    last_is("refused", "connect: no", "mallory");
 }
 
 TEST(refusals_of_too_many_are_counted_together)
