@@ -143,6 +143,7 @@ void sentence_add(struct sentence *s, const char *format, ...)
     va_end(args);
 }
 
+#undef fail_with
 cairn_status fail_with(struct sentence *s, cairn_status status, const char *format, ...)
 {
     if (s == NULL) return status;
