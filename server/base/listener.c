@@ -137,11 +137,15 @@ static bool connection_waits(const struct listener *listener)
 }
 
 // Sets the timer to the moment when the oldest half-open peer must be closed; if a connection waits for a
-// place, to the moment when the peer may be closed.
+// place, to the moment when the peer may be closed; if it waits for memory, to a moment later.
 static void watch_half_open(struct listener *listener)
 {
     const struct peer *oldest = TAILQ_FIRST(&listener->half_open);
     if (listener->is_closing) return;
+    if (connection_waits(listener) && listener->half_open_count < listener->half_open_max) {
+        uv_timer_start(&listener->timer, on_half_open_due, GRACE_MS, 0);
+        return;
+    }
     if (oldest == NULL) {
         uv_timer_stop(&listener->timer);
         return;

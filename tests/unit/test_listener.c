@@ -1,5 +1,16 @@
 #include "proto/wire/wire.h"
+
+#include <stdlib.h>
+
+static int refused; /* so many allocations of the listener still fail */
+
+static void *refuse_or_calloc(size_t count, size_t bytes)
+{
+    return refused > 0 && refused-- > 0 ? NULL : calloc(count, bytes);
+}
+#define calloc refuse_or_calloc
 #include "server/base/listener.c" // and what it holds: peers, and the room of all of them
+#undef calloc
 #include "tests/support/keys.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
@@ -359,6 +370,15 @@ TEST(a_connection_that_says_nothing_is_closed)
     run_with(one_silent_client);
     settle();
     ck_assert_int_eq(gone_count, 0); // the daemon never knew of it
+}
+
+TEST(a_connection_that_no_memory_was_left_for_is_taken_later_though_no_other_one_comes)
+{
+    open_listener();
+    refused = 3;
+    run_with(one_good_client);
+    ck_assert_int_eq(refused, 0);
+    ck_assert_int_eq(hello_count, 1);
 }
 
 static void one_client_of_another_version(void)
