@@ -11,9 +11,9 @@
  * A run pushes RUN_BYTES and fetches as many bytes. The figure of the run is the sum of the bytes, divided
  * by the sum of both times.
  *
- * Raw TCP and the cipher both need the cores. On a machine with no more than two cores, which both ends share,
- * no program can seal as fast as the slower of the two: the part both_GB/s says what remains if each byte
- * takes the time of both.
+ * Raw TCP and the cipher both need the cores. On a machine with no more than two cores, which both ends
+ * share, no program can seal as fast as the slower of the two: the part both_GB/s says what remains if each
+ * byte takes the time of both.
  *
  * perftest repeatedly sends one buffer, which stays in the cache, and never reads the bytes of the buffer.
  * So a run on the path "ucx" has three more variants, which show the causes of the difference: without
