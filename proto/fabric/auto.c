@@ -1,8 +1,8 @@
 /* The auto fabric uses the mapped fabric for the peers on this host that mapped can reach, and network
  * fabrics for all other peers: sealed by default, stream or ucx where the operator trusts the network
- * (options.ways). The auto fabric consists of several fabrics behind one interface. A peer or a message belongs to one of
- * these fabrics, and calls with that object are passed directly to that fabric. A region of auto is one
- * region in each fabric.
+ * (options.ways). The auto fabric consists of several fabrics behind one interface. A peer or a message
+ * belongs to one of these fabrics, and calls with that object are passed directly to that fabric. A region
+ * of auto is one region in each fabric.
  *
  * No peer on another host connects over loopback. So on "lo" alone there is no network fabric, and no port
  * is open. Three cases need one all the same: the mapped fabric cannot be opened, or hosts are told apart by

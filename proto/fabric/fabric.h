@@ -216,12 +216,12 @@ struct fabric_options {
     const struct fabric_device *device; /* NULL: this fabric does not import the memory of cards */
 };
 
-/* kind is "sealed", "stream", "ucx", "mapped" (peers of this host only), "auto", or the kind of options.hub.
- * "auto" uses mapped for those peers of this host that mapped can reach, and options.ways for all other
- * peers. On "lo" alone, without host and has_loopback, there are no other peers, and "auto" opens no port.
- * CAIRN_ERR_INVALID: unknown kind or an option out of range. CAIRN_ERR_UNREACHABLE: there is no such network
- * device or port. CAIRN_ERR_NO_MEMORY. UCX changes the process that uses it; we keep UCX from installing signal handlers.
- * See README.md. */
+/* kind is "sealed", "stream", "ucx", "mapped" (peers of this host only), "auto", or the kind of
+ * options.hub. "auto" uses mapped for those peers of this host that mapped can reach, and options.ways for
+ * all other peers. On "lo" alone, without host and has_loopback, there are no other peers, and "auto" opens
+ * no port. CAIRN_ERR_INVALID: unknown kind or an option out of range. CAIRN_ERR_UNREACHABLE: there is no
+ * such network device or port. CAIRN_ERR_NO_MEMORY. UCX changes the process that uses it; we keep UCX from
+ * installing signal handlers. See README.md. */
 CAIRN_MUST_CHECK cairn_status fabric_open(const char *kind, const struct fabric_options *options,
                                           struct fabric **fabric_out, struct sentence *why);
 

@@ -162,8 +162,7 @@ void remote_conn_end(struct remote_conn *conn)
     if (conn->state == REMOTE_IS_UP && !conn->is_pulse) conn->link->up_count--;
     forget_keys(conn);
     conn->state = REMOTE_LEAVES;
-    remote_io_let_go(conn);
-    if (conn->is_let_go) conn_bury(conn);
+    if (remote_io_let_go(conn)) conn_bury(conn);
 }
 
 static void free_ended(struct remote_fabric *fabric)
@@ -663,12 +662,10 @@ static unsigned take_news(struct remote_fabric *fabric)
     struct remote_conn *conn;
     eventfd_t kicks;
     unsigned count = 0;
+    bool is_let_go = false;
     (void)eventfd_read(fabric->news_fd, &kicks);
-    while ((conn = remote_io_next_news(fabric)) != NULL) {
+    while ((conn = remote_io_next_news(fabric, &is_let_go)) != NULL) {
         count += remote_conn_harvest(conn);
-        pthread_mutex_lock(&conn->lock);
-        const bool is_let_go = conn->is_let_go;
-        pthread_mutex_unlock(&conn->lock);
         if (is_let_go && conn->state == REMOTE_LEAVES) conn_bury(conn);
     }
     return count;

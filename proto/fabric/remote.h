@@ -257,9 +257,9 @@ struct remote_conn {
     struct remote_landings landings, landed;
     struct remote_chunks arrived;
     size_t arrived_bytes;
-    bool is_news;      /* in fabric->news */
+    bool is_news;      /* in fabric->news; under the fabric's lock */
     bool is_kicked;    /* in io->kicked */
-    bool is_let_go;    /* the thread has let go of the connection */
+    bool is_let_go;    /* the thread has let go of the connection; under the fabric's lock */
     bool is_leaving;   /* the thread is to let go */
     bool is_paused;    /* the thread is not to read: the owner has too many answers to write */
     bool is_broken;    /* the socket is of no use */
@@ -429,11 +429,12 @@ struct remote_io *remote_io_choose(struct remote_fabric *fabric);
 void remote_io_adopt(struct remote_conn *conn);
 /* Tells the thread that there is something new; for the owner's own io, does it. */
 void remote_io_kick(struct remote_conn *conn);
-/* Takes the connection from its thread: it is over when conn->is_let_go. */
-void remote_io_let_go(struct remote_conn *conn);
+/* Takes the connection from its thread. True: it is over; false: a thread says so later, as news. The owner's
+ * own connections, and those of a thread that has ended, are let go of at once. */
+bool remote_io_let_go(struct remote_conn *conn);
 /* The owner's own io: what epoll reported. Returns how many things it did. */
 unsigned remote_io_serve(struct remote_conn *conn, uint32_t events);
-/* Connections that threads report; NULL: none is left. */
-struct remote_conn *remote_io_next_news(struct remote_fabric *fabric);
+/* Connections that threads report; NULL: none is left. *is_let_go_out: the thread will not touch it again. */
+struct remote_conn *remote_io_next_news(struct remote_fabric *fabric, bool *is_let_go_out);
 
 #endif

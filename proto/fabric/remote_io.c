@@ -101,25 +101,32 @@ static void buffer_put(struct remote_io *io, struct remote_buffer **buffer)
 
 /* ---- what became of it ---- */
 
-static void tell_owner(struct remote_conn *conn)
+/* If the thread lets go of the connection, the owner may free it as soon as the lock is free. */
+static void tell_news(struct remote_conn *conn, bool is_let_go)
 {
     struct remote_fabric *fabric = conn->fabric;
-    if (!conn->io->is_thread) return; // the owner looks by itself
     pthread_mutex_lock(&fabric->lock);
     const bool was_empty = TAILQ_EMPTY(&fabric->news);
     if (!conn->is_news) TAILQ_INSERT_TAIL(&fabric->news, conn, news);
     conn->is_news = true;
+    conn->is_let_go = is_let_go;
     pthread_mutex_unlock(&fabric->lock);
     if (was_empty) (void)eventfd_write(fabric->news_fd, 1);
 }
 
-struct remote_conn *remote_io_next_news(struct remote_fabric *fabric)
+static void tell_owner(struct remote_conn *conn)
+{
+    if (conn->io->is_thread) tell_news(conn, false); // else the owner looks by itself
+}
+
+struct remote_conn *remote_io_next_news(struct remote_fabric *fabric, bool *is_let_go_out)
 {
     pthread_mutex_lock(&fabric->lock);
     struct remote_conn *conn = TAILQ_FIRST(&fabric->news);
     if (conn != NULL) {
         TAILQ_REMOVE(&fabric->news, conn, news);
         conn->is_news = false;
+        *is_let_go_out = conn->is_let_go;
     }
     pthread_mutex_unlock(&fabric->lock);
     return conn;
@@ -708,10 +715,7 @@ static void let_go(struct remote_conn *conn)
     io_unwatch(conn);
     say_close(conn);
     release_buffers(conn);
-    pthread_mutex_lock(&conn->lock);
-    conn->is_let_go = true;
-    pthread_mutex_unlock(&conn->lock);
-    tell_owner(conn);
+    tell_news(conn, true);
 }
 
 static void thread_serve(struct remote_conn *conn, uint32_t events)
@@ -864,19 +868,17 @@ void remote_io_adopt(struct remote_conn *conn)
     remote_io_kick(conn);
 }
 
-/* The owner's own connections, and those of a thread that has ended, are let go of at once. */
-void remote_io_let_go(struct remote_conn *conn)
+bool remote_io_let_go(struct remote_conn *conn)
 {
-    if (conn->io == NULL) {
-        conn->is_let_go = true;
-    } else if (!conn->io->is_thread) {
+    if (conn->io == NULL) return true;
+    if (!conn->io->is_thread) {
         say_close(conn);
         release_buffers(conn);
-        conn->is_let_go = true;
-    } else {
-        pthread_mutex_lock(&conn->lock);
-        conn->is_leaving = true;
-        pthread_mutex_unlock(&conn->lock);
-        remote_io_kick(conn);
+        return true;
     }
+    pthread_mutex_lock(&conn->lock);
+    conn->is_leaving = true;
+    pthread_mutex_unlock(&conn->lock);
+    remote_io_kick(conn);
+    return false;
 }

@@ -1,8 +1,8 @@
-/* A process with a fabric between hosts, the survivor, lives through the deaths of its peers, which are killed in the
- * middle of what both send and receive. A few dozen by default, thousands with CAIRN_TEST_LONG=1, or
- * CAIRN_TEST_KILLS=N of them. Over stream and sealed every other one is killed before the connections are
- * made. CAIRN_TEST_KILLS_EARLY=1, by hand: over ucx, too, which UCX does not always survive
- * (proto/fabric/README.md). */
+/* A process with a fabric between hosts, the survivor, lives through the deaths of its peers, which are
+ * killed in the middle of what both send and receive. A few dozen by default, thousands with
+ * CAIRN_TEST_LONG=1, or CAIRN_TEST_KILLS=N of them. Over stream and sealed every other one is killed before
+ * the connections are made. CAIRN_TEST_KILLS_EARLY=1, by hand: over ucx, too, which UCX does not always
+ * survive (proto/fabric/README.md). */
 #include <check.h>
 #include <poll.h>
 #include <signal.h>
