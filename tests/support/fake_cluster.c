@@ -126,6 +126,19 @@ void fake_peer_close(struct fake_peer *peer)
     frame_decoder_release(&peer->decoder);
 }
 
+/* Lets the coordinator, which is in this thread, read what a socket has no more room for. */
+static bool send_all(const struct fake_peer *peer, const uint8_t *bytes, size_t count)
+{
+    while (count > 0) {
+        const ssize_t n = send(peer->fd, bytes, count, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && (errno != EAGAIN || peer->cluster->cluster == NULL)) return false;
+        if (n < 0) uv_run(&peer->cluster->loop, UV_RUN_NOWAIT);
+        bytes += n > 0 ? n : 0;
+        count -= n > 0 ? (size_t)n : 0;
+    }
+    return true;
+}
+
 void fake_send(struct fake_peer *peer, uint16_t type, uint32_t request,
                const ProtobufCMessage *message)
 {
@@ -134,7 +147,7 @@ void fake_send(struct fake_peer *peer, uint16_t type, uint32_t request,
     if (peer->fd < 0) return;
     fake_assert(frame_pack(type, request, message, CAIRN_FRAME_BYTES_MAX, &frame, &bytes, NULL) ==
                 CAIRN_OK);
-    if (send(peer->fd, frame, bytes, MSG_NOSIGNAL) != (ssize_t)bytes) peer->ended = true;
+    if (!send_all(peer, frame, bytes)) peer->ended = true;
     free(frame);
 }
 
