@@ -92,7 +92,7 @@ enum message_kind {
 };
 
 /* A message's record, if there is an attacker (sim_attack.c). */
-struct sealed {
+struct sim_record {
     uint32_t wire; /* 0: the message travels as it is */
     int way;       /* 0: to the coordinator, 1: from it */
     uint64_t serial;
@@ -137,7 +137,7 @@ struct message {
     uint32_t relay_owners; /* a bit each */
     struct round_lack lacks[LACKS_MAX];
     uint32_t lack_count;
-    struct sealed sealed;
+    struct sim_record sealed;
 };
 
 enum event_kind {

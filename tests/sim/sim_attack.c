@@ -26,7 +26,7 @@ struct attack {
     struct rng rng;
     struct wire *wires; /* owned: [count]; messages and links name them by number, from 1 */
     size_t count, capacity;
-    struct sealed kept[KEPT_MAX]; /* overheard */
+    struct sim_record kept[KEPT_MAX]; /* overheard */
     uint64_t kept_count;
     /* what he overheard of a handshake, and whom he tries it on */
     uint8_t overheard[CAIRN_HANDSHAKE_FIRST_BYTES + 66];
@@ -91,19 +91,19 @@ static uint32_t new_wire(struct sim *sim)
 void attack_seal(struct sim *sim, struct link *link, int way, struct message *message)
 {
     struct attack *attack = sim->attack;
-    message->sealed = (struct sealed) { .wire = 0 };
+    message->sealed = (struct sim_record) { .wire = 0 };
     if (!attack->active) return;
     if (link->wire == 0 || link->wire_id != link->id) link->wire = new_wire(sim);
     link->wire_id = link->id;
     struct wire *wire = &attack->wires[link->wire - 1];
-    struct sealed *sealed = &message->sealed;
+    struct sim_record *sealed = &message->sealed;
     struct byte_queue out = { 0 };
     uint8_t serial[SERIAL_BYTES];
     le_put(serial, wire->sent[way], sizeof serial);
     if (channel_seal(wire->ends[way], serial, sizeof serial, sim->now / 1000, &out) != CAIRN_OK)
         abort();
     assert(out.end <= sizeof sealed->bytes);
-    *sealed = (struct sealed) {
+    *sealed = (struct sim_record) {
         .wire = link->wire, .way = way, .serial = wire->sent[way]++, .count = out.end
     };
     memcpy(sealed->bytes, out.bytes, out.end);
@@ -125,7 +125,7 @@ static void give_up(struct sim *sim, const struct event *event)
 
 bool attack_take(struct sim *sim, const struct event *event)
 {
-    const struct sealed *sealed = &event->message->sealed;
+    const struct sim_record *sealed = &event->message->sealed;
     if (sealed->wire == 0) return true;
     struct wire *wire = &sim->attack->wires[sealed->wire - 1];
     struct byte_queue plain = { 0 };
@@ -156,12 +156,12 @@ static struct event *any_record(struct sim *sim)
     return NULL;
 }
 
-static void touch(struct sim *sim, const struct sealed *sealed)
+static void touch(struct sim *sim, const struct sim_record *sealed)
 {
     sim->attack->wires[sealed->wire - 1].touched = true;
 }
 
-static void set_bytes(struct sealed *to, const struct sealed *from)
+static void set_bytes(struct sim_record *to, const struct sim_record *from)
 {
     memcpy(to->bytes, from->bytes, sizeof to->bytes);
     to->count = from->count;
@@ -174,7 +174,7 @@ static void insert(struct sim *sim, const struct event *event, bool is_forged)
     const struct event like = *event;
     const uint64_t delay = rng_below(rng, 2 * (like.time - sim->now) + 2);
     struct message *message = sim_message_copy(sim, like.message);
-    struct sealed *sealed = &message->sealed;
+    struct sim_record *sealed = &message->sealed;
     for (size_t i = 0; is_forged && i < sealed->count; i++)
         if (i >= 4 || rng_chance(rng, 0.1)) sealed->bytes[i] = (uint8_t)rng_next(rng);
     sim_at(sim, delay, like.kind, like.a, like.b, like.conn)->message = message;
@@ -185,9 +185,9 @@ static void meddle(struct sim *sim)
     struct attack *attack = sim->attack;
     struct event *event = any_record(sim);
     if (event == NULL) return;
-    struct sealed *sealed = &event->message->sealed;
+    struct sim_record *sealed = &event->message->sealed;
     struct event *other = any_record(sim);
-    const struct sealed before = *sealed;
+    const struct sim_record before = *sealed;
     const uint64_t kept = attack->kept_count < KEPT_MAX ? attack->kept_count : KEPT_MAX;
     touch(sim, sealed);
     sim->seen[SEEN_attacks]++;
