@@ -9,6 +9,11 @@
 #include "tests/support/secure_ends.h"
 #include "tests/support/suite.h"
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SEEDS = 2000 };
+#else
+enum { SEEDS = 10000 };
+#endif
 enum { UNITS_MAX = 64, KEPT_MAX = 256, UNIT_BYTES = 700, SAID_BYTES = 16384, TURNS = 40 };
 
 /* Bytes that one call gave: a message of the handshake, or records. */
@@ -205,7 +210,7 @@ TEST(a_man_in_the_middle_gains_nothing)
 {
     const char *text = getenv("CAIRN_SEED");
     const uint64_t first = text != NULL ? strtoull(text, NULL, 10) : 1;
-    const uint64_t seeds = getenv("CAIRN_TEST_LONG") != NULL ? 100000 : 10000;
+    const uint64_t seeds = getenv("CAIRN_TEST_LONG") != NULL ? 10 * SEEDS : SEEDS;
     for (uint64_t seed = first; seed < first + seeds; seed++) {
         mark_point();
         run(seed);
