@@ -30,7 +30,7 @@
  *   base           calls, waits, answers, the clock, the list of jobs
  *   job            a job's state, and its parts on shards
  *   terms          the terms of a job, and which shards know these terms
- *   store, events, roster, keys, standing, round
+ *   store, events, roster, roster_asked, keys, standing, round
  *   operations     carries out operations, and knows which are under way
  *   groups, leases, members, tiles (with the initial state, which ranks put)
  *   tenants        whose the jobs are, and how much an owner may have

@@ -28,6 +28,7 @@
 #include "proto/base/text.h"
 #include "proto/secure/secure.h"
 #include "server/coordinator/base.h"
+#include "server/coordinator/store.h"
 
 #define CAIRN_ROSTER_TOKENS_MAX 1024
 #define CAIRN_ROSTER_NODES_MAX  4096
@@ -59,6 +60,8 @@ enum roster_state roster_state(const struct roster_token *token, uint64_t now_un
 CAIRN_MUST_CHECK cairn_status roster_judge(const struct roster_token *token, uint64_t now_unix_s,
                                            struct sentence *why);
 
+/* ==== the cluster's ==== */
+
 /* Reads the lists, and makes the coordinator's key if there is none. Must be called before the store's thread
  * begins. Blocks. */
 CAIRN_MUST_CHECK cairn_status coord_roster_open(struct coord *cluster, struct sentence *why);
@@ -88,5 +91,69 @@ CAIRN_MUST_CHECK cairn_status coord_roster_bind(struct coord *cluster, const str
 
 /* Adds the tokens and nodes to the answer's message. */
 void coord_roster_fill(const struct coord *cluster, struct coord_answer *answer, Cairn__Keys *keys);
+
+/* ==== for roster.c and roster_asked.c ==== */
+
+/* roster.c has the lists and judges by them, roster_asked.c changes them as admins say. */
+
+struct roster_curve {
+    uint64_t number;
+    struct curve_key key;
+    uint8_t pin[CAIRN_PIN_BYTES];
+    uint64_t since_s;
+};
+
+struct roster_node {
+    char shard[CAIRN_NAME_MAX];
+    uint8_t key[CAIRN_CURVE_BYTES];
+    uint8_t token[CAIRN_PSK_ID_BYTES]; /* that it came with */
+    uint64_t since_s;
+};
+
+/* The change that the store is writing; only one is made at a time. */
+struct roster_change {
+    struct coord_waiters waiter; /* owned: the request */
+    bool is_under_way, is_init;
+    enum key_change op;
+    struct roster_token *tokens; /* owned; [token_count]: as they will be, a new one last */
+    size_t token_count;
+    bool has_new;
+    struct roster_curve curve;
+    char node[CAIRN_NAME_MAX]; /* the shard whose key is forgotten; "": none */
+};
+
+struct coord_roster {
+    struct roster_token *tokens; /* owned; [token_count], by id */
+    size_t token_count;
+    struct roster_curve curves[CAIRN_ROSTER_CURVES_MAX]; /* the newest last */
+    size_t curve_count;
+    struct roster_node *nodes; /* owned; [node_count] */
+    size_t node_count;
+    struct roster_change change;
+    uint64_t look_ms; /* when it was last judged who has expired, on the loop's clock */
+};
+
+#define CAIRN_ROSTER_TIME_BYTES 32
+/* "2027-01-31 12:00 UTC" */
+void roster_time_text(uint64_t unix_s, char out[CAIRN_ROSTER_TIME_BYTES]);
+/* The id as the store's number. */
+uint64_t roster_number(const uint8_t id[CAIRN_PSK_ID_BYTES]);
+struct roster_token *roster_token_find(const struct coord_roster *roster,
+                                       const uint8_t id[CAIRN_PSK_ID_BYTES]); /* NULL: none */
+struct roster_node *roster_node_find(const struct coord_roster *roster,
+                                     const char *shard); /* NULL: none */
+/* Adds the token, or replaces the one with its id. There must be room. */
+void roster_token_put(struct coord_roster *roster, const struct roster_token *token);
+/* The row of a change that needs only a token's id, and when it was seen. */
+struct stored_token roster_token_bare(const struct roster_token *token);
+/* A new key of the coordinator; and a key as the store has it, which borrows `secret`: wipe that. */
+struct roster_curve roster_curve_make(uint64_t number);
+struct stored_curve roster_curve_row(const struct roster_curve *curve,
+                                     char secret[2 * CAIRN_CURVE_BYTES + 1]);
+/* Wipes it, and ends it. Its waiter must be empty. */
+void roster_change_release(struct roster_change *change);
+/* The connections of a token: ends them, and counts them. */
+void coord_roster_put_out(struct coord *cluster, const struct roster_token *token, const char *why);
+uint32_t coord_roster_connected(const struct coord *cluster, const struct roster_token *token);
 
 #endif
