@@ -233,6 +233,35 @@ TEST(a_peer_that_speaks_no_handshake_hears_nothing)
     await(logged("coordinator.log", "does not begin with Cairn's handshake") > 0);
 }
 
+/* Says the bytes of an initiator, and returns how many bytes come back before the end or `wanted`. */
+static size_t say_first(const uint8_t *first, size_t wanted)
+{
+    uint8_t answer[CAIRN_HANDSHAKE_MOST_BYTES];
+    size_t count = 0;
+    const int fd = dial();
+    ck_assert_int_eq(write(fd, first, CAIRN_HANDSHAKE_FIRST_BYTES), CAIRN_HANDSHAKE_FIRST_BYTES);
+    for (ssize_t got; count < wanted && (got = read(fd, answer, sizeof answer)) > 0;)
+        count += (size_t)got;
+    close(fd);
+    return count;
+}
+
+/* A stranger who has overheard it. */
+TEST(a_first_message_that_is_said_again_hears_nothing)
+{
+    struct curve_key own;
+    struct handshake *handshake;
+    size_t count;
+    curve_key_make(&own);
+    const struct handshake_options options = joining(&own);
+    ck_assert_int_eq(handshake_open(&options, &handshake), CAIRN_OK);
+    const uint8_t *first = handshake_to_send(handshake, &count);
+    ck_assert_uint_eq(say_first(first, 98), 98);
+    for (int i = 0; i < 3; i++) ck_assert_uint_eq(say_first(first, 1), 0);
+    handshake_close(handshake);
+    await(logged("coordinator.log", "repeats the first message") > 0);
+}
+
 /* A trainer's clock is asked for nothing. */
 TEST(a_clock_that_is_a_day_off_does_not_matter)
 {
