@@ -134,7 +134,8 @@ TEST_EACH(networks_that_no_fabric_takes_are_refused_before_the_start, 0, 2)
 {
     static const char *const kinds[] = { "ucx", "auto" }, *const devices[] = { "lo;lo",
                                                                                "lo;lo;lo;lo;lo" };
-    run(SHARD_CHECK "fabric.kind=%s --set fabric.device=%s", kinds[_i], devices[_i]);
+    run(SHARD_CHECK "fabric.trust=yes --set fabric.kind=%s --set fabric.device=%s", kinds[_i],
+        devices[_i]);
     expect_said(2, _i == 0 ? "only fabric.kind = auto" : "at most 4");
 }
 

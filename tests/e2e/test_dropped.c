@@ -165,7 +165,7 @@ static void check_lost(const char *name)
     const long ms = strtol(need_text(words, "failed after "), NULL, 10);
     ck_assert_msg(ms < NAMED_MS, "%s", words);
     need_text(words, "nothing came from shard shard-0");
-    need_text(words, "from here (10.81.0.2 data0 tcp) to it (10.81.0.1 data0 tcp)");
+    need_text(words, "from here (10.81.0.2 data0 sealed) to it (10.81.0.1 data0 sealed)");
     need_text(words, "CAIRN_FABRIC_DEVICE");
 }
 
@@ -203,8 +203,9 @@ TEST(workers_that_nothing_reaches_are_named_and_hold_nobody_up)
  * coordinator, of both. */
 TEST(a_way_that_is_lost_in_mid_training_is_named_by_who_waits)
 {
-    static const char way[] = "nothing has come from shard shard-0 for 5 s and more over the data "
-                              "path from here (10.81.0.2 data0 tcp) to it (10.81.0.1 data0 tcp)";
+    static const char way[] =
+        "nothing has come from shard shard-0 for 5 s and more over the data "
+        "path from here (10.81.0.2 data0 sealed) to it (10.81.0.1 data0 sealed)";
     const pid_t worker = start_worker(there, "cut", SHORT_MS);
     await_text("cut", "trains");
     break_way();
