@@ -73,7 +73,7 @@ static cairn_status make_folder(const char *folder, struct sentence *why)
         (void)mkdir(path, 0755);
         *at = '/';
     }
-    if (mkdir(path, 0750) == 0 || errno == EEXIST) return CAIRN_OK;
+    if (mkdir(path, 0755) == 0 || errno == EEXIST) return CAIRN_OK;
     return fail_with(
         why, CAIRN_ERR_CONFIG,
         "the folder %.200s cannot be made: %s; set shard.state to a folder of this user", folder,

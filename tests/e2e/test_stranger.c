@@ -275,6 +275,36 @@ TEST(a_clock_that_is_a_day_off_does_not_matter)
     says(0, "shard-0", "cluster status");
 }
 
+TEST(a_trainer_that_closes_its_session_says_so)
+{
+    join("tiny", TINY(5000));
+    train(2);
+    leave();
+    await_said("\"workers\": 0", "job list -o json");
+    ck_assert_int_eq(logged("coordinator.log", "was cut off"), 0);
+}
+
+static bool has_v6(void)
+{
+    const struct sockaddr_in6 here = { .sin6_family = AF_INET6, .sin6_addr = in6addr_loopback };
+    const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const bool has = fd >= 0 && bind(fd, (const struct sockaddr *)&here, sizeof here) == 0;
+    if (fd >= 0) close(fd);
+    if (!has) printf("skip: this host has no IPv6\n");
+    return has;
+}
+
+TEST(all_of_it_goes_over_ipv6)
+{
+    if (!has_v6()) return;
+    stop();
+    start(1, .coordinator_ip = "[::1]");
+    ck_assert_ptr_nonnull(strstr(cluster.address, "[::1]:"));
+    says(0, "[::1]:", "cluster status");
+    join("tiny", TINY(5000));
+    train(2);
+}
+
 /* ---- joining ---- */
 
 TEST(a_node_joins_by_one_word_and_keeps_it_for_its_shards)
