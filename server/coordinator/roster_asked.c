@@ -368,12 +368,12 @@ static void answer_init(struct coord *cluster)
     Cairn__ClusterInited message = CAIRN__CLUSTER_INITED__INIT;
     if (nodes != NULL) print_word(nodes, words[0]);
     if (trainers != NULL) print_word(trainers, words[1]);
-    find_address(coord_address(cluster), address);
+    find_address(listener_address(cluster->listener), address);
     message.cluster = cluster->options->name;
     message.nodes = words[0];
     message.trainers = words[1];
     message.address = address;
-    message.listens = wire_text(coord_address(cluster));
+    message.listens = wire_text(listener_address(cluster->listener));
     message.made = roster->change.has_new;
     coord_waiters_answer(&roster->change.waiter, CAIRN_MSG_CLUSTER_INITED, &message.base);
     sodium_memzero(words, sizeof words);
