@@ -148,4 +148,23 @@ TEST(no_step_fails_while_everything_is_rotated)
     printf("rotated: %" PRIu64 " steps over TCP, none failed\n", steps);
 }
 
+/* Whoever comes again looks into its file, so nothing has to be started anew: neither trainers nor shards. */
+TEST(an_exchanged_token_is_found_by_those_who_come_again)
+{
+    char own[CAIRN_SCRATCH_BYTES + 64];
+    become("alice", "worker,reader");
+    snprintf(own, sizeof own, "%s", getenv("CAIRN_TOKEN_FILE"));
+    join("tiny", TINY(5000));
+    const uint64_t before = train(1);
+    says(0, "", "key rotate --cluster --token-file %s", admins);
+    says(0, "", "key rotate alice --grace 0 --to %s --token-file %s", own, admins);
+    says(0, "", "key rotate test --grace 0 --to %s --token-file %s", admins, admins);
+    const uint64_t after = train(2);
+    ck_assert_uint_eq(after, before + 2);
+    restart_coordinator();
+    ck_assert_uint_eq(train_pushing(0.5F, 2), after + 2);
+    ask("key list --no-headers --token-file %s", admins);
+    ck_assert_ptr_null(strstr(said.out, "former"));
+}
+
 SUITE(120, .tear_down = stop, .set_up = set_up);
