@@ -77,65 +77,65 @@ void coord_event_note_shard(struct coord *cluster, enum coord_event_kind kind, c
 
 /* ---- the audit log ---- */
 
-static void note_more(struct coord *cluster, const char *who, const char *what, uint64_t more)
+/* Notes how often it happened since it was noted, when that is due, or `now`. If it did not, its place is
+ * free. */
+static void note_more(struct coord *cluster, struct coord_refusal *r, bool now)
 {
-    struct sentence text;
-    sentence_set(&text, "%s: %" PRIu64 " more", what, more);
-    add_event(&cluster->audit, "refused", NULL, who, text.text);
-}
-
-/* Notes how often refusals happened that were noted a while ago, and forgets those that did not. */
-static void note_refusals(struct coord *cluster)
-{
-    struct coord_refusals *refusals = &cluster->refusals;
     const uint64_t now_ms = uv_now(cluster->loop);
-    for (size_t i = 0; i < CAIRN_REFUSALS_MAX; i++) {
-        struct coord_refusal *r = &refusals->list[i];
-        if (r->who[0] == '\0' || now_ms - r->since_ms < CAIRN_REFUSALS_MS) continue;
-        if (r->more > 0)
-            note_more(cluster, r->who, r->what, r->more);
-        else
-            r->who[0] = '\0';
-        r->more = 0;
-        r->since_ms = now_ms;
+    struct sentence text;
+    if (r->who[0] == '\0' || (!now && now_ms - r->since_ms < r->wait_ms)) return;
+    if (r->more == 0) {
+        r->who[0] = '\0';
+        return;
     }
-    if (refusals->others == 0 || now_ms - refusals->others_since_ms < CAIRN_REFUSALS_MS) return;
-    note_more(cluster, "others", "requests", refusals->others);
-    refusals->others = 0;
+    sentence_set(&text, "%s: %" PRIu64 " more", r->what, r->more);
+    add_event(&cluster->audit, "refused", NULL, r->who, text.text);
+    r->more = 0;
+    r->since_ms = now_ms;
+    r->wait_ms = 2 * r->wait_ms < CAIRN_REFUSALS_MS_MAX ? 2 * r->wait_ms : CAIRN_REFUSALS_MS_MAX;
 }
 
-/* True if the refusal is counted, and not to be noted. */
-static bool count_refusal(struct coord *cluster, const char *who, const char *what)
+static void note_refusals(struct coord *cluster, bool now)
+{
+    for (size_t i = 0; i <= CAIRN_REFUSALS_MAX; i++)
+        note_more(cluster, &cluster->refusals.list[i], now);
+}
+
+/* Returns where refusals of this kind are counted. If there is no place left, they count with the others. */
+static struct coord_refusal *place_for(struct coord_refusals *refusals, const char *who,
+                                       const char *what)
+{
+    struct coord_refusal *others = &refusals->list[CAIRN_REFUSALS_MAX], *place = others;
+    for (struct coord_refusal *r = refusals->list; r < others; r++) {
+        if (r->who[0] == '\0')
+            place = r;
+        else if (strncmp(r->who, who, sizeof r->who - 1) == 0 &&
+                 strncmp(r->what, what, sizeof r->what - 1) == 0)
+            return r;
+    }
+    return place;
+}
+
+bool coord_audit_refused(struct coord *cluster, const char *who, const char *what, const char *why)
 {
     struct coord_refusals *refusals = &cluster->refusals;
-    struct coord_refusal *place = NULL;
-    for (size_t i = 0; i < CAIRN_REFUSALS_MAX; i++) {
-        struct coord_refusal *r = &refusals->list[i];
-        if (r->who[0] == '\0') {
-            place = r;
-        } else if (strncmp(r->who, who, sizeof r->who - 1) == 0 &&
-                   strncmp(r->what, what, sizeof r->what - 1) == 0) {
-            r->more++;
-            return true;
-        }
-    }
-    if (place == NULL) {
-        if (refusals->others++ == 0) refusals->others_since_ms = uv_now(cluster->loop);
-        return true;
-    }
-    *place = (struct coord_refusal) { .since_ms = uv_now(cluster->loop) };
-    snprintf(place->who, sizeof place->who, "%s", who);
-    snprintf(place->what, sizeof place->what, "%s", what);
-    return false;
-}
-
-void coord_audit_refused(struct coord *cluster, const char *who, const char *what, const char *why)
-{
+    struct coord_refusal *r = place_for(refusals, who, what);
+    const bool is_other = r == &refusals->list[CAIRN_REFUSALS_MAX], is_new = r->who[0] == '\0';
     struct sentence text;
-    if (cluster->closing || count_refusal(cluster, who, what)) return;
+    if (cluster->closing) return false;
+    if (is_new) {
+        *r = (struct coord_refusal) { .since_ms = uv_now(cluster->loop),
+                                      .wait_ms = CAIRN_REFUSALS_MS };
+        snprintf(r->who, sizeof r->who, "%s", is_other ? "others" : who);
+        snprintf(r->what, sizeof r->what, "%s", is_other ? "requests" : what);
+    }
+    if (is_other || !is_new) {
+        r->more++;
+        return false;
+    }
     sentence_set(&text, "%s: %s", what, why);
-    log_warn("refused to %s: %s", who, text.text);
     add_event(&cluster->audit, "refused", NULL, who, text.text);
+    return true;
 }
 
 static void describe_peer(const struct peer *peer, struct sentence *out)
@@ -150,7 +150,8 @@ void coord_audit_refused_peer(struct coord *cluster, const struct peer *peer, co
     struct sentence who, text;
     describe_peer(peer, &who);
     sentence_set(&text, "%s (from %s)", why, peer_name(peer));
-    coord_audit_refused(cluster, who.text, what, text.text);
+    if (coord_audit_refused(cluster, who.text, what, text.text))
+        log_warn("refused to %s: %s: %s", who.text, what, text.text);
 }
 
 /* ---- the store ---- */
@@ -226,7 +227,7 @@ static void save_new(struct coord *cluster, struct coord_events *events)
 
 void coord_events_tick(struct coord *cluster)
 {
-    note_refusals(cluster);
+    note_refusals(cluster, false);
     save_new(cluster, &cluster->events);
     save_new(cluster, &cluster->audit);
 }
@@ -246,6 +247,7 @@ static void close_events(struct coord *cluster, struct coord_events *events)
 
 void coord_events_close(struct coord *cluster)
 {
+    note_refusals(cluster, true);
     close_events(cluster, &cluster->events);
     close_events(cluster, &cluster->audit);
 }
@@ -339,7 +341,7 @@ static void on_events_get(struct coord_session *session, uint32_t request, const
 static void on_audit_get(struct coord_session *session, uint32_t request, const void *any)
 {
     const Cairn__AuditGet *get = any;
-    note_refusals(session->cluster);
+    note_refusals(session->cluster, false);
     answer_events(session, request, &session->cluster->audit, get->since_unix_ms, get->after);
 }
 

@@ -296,7 +296,10 @@ bool coord_roster_find(const uint8_t key_id[CAIRN_PSK_ID_BYTES], struct handshak
     struct coord_roster *roster = ((struct coord *)cluster)->roster;
     const struct roster_token *token = roster_token_find(roster, key_id);
     const struct roster_curve *curve = token != NULL ? find_curve(roster, token->pin) : NULL;
-    if (curve == NULL) return false;
+    if (curve == NULL) {
+        coord_audit_refused(cluster, "a stranger", "connect", "the token is not known here");
+        return false;
+    }
     *row_out = (struct handshake_row) { .own = &curve->key,
                                         .on_refused = audit_refused,
                                         .refused_arg = cluster };

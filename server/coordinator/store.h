@@ -443,24 +443,27 @@ void coord_events_faults(const struct coord *cluster, const char *job, struct ev
  * is written later.
  *
  * A peer may be refused again and again. A refusal that was noted is counted from then on, and the count is
- * noted every CAIRN_REFUSALS_MS. Loop thread only. */
+ * noted after CAIRN_REFUSALS_MS; if it goes on, after twice that time, and so on up to
+ * CAIRN_REFUSALS_MS_MAX. So nobody fills the log with refusals in order to have other entries fall out of it.
+ * Loop thread only. */
 
-#define CAIRN_REFUSALS_MAX 16
-#define CAIRN_REFUSALS_MS  10000
+#define CAIRN_REFUSALS_MAX \
+    16 /* kinds of refusals that are counted apart; the others are counted together */
+#define CAIRN_REFUSALS_MS     10000
+#define CAIRN_REFUSALS_MS_MAX (60 * 60 * 1000)
 
-/* The refusals that are counted. */
+/* The refusals that are counted; the last place is for the others. */
 struct coord_refusals {
     struct coord_refusal {
-        char who[160], what[64]; /* "": a free place */
+        char who[160], what[64]; /* who "": a free place */
         uint64_t since_ms;       /* when it was noted, on the loop's clock */
+        uint64_t wait_ms;        /* how long it is counted from then on */
         uint64_t more;           /* how often it happened since then */
-    } list[CAIRN_REFUSALS_MAX];
-    uint64_t others; /* refusals for which there was no place since others_since_ms */
-    uint64_t others_since_ms;
+    } list[CAIRN_REFUSALS_MAX + 1];
 };
 
-/* Notes that something (`what`: "connect", "key add") was refused to somebody. */
-void coord_audit_refused(struct coord *cluster, const char *who, const char *what, const char *why);
+/* Notes that something (`what`: "connect", "key add") was refused to somebody. False: it is only counted. */
+bool coord_audit_refused(struct coord *cluster, const char *who, const char *what, const char *why);
 /* Does the same for a peer, with its identity and address. */
 void coord_audit_refused_peer(struct coord *cluster, const struct peer *peer, const char *what,
                               const char *why);

@@ -160,6 +160,8 @@ TEST(a_stranger_hears_nothing)
     is_out(other, CAIRN_ERR_UNREACHABLE, "");
     is_out(forged, CAIRN_ERR_UNREACHABLE, "");
     is_in(token);
+    const Cairn__Events *page = fake_call(&admin, Events, AuditGet);
+    ck_assert_str_eq(page->events[page->n_events - 1]->who, "a stranger");
 }
 
 static const struct {
@@ -519,6 +521,11 @@ TEST(actions_are_noted_with_their_outcome_also_after_a_restart)
     last_is("failed", "key revoke name=bob", " at ");
 }
 
+static void let_refusals_pass(uint64_t ms)
+{
+    for (size_t i = 0; i <= CAIRN_REFUSALS_MAX; i++) fake.cluster->refusals.list[i].since_ms -= ms;
+}
+
 /* The count is noted when the next look is due, so it is made due. */
 TEST(refusals_that_repeat_are_counted)
 {
@@ -527,10 +534,14 @@ TEST(refusals_that_repeat_are_counted)
     for (int i = 0; i < 18; i++) is_out(token, CAIRN_ERR_REFUSED, "was revoked");
     last_is("refused", "connect: the token of alice was revoked", "alice");
     const size_t before = fake_call(&admin, Events, AuditGet)->n_events;
-    for (size_t i = 0; i < CAIRN_REFUSALS_MAX; i++)
-        fake.cluster->refusals.list[i].since_ms -= CAIRN_REFUSALS_MS;
+    let_refusals_pass(CAIRN_REFUSALS_MS);
     last_is("refused", "connect: 17 more", "alice");
     ck_assert_uint_eq(fake_call(&admin, Events, AuditGet)->n_events, before + 1);
+    is_out(token, CAIRN_ERR_REFUSED, "was revoked");
+    let_refusals_pass(CAIRN_REFUSALS_MS); // from now on twice as long
+    ck_assert_uint_eq(fake_call(&admin, Events, AuditGet)->n_events, before + 1);
+    restart_coordinator();
+    last_is("refused", "connect: 1 more", "alice"); // what was counted is not lost
 }
 
 /* A limit of files stands for a disk that is full. */
@@ -565,7 +576,7 @@ TEST(refusals_of_too_many_are_counted_together)
         snprintf(who, sizeof who, "user%d", i);
         coord_audit_refused(fake.cluster, who, "connect", "no");
     }
-    fake.cluster->refusals.others_since_ms -= CAIRN_REFUSALS_MS;
+    let_refusals_pass(CAIRN_REFUSALS_MS);
     last_is("refused", "5 more", "others");
 }
 
