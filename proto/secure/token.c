@@ -75,7 +75,7 @@ void token_print(const struct token *token, char text_out[CAIRN_TOKEN_TEXT_BYTES
     for (size_t i = 0; i < LETTERS; i++) {
         unsigned letter = 0;
         for (size_t bit = 5 * i; bit < 5 * i + 5; bit++)
-            letter = letter << 1 | (packed[bit / 8] >> (7 - bit % 8) & 1u);
+            letter = letter << 1 | ((unsigned)packed[bit / 8] >> (7 - bit % 8) & 1u);
         text_out[PREFIX_BYTES + i] = letters[letter];
     }
     text_out[PREFIX_BYTES + LETTERS] = '\0';
