@@ -110,6 +110,42 @@ struct outbox {
     uint64_t paged_bytes;              /* the bytes of all data held to be sent in pages */
 };
 
+/* ==== share ==== */
+
+/* The time that the streams of one owner get together, if it is bounded because there are other owners: at
+ * most CAIRN_STREAM_SHARE_US of each turn of the loop, so that the others' frames wait no longer for it, and
+ * the CAIRN_STREAM_SHARE_OF-th part of all time, but for a burst of CAIRN_STREAM_BURST_MS; a loop that is
+ * always busy is scheduled late. Streams that wait are served by turns: each once in a round. Pure. */
+
+#define CAIRN_STREAM_SHARE_US 100
+#define CAIRN_STREAM_SHARE_OF 3
+#define CAIRN_STREAM_BURST_MS 50
+
+/* Zeros at first. */
+struct stream_share {
+    bool is_bounded;
+    uint64_t paid_ns;     /* on the clock of uv_hrtime: when all that was used is paid for */
+    uint64_t used_ns;     /* in this turn */
+    uint32_t turn, round; /* numbers */
+    uint32_t served;      /* how many of the streams that waited were served in this turn */
+};
+
+/* A stream's claim to it. */
+struct share_claim {
+    struct stream_share *share; /* borrowed; NULL: none */
+    uint32_t turn, round;       /* when the stream last asked, and was served */
+};
+
+void share_claim(struct share_claim *claim, struct stream_share *share);
+/* A stream that has waited asks, once in a turn of the loop. True: it is served now. */
+bool share_take(struct share_claim *claim);
+/* Returns how much of this turn is left; 0: nothing. */
+uint64_t share_left_ns(const struct stream_share *share);
+/* Returns how long the share has to rest until it is paid for; 0: it is. */
+uint64_t share_rest_ms(const struct stream_share *share, uint64_t now_ns);
+/* The time from begin_ns to now_ns was used. */
+void share_pay(struct stream_share *share, uint64_t begin_ns, uint64_t now_ns);
+
 /* ==== stream ==== */
 
 /* A framed connection over TCP or a Unix socket, on one libuv loop. Used by daemons, client and CLI.
@@ -133,7 +169,8 @@ struct outbox {
  * that does not know the secret is closed without a word.
  *
  * Work is bounded, too: a connection gets CAIRN_STREAM_TURN_MS of each turn of the loop for its frames, and
- * further frames wait for the next turn. So one peer's million questions delay no other peer. */
+ * further frames wait for the next turn. So one peer's million questions delay no other peer. Streams of one
+ * owner may have a share together (below). */
 
 #define CAIRN_STREAM_SEND_QUEUE_BYTES (8u << 20) /* default bound of the send queue */
 #define CAIRN_STREAM_PAGED_BYTES      (4 * CAIRN_PAGED_BYTES_MAX)
@@ -210,6 +247,9 @@ CAIRN_MUST_CHECK cairn_status stream_send_bytes(struct stream *stream, uint16_t 
 CAIRN_MUST_CHECK cairn_status stream_send_pages(struct stream *stream, uint32_t request,
                                                 enum page_what what, struct packed *packed,
                                                 struct sentence *why);
+
+/* The stream has this share from the next frame on. Borrowed, as long as the stream lives. */
+void stream_set_share(struct stream *stream, struct stream_share *share);
 
 /* Changes the limits from the next frame on. */
 void stream_limit(struct stream *stream, struct frame_limits limits);

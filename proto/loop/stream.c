@@ -35,7 +35,8 @@ struct stream {
         uv_tcp_t tcp;
         uv_pipe_t pipe;
     } io;
-    uv_timer_t timer; /* the deadline of connecting, then the deadline of finishing */
+    /* the deadline of connecting, then of finishing; in between, when a share is paid for */
+    uv_timer_t timer;
     /* runs while frames that have arrived wait for the next turn; meanwhile nothing is read */
     uv_idle_t turn;
     struct frame_decoder decoder;
@@ -50,6 +51,7 @@ struct stream {
     uv_shutdown_t shutdown;
     uv_getaddrinfo_t resolve;
 
+    struct share_claim claim;
     enum stream_state state;
     int open_count; /* how many of io, timer, turn and resolve libuv still knows */
     bool is_resolving;
@@ -333,6 +335,14 @@ static void finish_sending(struct stream *stream)
     if (uv_shutdown(&stream->shutdown, &stream->io.stream, on_shutdown) != 0) close_now(stream);
 }
 
+/* True if frames that have arrived wait for the next turn, or until the share is paid for. */
+static bool is_waiting(const struct stream *stream)
+{
+    return uv_is_active((const uv_handle_t *)&stream->turn) ||
+           (stream->state == CAIRN_STREAM_OPEN &&
+            uv_is_active((const uv_handle_t *)&stream->timer));
+}
+
 void stream_finish(struct stream *stream, cairn_status status, const char *format, ...)
 {
     if (stream->state >= CAIRN_STREAM_FINISHING) return;
@@ -344,6 +354,7 @@ void stream_finish(struct stream *stream, cairn_status status, const char *forma
         close_now(stream);
         return;
     }
+    if (is_waiting(stream)) uv_idle_start(&stream->turn, on_turn);
     stream->state = CAIRN_STREAM_FINISHING; // a due turn drops what arrived, and reads on
     uv_timer_start(&stream->timer, on_finish_late, FINISH_MS, 0);
     if (!stream->is_writing) finish_sending(stream);
@@ -412,16 +423,19 @@ static void count_room(struct stream *stream)
     stream->room_bytes = bytes;
 }
 
+static void wait_for_turn(struct stream *stream)
+{
+    uv_read_stop(&stream->io.stream);
+    uv_idle_start(&stream->turn, on_turn);
+}
+
 static void deliver_frames(struct stream *stream, uint64_t end_ns)
 {
     const bool is_done = deliver_turn(stream, end_ns);
     const bool waits = !is_done && stream->state == CAIRN_STREAM_OPEN;
     if (stream->state == CAIRN_STREAM_FINISHING) stream->decoder.start = stream->decoder.end;
     frame_decoder_trim(&stream->decoder);
-    if (waits) {
-        uv_read_stop(&stream->io.stream);
-        uv_idle_start(&stream->turn, on_turn);
-    }
+    if (waits) wait_for_turn(stream);
 }
 
 /* ---- records ---- */
@@ -500,7 +514,7 @@ static void on_end_of_input(struct stream *stream, ssize_t error);
 /* Opens records and delivers their frames, until none is left or the turn is over. */
 static void deliver_records(struct stream *stream, uint64_t end_ns)
 {
-    while (stream->state < CAIRN_STREAM_FINISHING && !uv_is_active((uv_handle_t *)&stream->turn)) {
+    while (stream->state < CAIRN_STREAM_FINISHING && !is_waiting(stream)) {
         if (queued(&stream->plain) > 0) {
             feed_decoder(stream);
             deliver_frames(stream, end_ns);
@@ -517,21 +531,59 @@ static void deliver_records(struct stream *stream, uint64_t end_ns)
 }
 
 /* Delivers what has arrived. */
-static void deliver(struct stream *stream)
+static void deliver_until(struct stream *stream, uint64_t end_ns)
 {
-    const uint64_t end_ns = uv_hrtime() + TURN_NS;
     if (stream->state != CAIRN_STREAM_GREETING) deliver_frames(stream, end_ns);
     if (stream->channel != NULL) deliver_records(stream, end_ns);
     count_room(stream);
 }
 
+/* ---- a share of the turn ---- */
+
+static void on_paid(uv_timer_t *timer)
+{
+    wait_for_turn(timer->data);
+}
+
+static void rest(struct stream *stream, uint64_t rest_ms)
+{
+    uv_read_stop(&stream->io.stream);
+    uv_idle_stop(&stream->turn);
+    uv_timer_start(&stream->timer, on_paid, rest_ms, 0);
+}
+
+static bool has_bounded_share(const struct stream *stream)
+{
+    return stream->state == CAIRN_STREAM_OPEN && stream->claim.share != NULL &&
+           stream->claim.share->is_bounded;
+}
+
+/* Delivers what has arrived, as far as the share goes. */
+static void deliver(struct stream *stream)
+{
+    struct stream_share *share = stream->claim.share;
+    const uint64_t begin_ns = uv_hrtime();
+    if (!has_bounded_share(stream)) {
+        deliver_until(stream, begin_ns + TURN_NS);
+        return;
+    }
+    const uint64_t rest_ms = share_rest_ms(share, begin_ns), left_ns = share_left_ns(share);
+    if (rest_ms > 0)
+        rest(stream, rest_ms);
+    else if (left_ns == 0)
+        wait_for_turn(stream);
+    if (rest_ms > 0 || left_ns == 0) return;
+    deliver_until(stream, begin_ns + left_ns);
+    share_pay(share, begin_ns, uv_hrtime());
+}
+
 static void on_turn(uv_idle_t *turn)
 {
     struct stream *stream = turn->data;
+    if (has_bounded_share(stream) && !share_take(&stream->claim)) return; // asks in the next turn
     uv_idle_stop(turn);
     deliver(stream);
-    if (stream->state != CAIRN_STREAM_CLOSING && !uv_is_active((uv_handle_t *)turn))
-        begin_reading(stream);
+    if (stream->state != CAIRN_STREAM_CLOSING && !is_waiting(stream)) begin_reading(stream);
 }
 
 /* The peer has ended its direction before the handshake was done. */
@@ -686,7 +738,7 @@ static void write_pending(struct stream *stream)
 size_t stream_unfinished_bytes(const struct stream *stream, uint64_t *since_ms_out)
 {
     *since_ms_out = stream->unfinished_ms;
-    if (stream->state != CAIRN_STREAM_OPEN || uv_is_active((const uv_handle_t *)&stream->turn))
+    if (stream->state != CAIRN_STREAM_OPEN || is_waiting(stream))
         return 0; // nothing is awaited from the peer
     return held_bytes(stream);
 }
@@ -766,6 +818,11 @@ static void stream_begin(struct stream *stream)
     stream->state = stream->channel != NULL ? CAIRN_STREAM_GREETING : CAIRN_STREAM_OPEN;
     begin_reading(stream);
     if (stream->state < CAIRN_STREAM_FINISHING) write_pending(stream);
+}
+
+void stream_set_share(struct stream *stream, struct stream_share *share)
+{
+    share_claim(&stream->claim, share);
 }
 
 void stream_limit(struct stream *stream, struct frame_limits limits)

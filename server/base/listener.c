@@ -776,6 +776,11 @@ void peer_admit(struct peer *peer)
     listener_place_freed(peer->listener);
 }
 
+void peer_set_share(struct peer *peer, struct stream_share *share)
+{
+    stream_set_share(peer->stream, share);
+}
+
 cairn_status peer_send(struct peer *peer, uint16_t type, uint32_t request,
                        const ProtobufCMessage *message)
 {

@@ -178,6 +178,8 @@ const char *listener_address(const struct listener *listener);
 /* Admits a peer after a good Hello. From the next frame on it may send frames of all types, of up to 1 MiB,
  * and has no deadline. */
 void peer_admit(struct peer *peer);
+/* See stream_set_share. */
+void peer_set_share(struct peer *peer, struct stream_share *share);
 /* See stream_send. */
 CAIRN_MUST_CHECK cairn_status peer_send(struct peer *peer, uint16_t type, uint32_t request,
                                         const ProtobufCMessage *message);

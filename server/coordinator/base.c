@@ -205,6 +205,29 @@ static void finish_work(struct coord_work *work)
     if (free_it != NULL) free_it(work);
 }
 
+static void on_back(uv_work_t *req, int uv_status);
+
+static bool may_run(const struct coord *cluster, uint64_t owner)
+{
+    size_t running = 0;
+    for (const struct coord_work *w = cluster->works; w != NULL && owner != 0; w = w->next)
+        running += w->owner == owner && !w->waits;
+    return running < CAIRN_OWNER_WORKS_MAX;
+}
+
+/* A work of the owner has ended: begins the one that has waited longest, which is the last in the list. */
+static void run_next(struct coord *cluster, uint64_t owner)
+{
+    struct coord_work *next = NULL;
+    for (struct coord_work *w = cluster->works; w != NULL && owner != 0; w = w->next)
+        if (w->owner == owner && w->waits) next = w;
+    if (next == NULL) return;
+    next->waits = false;
+    const int error = uv_queue_work(cluster->loop, &next->req, on_run, on_back);
+    assert(error == 0); // it has a function to run
+    (void)error;
+}
+
 static void on_back(uv_work_t *req, int uv_status)
 {
     struct coord_work *work = req->data;
@@ -213,6 +236,7 @@ static void on_back(uv_work_t *req, int uv_status)
     struct coord_work **at = &cluster->works;
     while (*at != work) at = &(*at)->next;
     *at = work->next;
+    run_next(cluster, work->owner);
     if (work->session != NULL) work->session->wait_count--;
     finish_work(work);
     if (cluster->closing) cluster->close_step(cluster);
@@ -226,7 +250,10 @@ bool coord_work_start(struct coord_work *work, struct coord *cluster, struct coo
     work->session = session;
     work->request = request;
     work->req.data = work;
-    if (uv_queue_work(cluster->loop, &work->req, on_run, on_back) != 0) return false;
+    work->owner = session != NULL ? session->owner_number : 0;
+    work->waits = !may_run(cluster, work->owner);
+    if (!work->waits && uv_queue_work(cluster->loop, &work->req, on_run, on_back) != 0)
+        return false;
     if (session != NULL) session->wait_count++;
     work->next = cluster->works;
     cluster->works = work;

@@ -219,7 +219,9 @@ struct coord_session {
     uint32_t wait_count;             /* number of answers that the session waits for */
     uint32_t unanswered;             /* admin only: number of requests that have no answer yet */
     struct coord_waiters waiters;    /* owned: linked by of_session */
-    struct coord_unheard *unheard;   /* owned: the shards that the peer does not hear; NULL: none */
+    struct coord_owner *owner;       /* whose share it has (tenants.h); NULL: none */
+    uint64_t owner_number; /* the owner's, and no other's while this process lives; 0: none */
+    struct coord_unheard *unheard; /* owned: the shards that the peer does not hear; NULL: none */
     /* true: the session is being closed, and its frames are dropped */
     bool closing;
 };
@@ -269,6 +271,8 @@ struct coord_work {
     uv_work_t req;
     struct coord_work *next; /* in the cluster's list */
     struct coord *cluster;
+    uint64_t owner; /* number of the owner who asks for it (tenants.h); 0: none */
+    bool waits;     /* true: enough works of the owner run */
     /* the session to answer; NULL: there is none, or the session has ended */
     struct coord_session *session;
     uint32_t request;
@@ -281,8 +285,11 @@ struct coord_work {
     struct sentence why;
 };
 
+#define CAIRN_OWNER_WORKS_MAX \
+    2 /* of libuv's four threads, those that works of one owner may take */
+
 /* Returns false, and begins nothing, if the session waits for too many answers or no thread can take the
- * work. */
+ * work. The work waits while its owner has CAIRN_OWNER_WORKS_MAX others. */
 bool coord_work_start(struct coord_work *work, struct coord *cluster, struct coord_session *session,
                       uint32_t request);
 /* coord_work_do does the same for work on `bytes` bytes. If `bytes` is small, the work is done at once,

@@ -209,6 +209,7 @@ static void admit_session(struct coord_session *session, Cairn__Hello *hello, ui
     peer_admit(peer);
     session->next = cluster->sessions;
     cluster->sessions = session;
+    coord_owner_join(session);
     welcome_session(session, request);
     log_debug("%s %s connected from %s", role_name(session->role), session->name, peer_name(peer));
     if (session->role == CAIRN_ROLE_WIRE_SHARD && !take_entry(session, hello)) {
@@ -486,6 +487,7 @@ void coord_session_on_gone(struct peer *peer, cairn_status status, const char *w
     forget_early(session->cluster, session);
     while (session->members != NULL) coord_member_lost(session->members, why);
     coord_shard_leave(session, status, why);
+    coord_owner_leave(session);
     free_session(session);
     if (!cluster->closing) coord_openings_advance(cluster);
 }

@@ -192,6 +192,57 @@ cairn_status coord_snapshot_judge_access(struct coord *cluster, const struct ide
                         : coord_owner_judge_access(who, job, owner, kind, why);
 }
 
+/* ==== shares ==== */
+
+/* An owner with connections. */
+struct coord_owner {
+    LIST_ENTRY(coord_owner) link; /* in the cluster's list */
+    char name[CAIRN_OWNER_BYTES];
+    size_t sessions;
+    uint64_t number;
+    struct stream_share share;
+};
+
+/* An owner that is alone has all the time. */
+static void bound_shares(struct coord_owners *owners)
+{
+    struct coord_owner *first = LIST_FIRST(owners), *owner;
+    const bool are_several = first != NULL && LIST_NEXT(first, link) != NULL;
+    LIST_FOREACH (owner, owners, link) owner->share.is_bounded = are_several;
+}
+
+void coord_owner_join(struct coord_session *session)
+{
+    struct coord_owners *owners = &session->cluster->owners;
+    const char *name = coord_who(session)->owner;
+    struct coord_owner *owner;
+    if (session->role == CAIRN_ROLE_WIRE_SHARD) return;
+    LIST_FOREACH (owner, owners, link)
+        if (strcmp(owner->name, name) == 0) break;
+    if (owner == NULL) {
+        owner = calloc(1, sizeof *owner);
+        if (owner == NULL) return; // the session's own turn bounds it
+        snprintf(owner->name, sizeof owner->name, "%s", name);
+        owner->number = ++session->cluster->owners_seen;
+        LIST_INSERT_HEAD(owners, owner, link);
+        bound_shares(owners);
+    }
+    owner->sessions++;
+    session->owner = owner;
+    session->owner_number = owner->number;
+    peer_set_share(session->peer, &owner->share);
+}
+
+void coord_owner_leave(struct coord_session *session)
+{
+    struct coord_owner *owner = session->owner;
+    session->owner = NULL;
+    if (owner == NULL || --owner->sessions > 0) return;
+    LIST_REMOVE(owner, link);
+    bound_shares(&session->cluster->owners);
+    free(owner);
+}
+
 /* ==== share ==== */
 
 /* Gives a job to another owner, or shares it with others. */

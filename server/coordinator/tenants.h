@@ -75,6 +75,16 @@ CAIRN_MUST_CHECK cairn_status coord_snapshot_judge_access(struct coord *cluster,
                                                           enum access_kind kind,
                                                           struct sentence *why);
 
+/* ==== shares ==== */
+
+/* The connections of an owner have one share of the coordinator's turn (stream_share), however many they
+ * are, so that no owner slows another's jobs by more than that. Shards have none. */
+struct coord_owner;
+
+/* Gives an admitted session its owner's share; without memory it has none. */
+void coord_owner_join(struct coord_session *session);
+void coord_owner_leave(struct coord_session *session);
+
 /* ==== quotas ==== */
 
 /* How much an owner may have. The configuration's [quota] has a line for each owner, and a default. */
