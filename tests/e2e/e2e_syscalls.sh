@@ -25,7 +25,7 @@ for daemon in cairn-coordinator cairn-shard; do
     } >"$tmp/bin/$daemon"
     chmod +x "$tmp/bin/$daemon"
 done
-for test in snapshot_rules elastic_drain bytes; do
+for test in snapshot_rules elastic_drain clean_run; do
     TMPDIR=$tmp CAIRN_TEST_DAEMONS=$tmp/bin "$bin/tests/test_$test" >"$tmp/log" 2>&1 ||
         { cat "$tmp/log"; fail "test_$test does not pass while its daemons are traced"; }
 done

@@ -94,10 +94,17 @@ TEST(a_clean_run_over_a_unix_socket_says_nothing_at_warning)
     end_and_expect_clean();
 }
 
-TEST(a_clean_run_over_tcp_says_nothing_at_warning)
+/* The data path of the trainer, and of the shards. */
+static const char *const kinds[] = { "mapped", "sealed", "stream", "ucx" };
+
+TEST_EACH(a_clean_run_over_tcp_says_nothing_at_warning, 0, (int)(sizeof kinds / sizeof *kinds))
 {
+    char kind[32];
+    snprintf(kind, sizeof kind, "fabric.kind=%s", kinds[_i]);
+    const char *const shard_set[] = { "memory.limit=256MiB", "compute.threads=1", kind, NULL };
+    setenv("CAIRN_FABRIC", kinds[_i], 1);
     start(2, .coordinator_set = SETTINGS("cluster.shards=1"), .coordinator_ip = "127.0.0.1",
-          .both_ways = true);
+          .shard_set = shard_set);
     live();
     end_and_expect_clean();
 }
