@@ -429,7 +429,8 @@ int bench_check(const struct ctl *ctl, uint32_t workers, uint32_t tensors)
     if (tensors > BENCH_TENSORS_MAX)
         return ctl_fail(CAIRN_ERR_INVALID, "--tensors %u: 1 to %d is allowed", tensors,
                         BENCH_TENSORS_MAX);
-    return ctl->path != NULL ? ctl_parse_choice("path", "auto|mapped|ucx", ctl->path, &path) : -1;
+    if (ctl->path == NULL) return -1;
+    return ctl_parse_choice("path", "auto|mapped|stream|sealed|ucx", ctl->path, &path);
 }
 
 int bench_check_device(const struct ctl *ctl)
