@@ -291,6 +291,7 @@ const struct ctl_question ctl_cluster_status = {
         "*members {;}{name} hears nothing from {unheard?} over the data path: look for a firewall "
         "or a cut between them, in both directions\n"
         "*members {;}{name} {apart?}\n"
+        "*members {;}warning: shard {name} {clear?}\n"
         "{?strangers}{;}held by shards, but not acted on (`cairn cluster adopt` takes it, `cairn "
         "cluster forget JOB` drops it):{;}\n"
         "#strangers?",

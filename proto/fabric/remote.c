@@ -37,6 +37,7 @@ enum {
     SLOW_TICK_MS = 1000,
     PATIENCE_MS = 5000,
     TRY_MS = 1500, /* for one connection to be up */
+    KEEP_S = 30,
 };
 
 static const char hello_magic[8] = "CAIRNST1";
@@ -192,6 +193,14 @@ static void set_pulse(const struct remote_conn *conn)
     set_number(conn->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, (int)patience_ms);
 }
 
+/* Firewalls forget a connection on which nothing moves. */
+static void keep_known(const struct remote_conn *conn)
+{
+    set_number(conn->fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEP_S);
+    set_number(conn->fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEP_S);
+    set_number(conn->fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+}
+
 /* ---- up ---- */
 
 static void on_failed(struct remote_conn *conn, bool is_refused)
@@ -210,6 +219,7 @@ static bool equip(struct remote_conn *conn, uint32_t their_flags)
         conn->io = &conn->fabric->own;
         return true;
     }
+    keep_known(conn);
     const bool is_aes = sealed_has_aes() && (their_flags & REMOTE_HAS_AES) != 0;
     conn->io = remote_io_choose(conn->fabric);
     conn->sum = checksum_new();
@@ -294,7 +304,7 @@ static void wait_for_owner(struct remote_conn *conn)
     fabric->waiting_count++;
     conn->state = REMOTE_WAITS;
     conn->since_ms = monotonic_ms();
-    remote_watch(conn, 0); // unread; HUP is reported all the same
+    remote_watch(conn, EPOLLRDHUP); // unread
 }
 
 static void join_link(struct remote_conn *conn, struct remote_link *link)
@@ -643,7 +653,7 @@ static unsigned serve_conn(struct remote_conn *conn, uint32_t events)
     case REMOTE_DIALS: on_dialed(conn); return 1;
     case REMOTE_GREETS: read_handshake(conn); return 1;
     case REMOTE_HELLOS: read_hello(conn); return 1;
-    case REMOTE_WAITS: // EPOLLHUP
+    case REMOTE_WAITS: // it has given up
         remote_conn_end(conn);
         return 1;
     case REMOTE_IS_UP: break;

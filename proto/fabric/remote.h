@@ -306,7 +306,8 @@ struct remote_link {
     LIST_HEAD(, remote_peer) peers;
     struct remote_conns conns;
     uint32_t conn_count, up_count; /* up_count: that carry data and are up */
-    bool has_pulse, is_lost, was_up;
+    uint32_t pulse_count;
+    bool is_lost, was_up;
     bool is_topped; /* the other connections were dialed, too */
     bool is_paused; /* nothing is read: too many answers wait */
     uint32_t held;  /* messages that refer to this link */

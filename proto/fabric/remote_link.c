@@ -281,7 +281,7 @@ static void top_up(struct remote_link *link, const struct sockaddr_storage *to)
 {
     if (link->is_topped) return;
     link->is_topped = true;
-    if (!link->has_pulse) (void)remote_dial(link, to, true);
+    if (link->pulse_count == 0) (void)remote_dial(link, to, true);
     for (uint32_t i = link->up_count; i < REMOTE_LANES; i++) (void)remote_dial(link, to, false);
 }
 
@@ -290,7 +290,7 @@ void remote_link_on_up(struct remote_conn *conn)
     struct remote_link *link = conn->link;
     struct remote_item *item;
     if (conn->is_pulse) {
-        link->has_pulse = true;
+        link->pulse_count++;
         return;
     }
     link->was_up = true;
@@ -457,7 +457,7 @@ bool remote_link_tick(struct remote_link *link, uint64_t now_ms)
         return false;
     }
     return link->linger_ms != 0 || link->limit_ms != 0 || link->dial_ms != 0 ||
-           link->conn_count > link->up_count + link->has_pulse;
+           link->conn_count > link->up_count + link->pulse_count;
 }
 
 /* Takes an item back that nobody has begun to write. Where the receiver waits for the payload, it is told

@@ -390,6 +390,17 @@ static char *place_of(const uint8_t *address, size_t bytes, struct coord_answer 
     return coord_answer_text(answer, "%s", text);
 }
 
+/* True if the shard's data goes to other hosts in clear. Nobody listens in on loopback but root. */
+static bool is_clear(const uint8_t *address, size_t bytes)
+{
+    struct fabric_place place;
+    for (int i = 0; fabric_address_place(address, bytes, i, &place); i++)
+        if ((fabric_ways_of_place(&place) & ~(unsigned)CAIRN_WAY_SEALED) != 0 &&
+            strcmp(place.devices, "lo") != 0)
+            return true;
+    return false;
+}
+
 static void fill_shard(Cairn__MemberStatus *out, struct coord_shard_entry *entry,
                        struct coord_answer *answer, uint64_t now_ms)
 {
@@ -404,6 +415,8 @@ static void fill_shard(Cairn__MemberStatus *out, struct coord_shard_entry *entry
         out->place = place_of(entry->fabric_address, entry->fabric_address_bytes, answer);
         out->without = entry->session->without;
         out->version = entry->session->version;
+        if (is_clear(entry->fabric_address, entry->fabric_address_bytes))
+            out->clear = wire_text("sends in clear to other hosts, since fabric.trust is set");
         if (coord_shard_apart(entry)) out->apart = wire_text(CAIRN_SHARD_APART_TEXT);
         out->home = entry->session->home;
         out->stats = entry->told.has_stats ? &entry->told.stats : NULL;

@@ -91,14 +91,19 @@ static void drop_hosts(void)
         if (all[i][0] != '\0') (void)netns_drop(all[i]);
 }
 
-static void set_up(void)
+static void set_up_with(const char *const *shard_set)
 {
     static const char *const first[] = { "fabric.device=data0", NULL };
     static const char *const second[] = { "fabric.device=data1", NULL };
     static const char *const *const each[SHARDS] = { first, second };
     unsetenv("CAIRN_FABRIC_DEVICE");
-    start(SHARDS, .shard_each = each, .shard_netns = places, .coordinator_netns = coordinator,
-          .coordinator_ip = "10.90.0.1");
+    start(SHARDS, .shard_set = shard_set, .shard_each = each, .shard_netns = places,
+          .coordinator_netns = coordinator, .coordinator_ip = "10.90.0.1");
+}
+
+static void set_up(void)
+{
+    set_up_with(NULL);
 }
 
 /* Waits for a program on the worker's host: `said`. */
@@ -177,6 +182,29 @@ TEST(a_device_that_is_not_there_or_has_no_address_yet_is_waited_for)
 }
 
 SUITE(60, set_up, stop);
+
+/* ---- a network that is trusted ---- */
+
+static void set_up_trusted(void)
+{
+    set_up_with(SETTINGS("fabric.trust=yes"));
+}
+
+TEST(a_worker_follows_shards_that_send_in_clear_and_the_status_and_the_log_say_so)
+{
+    hear(run_on(worker, "worker.log", "self worker %s", cluster.address), "worker.log");
+    expect_said(0, "trained", "10.81.0.1 data0 stream; 10.82.0.1 data1 stream");
+    hear(run_on(worker, "status.log", "%s/cairn --endpoint %s cluster status", CAIRN_BIN_DIR,
+                cluster.address),
+         "status.log");
+    expect_said(0, "10.81.0.2 data0 stream",
+                "warning: shard shard-1 sends in clear to other hosts, since fabric.trust is set");
+    ck_assert_int_gt(logged("shard-0.log", "fabric.trust = yes: data goes over device data0 in "
+                                           "clear"),
+                     0);
+}
+
+SUITE(60, set_up_trusted, stop);
 
 int main(int argc, char **argv)
 {
