@@ -291,6 +291,18 @@ static cairn_status auto_connect(struct fabric *common, const void *address, siz
     return far == CAIRN_ERR_MALFORMED ? mapped : far;
 }
 
+static cairn_status auto_expect(struct fabric *common, const void *address, size_t bytes,
+                                bool is_expected)
+{
+    const struct auto_fabric *fabric = auto_of(common);
+    for (int i = NETWORK_FIRST; i < fabric->count; i++) {
+        struct fabric *inside = fabric->insides[i];
+        if (inside->backend->expect != NULL)
+            CAIRN_TRY(inside->backend->expect(inside, address, bytes, is_expected));
+    }
+    return CAIRN_OK;
+}
+
 static void auto_region_drop(struct fabric_region *common)
 {
     const struct auto_region *region = (const struct auto_region *)common;
@@ -404,6 +416,7 @@ const struct fabric_backend fabric_auto = {
     .progress = auto_progress,
     .arm = auto_arm,
     .connect_inside = auto_connect,
+    .expect = auto_expect,
     .region_bytes = sizeof(struct auto_region),
     .region_add = auto_region_add,
     .region_show = auto_region_show,

@@ -92,6 +92,10 @@ struct fabric_backend {
     void (*stop)(struct fabric *fabric);
 
     cairn_status (*connect)(struct fabric_peer *peer, const void *address, size_t bytes);
+    /* Counts the node of this address, in its envelope, as expected once more, or once less. Missing: the
+     * backend lets in everybody who knows its address. */
+    cairn_status (*expect)(struct fabric *fabric, const void *address, size_t bytes,
+                           bool is_expected);
     /* Called outside of the backend's own callbacks. Flying sends will end; the backend forgets the
      * peer. */
     void (*disconnect)(struct fabric_peer *peer);

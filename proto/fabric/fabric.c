@@ -182,6 +182,19 @@ cairn_status fabric_connect_to(struct fabric *fabric, const void *address, size_
     return CAIRN_OK;
 }
 
+cairn_status fabric_expect(struct fabric *fabric, const void *address, size_t bytes)
+{
+    if (fabric->backend->expect == NULL || fabric->is_closing) return CAIRN_OK;
+    return fabric->backend->expect(fabric, address, bytes, true);
+}
+
+void fabric_forget(struct fabric *fabric, const void *address, size_t bytes)
+{
+    if (fabric->backend->expect == NULL || fabric->is_closing) return;
+    cairn_status status = fabric->backend->expect(fabric, address, bytes, false);
+    (void)status; // to expect less takes no memory
+}
+
 /* Backends must not lose an endpoint inside their own callbacks, so lost and closed peers are queued
  * here until fabric_deliver. */
 static void attend(struct fabric_peer *peer)

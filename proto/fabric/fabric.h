@@ -185,9 +185,9 @@ struct fabric_options {
      * which says how the region is handled instead. May be NULL */
     void (*on_refused)(void *on_message_arg, const char *what);
 
-    /* "stream" and "sealed": lets in only nodes to whose address the owner connects. Another node that knows
-     * our address waits, unread, for 5 s; and when the owner has closed its last peer of a node, the node's
-     * connections end */
+    /* "stream" and "sealed": lets in only nodes to whose address the owner connects, or that it expects
+     * (fabric_expect). Another node that knows our address waits, unread, for 5 s; and when the owner has
+     * closed its last peer of a node that it does not expect, the node's connections end */
     bool is_strict;
 
     /* "auto": some peers are reached over the network "lo", so "auto" listens on "lo", too */
@@ -261,6 +261,14 @@ bool fabric_host_is_name(const char *host);
 CAIRN_MUST_CHECK cairn_status fabric_connect_to(struct fabric *fabric, const void *address,
                                                 size_t bytes, fabric_down_fn *on_down, void *arg,
                                                 struct fabric_peer **peer_out);
+
+/* Lets in the node of this address even while it has no peer here, so that it may be the first to connect: for
+ * a strict fabric (options.is_strict); others let everybody in who knows their address. Counted: fabric_forget
+ * takes one fabric_expect back, and with the last one, and without a peer, the node's connections end. An
+ * address that this fabric cannot be connected by has no effect. CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status fabric_expect(struct fabric *fabric, const void *address,
+                                            size_t bytes);
+void fabric_forget(struct fabric *fabric, const void *address, size_t bytes);
 
 /* Closes the peer. Sends in flight complete in a later progress, with CAIRN_OK or CAIRN_ERR_CLOSED, and
  * may or may not arrive; messages that the other side neither receives nor drops end with

@@ -284,7 +284,7 @@ static struct remote_link *find_own_link(struct remote_conn *conn)
         remote_link_lose(link, CAIRN_ERR_CLOSED); // the node has given that link up
         link = NULL;
     }
-    if (link == NULL && !fabric->is_strict) {
+    if (link == NULL && (!fabric->is_strict || remote_expects(fabric, conn->result->peer_key))) {
         link = remote_link_open(fabric, conn->result->peer_key);
         if (link == NULL) remote_conn_end(conn);
     }
@@ -357,19 +357,15 @@ static void on_hello(struct remote_conn *conn)
         on_failed(conn, false);
 }
 
-unsigned remote_admit(struct remote_link *link)
+void remote_admit(struct remote_fabric *fabric, const uint8_t *key)
 {
-    struct remote_conn *conn = TAILQ_FIRST(&link->fabric->strangers), *next;
-    unsigned count = 0;
+    struct remote_conn *conn = TAILQ_FIRST(&fabric->strangers), *next;
     for (; conn != NULL; conn = next) {
         next = TAILQ_NEXT(conn, entry);
-        if (conn->state != REMOTE_WAITS ||
-            memcmp(conn->result->peer_key, link->key, sizeof link->key) != 0)
-            continue;
-        count++;
-        on_hello(conn);
+        if (conn->state == REMOTE_WAITS &&
+            memcmp(conn->result->peer_key, key, sizeof conn->result->peer_key) == 0)
+            on_hello(conn);
     }
-    return count;
 }
 
 static void read_hello(struct remote_conn *conn)
@@ -945,6 +941,7 @@ static cairn_status start(struct fabric *common, const struct fabric_options *op
     fabric->patience_ms = PATIENCE_MS;
     fabric->timer_fd = fabric->news_fd = -1;
     LIST_INIT(&fabric->links);
+    LIST_INIT(&fabric->expected);
     TAILQ_INIT(&fabric->strangers);
     TAILQ_INIT(&fabric->dirty);
     TAILQ_INIT(&fabric->spare);
@@ -998,6 +995,7 @@ static void remote_stop(struct fabric *common)
         remote_link_close(link);
     }
     free_ended(fabric);
+    remote_forget_all(fabric);
     for (uint32_t i = 0; i < fabric->thread_count; i++) {
         remote_io_release(fabric->threads[i]);
         free(fabric->threads[i]);
@@ -1015,9 +1013,9 @@ static void remote_stop(struct fabric *common)
         .kind = name, .fabric_bytes = sizeof(struct remote_fabric),                               \
         .peer_bytes = sizeof(struct remote_peer), .message_bytes = sizeof(struct remote_message), \
         .start = start_it, .stop = remote_stop, .connect = remote_connect,                        \
-        .disconnect = remote_disconnect, .send = remote_send, .receive = remote_receive,          \
-        .drop = remote_drop, .progress = remote_progress, .arm = remote_arm,                      \
-        .set_patience = remote_set_patience,                                                      \
+        .disconnect = remote_disconnect, .expect = remote_expect, .send = remote_send,            \
+        .receive = remote_receive, .drop = remote_drop, .progress = remote_progress,              \
+        .arm = remote_arm, .set_patience = remote_set_patience,                                   \
     }
 
 const struct fabric_backend fabric_stream = REMOTE_BACKEND("stream", start_stream);

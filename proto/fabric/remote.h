@@ -324,6 +324,13 @@ struct remote_link {
     char name[64];              /* for the log: where it is */
 };
 
+/* A node that a strict fabric lets in though it has no peer. */
+struct remote_expected {
+    LIST_ENTRY(remote_expected) entry;
+    uint8_t key[CAIRN_CURVE_BYTES];
+    uint32_t count;
+};
+
 struct remote_peer {
     struct fabric_peer common;
     LIST_ENTRY(remote_peer) of_link;
@@ -356,6 +363,7 @@ struct remote_fabric {
     uint32_t tick_ms; /* of the timer; 0: off */
     uint32_t patience_ms;
     LIST_HEAD(, remote_link) links;
+    LIST_HEAD(, remote_expected) expected;
     struct remote_conns strangers; /* the oldest first; with those that wait to be named */
     uint32_t stranger_count, waiting_count;
     struct remote_conns dirty; /* with something to write */
@@ -381,8 +389,8 @@ void remote_unwatch(struct remote_conn *conn);
 void remote_conn_end(struct remote_conn *conn);
 /* Begins a connection to the node of a link. False: it could not even begin. */
 bool remote_dial(struct remote_link *link, const struct sockaddr_storage *to, bool is_pulse);
-/* Lets in the connections of a node that the owner has named now. Returns how many. */
-unsigned remote_admit(struct remote_link *link);
+/* Lets in the connections of a node that the owner has named now. */
+void remote_admit(struct remote_fabric *fabric, const uint8_t *key);
 void remote_ip_to(const struct remote_ip *ip, struct sockaddr_storage *out, socklen_t *bytes_out);
 /* Starts the clock, or makes it faster. */
 void remote_tick_soon(struct remote_fabric *fabric);
@@ -412,6 +420,10 @@ bool remote_on_frames(struct remote_conn *conn, const uint8_t *bytes, size_t cou
 /* Ends the ops of everything that the connection still had to do. */
 void remote_conn_return(struct remote_conn *conn);
 
+bool remote_expects(const struct remote_fabric *fabric, const uint8_t *key);
+cairn_status remote_expect(struct fabric *fabric, const void *address, size_t bytes,
+                           bool is_expected);
+void remote_forget_all(struct remote_fabric *fabric); /* at the end */
 cairn_status remote_connect(struct fabric_peer *peer, const void *address, size_t bytes);
 void remote_disconnect(struct fabric_peer *peer);
 cairn_status remote_send(struct fabric_peer *peer, struct fabric_op *op, const void *payload);

@@ -357,7 +357,7 @@ static void reach(struct remote_link *link)
     link->since_ms = now_ms;
     link->limit_ms = now_ms + link->fabric->patience_ms;
     remote_tick_soon(link->fabric);
-    (void)remote_admit(link);
+    remote_admit(link->fabric, link->key);
     if (link->is_lost || link->up_count > 0) return;
     if (link->conn_count > 0)
         link->dial_ms = now_ms + ADMIT_MS;
@@ -385,6 +385,78 @@ cairn_status remote_connect(struct fabric_peer *common, const void *raw, size_t 
     return CAIRN_OK;
 }
 
+/* ---- who is expected ---- */
+
+static struct remote_expected *find_expected(const struct remote_fabric *fabric, const uint8_t *key)
+{
+    struct remote_expected *one;
+    LIST_FOREACH (one, &fabric->expected, entry)
+        if (memcmp(one->key, key, sizeof one->key) == 0) return one;
+    return NULL;
+}
+
+bool remote_expects(const struct remote_fabric *fabric, const uint8_t *key)
+{
+    return find_expected(fabric, key) != NULL;
+}
+
+/* Plans the end of a link that has no peer any more, if nothing else keeps it. */
+static void judge_link(struct remote_link *link)
+{
+    const struct remote_fabric *fabric = link->fabric;
+    const bool is_kept = link->up_count > 0 &&
+                         (!fabric->is_strict || remote_expects(fabric, link->key));
+    if (!link->is_lost && LIST_EMPTY(&link->peers) && !is_kept)
+        link->linger_ms = monotonic_ms() + LINGER_MS;
+}
+
+static void expected_put(struct remote_fabric *fabric, struct remote_expected *one)
+{
+    struct remote_link *link = remote_link_find(fabric, one->key);
+    if (--one->count > 0) return;
+    LIST_REMOVE(one, entry);
+    free(one);
+    if (link != NULL) judge_link(link);
+    remote_tick_soon(fabric);
+}
+
+cairn_status remote_expect(struct fabric *common, const void *address, size_t bytes,
+                           bool is_expected)
+{
+    struct remote_fabric *fabric = remote_of(common);
+    struct remote_address head;
+    struct remote_ip ips[REMOTE_IPS_MAX];
+    size_t raw_bytes;
+    const void *raw = fabric_open_address(common, address, bytes, &raw_bytes);
+    if (raw == NULL || !read_address(raw, raw_bytes, &head, ips)) return CAIRN_OK;
+    struct remote_expected *one = find_expected(fabric, head.key);
+    if (!is_expected) {
+        if (one != NULL) expected_put(fabric, one);
+        return CAIRN_OK;
+    }
+    if (one == NULL) {
+        if ((one = calloc(1, sizeof *one)) == NULL) return CAIRN_ERR_NO_MEMORY;
+        memcpy(one->key, head.key, sizeof one->key);
+        LIST_INSERT_HEAD(&fabric->expected, one, entry);
+    }
+    one->count++;
+    struct remote_link *link = remote_link_find(fabric, head.key);
+    if (link != NULL && link->up_count > 0) link->linger_ms = 0;
+    remote_admit(fabric, head.key);
+    return CAIRN_OK;
+}
+
+void remote_forget_all(struct remote_fabric *fabric)
+{
+    while (!LIST_EMPTY(&fabric->expected)) {
+        struct remote_expected *one = LIST_FIRST(&fabric->expected);
+        LIST_REMOVE(one, entry);
+        free(one);
+    }
+}
+
+/* ---- peers that are closed ---- */
+
 /* The ops of a closed peer end by themselves, or at their time. */
 void remote_disconnect(struct fabric_peer *common)
 {
@@ -400,8 +472,7 @@ void remote_disconnect(struct fabric_peer *common)
         op->due_ms = now_ms + GRACE_MS;
     }
     LIST_REMOVE(peer, of_link);
-    if (LIST_EMPTY(&link->peers) && (fabric->is_strict || link->up_count == 0))
-        link->linger_ms = now_ms + LINGER_MS;
+    judge_link(link);
     remote_tick_soon(fabric);
 }
 

@@ -315,6 +315,7 @@ struct shard_member {
     bool is_relay;
     /* a shard that takes state from this shard (move.h); it is a member only during the move */
     bool is_mover;
+    bool is_expected; /* the fabric lets it in without a peer (fabric_expect) */
     /* a message of the member came on this connection; so the shard tries again when the connection
      * goes down */
     bool heard;

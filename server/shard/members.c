@@ -166,6 +166,8 @@ static void member_free(struct shard_member *member)
     tiles_forget(member);
     reply_forget(member);
     fabric_peer_close(member->peer);
+    if (member->is_expected)
+        fabric_forget(member->job->shard->fabric, member->address, member->address_bytes);
     free(member);
 }
 
@@ -230,6 +232,8 @@ cairn_status members_join(struct shard_job *job, const Cairn__MemberJoin *messag
     snprintf(member->name, sizeof member->name, "%s", message->name);
     member->address_bytes = bytes;
     if (bytes > 0) memcpy(member->address, message->fabric_address.data, bytes);
+    // if it cannot be reached now, it may connect later
+    member->is_expected = fabric_expect(job->shard->fabric, member->address, bytes) == CAIRN_OK;
     members_add(job, member);
     connect_member(member);
     if (member->peer != NULL) tell_core(member, CAIRN_STEP_PEER_UP);
@@ -274,7 +278,10 @@ static void release_members(struct shard_job *job)
     for (size_t i = 0; i < job->members.capacity; i++) {
         if (job->members.list[i] == NULL) continue;
         // A closed fabric has freed the peers.
-        if (job->shard->closing) job->members.list[i]->peer = NULL;
+        if (job->shard->closing) {
+            job->members.list[i]->peer = NULL;
+            job->members.list[i]->is_expected = false;
+        }
         member_free(job->members.list[i]);
     }
     free(job->members.list);

@@ -222,6 +222,30 @@ TEST_EACH(a_strict_fabric_hears_only_nodes_that_it_was_told_of, 0, KINDS)
     ck_assert_uint_eq(b.arrived, arrived);
 }
 
+/* As a member that could not be reached when it joined. */
+TEST_EACH(a_strict_fabric_hears_a_node_that_it_expects_and_cuts_it_off_when_it_does_not, 0, KINDS)
+{
+    const struct fabric_options strict = { .is_strict = true };
+    size_t count;
+    node_open(&a, kinds[_i], &strict);
+    node_open(&b, kinds[_i], &strict);
+    const void *address = fabric_own_address(a.fabric, &count);
+    struct fabric_peer *to_b = node_connect_to(&a, &b);
+    node_send(&a, to_b, 1, bytes, 100);
+    pump_for_ms(&a, &b, 100); // it waits
+    ck_assert_uint_eq(b.arrived, 0);
+    ck_assert_int_eq(fabric_expect(b.fabric, address, count), CAIRN_OK);
+    ck_assert_int_eq(fabric_expect(b.fabric, address, count), CAIRN_OK);
+    pump(&a, &b, &b.arrived, 1);
+    fabric_peer_close(node_connect_to(&b, &a));
+    fabric_forget(b.fabric, address, count);
+    pump_for_ms(&a, &b, 800);
+    ck_assert_uint_eq(a.downs, 0); // it is expected once more
+    node_carry(&a, &b, to_b, 2, bytes, BIG);
+    fabric_forget(b.fabric, address, count);
+    pump(&a, &b, &a.downs, 1);
+}
+
 TEST_EACH(the_last_message_before_a_peer_is_closed_arrives, 0, KINDS)
 {
     const struct fabric_options strict = { .is_strict = true };
