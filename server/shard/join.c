@@ -220,6 +220,7 @@ static void on_frame(struct stream *stream, const struct wire_frame *frame, void
     ProtobufCMessage *message = message_unpack(&cairn__error__descriptor, frame->payload,
                                                frame->payload_bytes);
     (void)stream;
+    if (message != NULL) message_mend(message);
     end_join(context, CAIRN_ERR_REFUSED,
              message != NULL ? ((const Cairn__Error *)message)->text
                              : "it refused without a reason");
