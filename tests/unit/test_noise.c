@@ -244,4 +244,34 @@ TEST_EACH(a_point_of_low_order_is_refused_wherever_it_stands, 0, sizeof lies / s
         is_credulous = false;
     }
 }
+
+/* Two libraries have the cipher: each opens what the other sealed, and no bit of it may be another one. */
+TEST_EACH(a_record_of_any_size_is_what_libsodium_makes_of_it, 0, 4)
+{
+    static const size_t sizes[] = { 4095, 4096, 4097, 65537 };
+    static uint8_t plain[65537], sealed[65537 + CAIRN_NOISE_TAG_BYTES], expected[sizeof sealed];
+    const size_t count = sizes[_i];
+    uint8_t ad[4], nonce[12] = { [4] = 5 };
+    struct noise_cipher cipher = { .nonce = 5 }, again;
+    randombytes_buf(cipher.key, sizeof cipher.key);
+    randombytes_buf(plain, sizeof plain);
+    randombytes_buf(ad, sizeof ad);
+    again = cipher;
+    noise_encrypt(&cipher, ad, sizeof ad, plain, count, sealed);
+    crypto_aead_chacha20poly1305_ietf_encrypt(expected, NULL, plain, count, ad, sizeof ad, NULL,
+                                              nonce, cipher.key);
+    ck_assert_mem_eq(sealed, expected, count + CAIRN_NOISE_TAG_BYTES);
+    ck_assert_uint_eq(cipher.nonce, 6);
+    for (size_t bad = 0; bad < count + CAIRN_NOISE_TAG_BYTES; bad += 1009) {
+        sealed[bad] ^= 4;
+        ck_assert(
+            !noise_decrypt(&again, ad, sizeof ad, sealed, count + CAIRN_NOISE_TAG_BYTES, expected));
+        sealed[bad] ^= 4;
+    }
+    ck_assert_uint_eq(again.nonce, 5);
+    ck_assert(noise_decrypt(&again, ad, sizeof ad, sealed, count + CAIRN_NOISE_TAG_BYTES, sealed));
+    ck_assert_mem_eq(sealed, plain, count);
+    ck_assert_uint_eq(again.nonce, 6);
+}
+
 SUITE(30);
