@@ -1,7 +1,10 @@
 /* Tokens while a job trains over TCP: who is revoked is out, and nobody notices a rotation. */
+#include <grp.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "proto/base/status.h"
 #include "tests/e2e/scene.h"
@@ -168,3 +171,38 @@ TEST(an_exchanged_token_is_found_by_those_who_come_again)
 }
 
 SUITE(120, .tear_down = stop, .set_up = set_up);
+
+/* ==== users of this host ==== */
+
+#define NOBODY 65534
+
+/* Whoever is nobody here asks over the socket; the exit status. */
+static int ask_as_nobody(const char *noun, const char *verb)
+{
+    const pid_t pid = fork_child();
+    if (pid == 0) {
+        if (setgroups(0, NULL) == 0 && setgid(NOBODY) == 0 && setuid(NOBODY) == 0)
+            execl(CAIRN_BIN_DIR "/cairn", "cairn", "--endpoint", cluster.socket, noun, verb, NULL);
+        _exit(127);
+    }
+    return cluster_wait(pid, CLUSTER_WAIT_MS);
+}
+
+TEST(another_user_of_the_host_may_what_the_configuration_says)
+{
+    if (geteuid() != 0) {
+        printf("skipped: only root can be somebody else\n");
+        return;
+    }
+    start(1, .coordinator_set = SETTINGS("socket.mode=0666", "access.socket_roles=monitor"));
+    ck_assert_int_eq(chmod(cluster.folder, 0711), 0);
+    ck_assert_int_eq(ask_as_nobody("cluster", "status"), 0);
+    ck_assert_int_eq(ask_as_nobody("cluster", "init"), status_exit(CAIRN_ERR_REFUSED));
+    says(0, "uid 65534 of uid:65534", "cluster audit");
+    stop();
+    start(1, .coordinator_set = SETTINGS("access.socket_roles=monitor"));
+    ck_assert_int_eq(chmod(cluster.folder, 0711), 0);
+    ck_assert_int_eq(ask_as_nobody("cluster", "status"), status_exit(CAIRN_ERR_UNREACHABLE));
+}
+
+SUITE(120, .tear_down = stop);
