@@ -683,7 +683,7 @@ static uint32_t roles_for(const struct coord_row *row, const ProtobufCMessage *m
 static cairn_status judge_identity(const struct coord_session *session, const struct coord_row *row,
                                    const ProtobufCMessage *message, struct sentence *why)
 {
-    const char *verb = coord_asked_verb(row, message);
+    const char *verb = row->from == CAIRN_FROM_ADMIN ? coord_asked_verb(row, message) : NULL;
     const uint32_t needs = roles_for(row, message, verb);
     char doing[160];
     const bool names_job = coord_names_job(session, row->type);
