@@ -248,7 +248,9 @@ static void send_attached(struct coord_member *member)
     message.spec_bytes = job->planned.spec->size;
     message.layout_bytes = layout->size;
     struct sentence maker;
-    coord_events_maker(job->cluster, job->spec.name, &maker);
+    sentence_set(&maker, "%s", job->tenant.made_by);
+    // a store that is older than owners has it among the events, for a while
+    if (maker.text[0] == '\0') coord_events_maker(job->cluster, job->spec.name, &maker);
     message.made_by = maker.text;
     message.first_step = job->spec.first_step;
     message.layout = job->layout->version;

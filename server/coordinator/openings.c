@@ -170,7 +170,8 @@ static bool refuse_begun(struct coord_member *member, const struct coord_job *jo
     const uint64_t step = coord_job_version(job).step;
     const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST;
     if (!member->opening.must_not_exist || (!lost && step <= job->spec.first_step)) return false;
-    coord_events_maker(member->session->cluster, job->spec.name, &maker);
+    sentence_set(&maker, "%s", job->tenant.made_by);
+    if (maker.text[0] == '\0') coord_events_maker(member->session->cluster, job->spec.name, &maker);
     sentence_set(&why, "there is a job %s already, at step %" PRIu64 "%s%s%s%s", job->spec.name,
                  step, maker.text[0] != '\0' ? ", made by " : "", maker.text,
                  lost ? ", which is lost" : "",
@@ -798,10 +799,13 @@ static cairn_status judge_join(const struct coord_member *member, struct coord_j
     if (member->role != CAIRN_ROLE_WIRE_WORKER) return CAIRN_OK;
     if (member->opening.joins) CAIRN_TRY(judge_in_flight(member, job, same, why));
     if (member->opening.joins) return judge_room(member, job, why);
-    sentence_set(why,
-                 "job %s differs from this spec: give the job's values, or choose another name, or "
-                 "drop it (`cairn job drop`), or change it as the last line says:\n",
-                 job->spec.name);
+    sentence_set(
+        why,
+        "job %s, which is at step %" PRIu64 "%s%s, differs from this spec: give the job's "
+        "values, or choose another name, or drop it (`cairn job drop`), or change it as the "
+        "last line says:\n",
+        job->spec.name, coord_job_version(job).step,
+        job->tenant.made_by[0] != '\0' ? " and was made by " : "", job->tenant.made_by);
     sentence_add(why, "%s", member->opening.differences.text);
     return CAIRN_ERR_MISMATCH;
 }
@@ -809,8 +813,10 @@ static cairn_status judge_join(const struct coord_member *member, struct coord_j
 /* Fails the member's JobOpen, and frees the member. */
 static void opening_refuse(struct coord_member *member, cairn_status status, const char *text)
 {
-    log_info("refused to open job %s for %s %s: %s", member->job_name, role_name(member->role),
-             member->session->name, text);
+    // Two scripts that use one name: whoever runs the other one should hear of it, too.
+    log_fields(status == CAIRN_ERR_MISMATCH ? CAIRN_LOG_WARN : CAIRN_LOG_INFO,
+               CAIRN_FIELDS({ "job", member->job_name, 0 }), "refused to open job %s for %s %s: %s",
+               member->job_name, role_name(member->role), member->session->name, text);
     Cairn__Error error = CAIRN__ERROR__INIT;
     error.status = (int32_t)status;
     error.text = wire_text(text);

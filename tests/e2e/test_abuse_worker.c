@@ -98,6 +98,21 @@ TEST(a_worker_of_another_model_is_told_the_differences_and_training_goes_on)
     ck_assert_uint_eq(train_pushing(0.5f, 1), 3);
 }
 
+TEST(a_worker_of_another_initial_state_hears_how_far_the_job_is_and_so_does_the_log)
+{
+    struct cairn_job_spec spec = SPEC(.rank = 1);
+    struct cairn_tensor tensors[2];
+    memcpy(tensors, spec.tensors, sizeof tensors);
+    spec.tensors = tensors;
+    tensors[0].init = (struct cairn_init) { .kind = CAIRN_INIT_NORMAL, .b = 0.02, .seed = 9 };
+    open_tiny();
+    check_refused(spec, CAIRN_ERR_MISMATCH,
+                  "job tiny, which is at step 2 and was made by worker worker zero, differs",
+                  "seed 9");
+    ck_assert_int_eq(logged("coordinator.log", "level=warn"), 1);
+    ck_assert_int_eq(logged("coordinator.log", "refused to open job tiny for worker stranger"), 1);
+}
+
 TEST(a_spec_that_makes_no_sense_is_refused_before_it_is_sent)
 {
     struct cairn_job_spec spec = SPEC(.rank = 0);
