@@ -31,31 +31,44 @@ enum {
 enum member { COORDINATOR, SHARD, MEMBERS };
 static const char *const member_names[MEMBERS] = { "coordinator", "shard" };
 
+/* The second one is a pipe of libuv's, which ends the process that gets none. The daemon has just seen that
+ * there are enough of them (start_handles of server/base/daemon.c). */
+enum { FIRST_DESCRIPTOR = 3 };
+
 /* What fails, for whom, and where some points of it are. */
 static const struct kind {
     enum member member;
     const char *what, *of;
     unsigned first, stride;
+    bool is_far; /* over TCP, with a token, and bulk data that is sealed; else as on one host */
 } kinds[] = {
-    { COORDINATOR, "memory", "program", 2, 107 },
-    { COORDINATOR, "files", "program", 1, 15 },
-    { COORDINATOR, "files", "libsqlite3", 1, 27 },
-    { COORDINATOR, "memory", "libsqlite3", 3, 195 },
-    { COORDINATOR, "memory", "libprotobuf-c", 2, 59 },
-    { COORDINATOR, "descriptors", "", 1, 23 },
-    { COORDINATOR, "threads", "program", 1, 11 },
-    { SHARD, "memory", "program", 3, 123 },
-    { SHARD, "files", "program", 1, 11 },
-    { SHARD, "memory", "libprotobuf-c", 2, 63 },
-    { SHARD, "descriptors", "", 1, 27 },
-    { SHARD, "threads", "program", 1, 11 },
+    { COORDINATOR, "memory", "program", 2, 107, false },
+    { COORDINATOR, "files", "program", 1, 15, false },
+    { COORDINATOR, "files", "libsqlite3", 1, 27, false },
+    { COORDINATOR, "memory", "libsqlite3", 3, 195, false },
+    { COORDINATOR, "memory", "libprotobuf-c", 2, 59, false },
+    { COORDINATOR, "descriptors", "", FIRST_DESCRIPTOR, 23, false },
+    { COORDINATOR, "threads", "program", 1, 11, false },
+    { SHARD, "memory", "program", 3, 123, false },
+    { SHARD, "files", "program", 1, 11, false },
+    { SHARD, "memory", "libprotobuf-c", 2, 63, false },
+    { SHARD, "descriptors", "", FIRST_DESCRIPTOR, 27, false },
+    { SHARD, "threads", "program", 1, 11, false },
+    { COORDINATOR, "memory", "program", 7, 131, true },
+    { COORDINATOR, "descriptors", "", FIRST_DESCRIPTOR, 29, true },
+    { SHARD, "memory", "program", 5, 139, true },
+    { SHARD, "files", "program", 2, 13, true },
+    { SHARD, "descriptors", "", FIRST_DESCRIPTOR, 31, true },
+    { SHARD, "threads", "program", 3, 13, true },
 };
 enum { KINDS = sizeof kinds / sizeof *kinds };
 
-static char folder[CAIRN_SCRATCH_BYTES], endpoint[PATH_BYTES], ready[MEMBERS][PATH_BYTES],
-    logs[MEMBERS][PATH_BYTES], said[PATH_BYTES];
+static char folder[CAIRN_SCRATCH_BYTES], place[PATH_BYTES], tcp[32], token[PATH_BYTES],
+    ready[MEMBERS][PATH_BYTES], logs[MEMBERS][PATH_BYTES], said[PATH_BYTES];
 static pid_t pids[MEMBERS];
-static char point[128]; /* for whoever reads a failure */
+static char point[128];      /* for whoever reads a failure */
+static const char *endpoint; /* for members: the socket, or TCP */
+static bool is_far;
 
 static const char *log_of(enum member member)
 {
@@ -77,11 +90,15 @@ static pid_t spawn(enum member member, const char *const *argv, const char *faul
 
 static pid_t spawn_member(enum member member, const char *fault)
 {
-    char listen[PATH_BYTES + 32], store[PATH_BYTES], snapshots[PATH_BYTES];
+    char listen[PATH_BYTES + 64], store[PATH_BYTES], snapshots[PATH_BYTES], state[PATH_BYTES];
     snprintf(store, sizeof store, "store.path=%s/store", folder);
     snprintf(snapshots, sizeof snapshots, "snapshots.path=%s/snapshots", folder);
-    snprintf(listen, sizeof listen, "%s=%s",
-             member == COORDINATOR ? "network.listen" : "shard.coordinator", endpoint);
+    snprintf(state, sizeof state, "shard.state=%s/state", folder);
+    if (member == COORDINATOR)
+        snprintf(listen, sizeof listen, "network.listen=%s%s%s", place, is_far ? " " : "",
+                 is_far ? tcp : "");
+    else
+        snprintf(listen, sizeof listen, "shard.coordinator=%s", endpoint);
     const char *const coordinator[] = { CAIRN_BIN_DIR "/cairn-coordinator",
                                         "--ready-file",
                                         ready[COORDINATOR],
@@ -105,6 +122,10 @@ static pid_t spawn_member(enum member member, const char *fault)
                                   "memory.limit=256MiB",
                                   "--set",
                                   "compute.threads=1",
+                                  "--set",
+                                  state,
+                                  "--set",
+                                  is_far ? "fabric.kind=sealed" : "fabric.kind=auto",
                                   NULL };
     return spawn(member, member == COORDINATOR ? coordinator : shard, fault);
 }
@@ -141,12 +162,37 @@ static bool is_ready(enum member member)
     return true;
 }
 
+static bool command(const char *const *argv)
+{
+    const pid_t pid = cluster_spawn(argv, said);
+    const int status = cluster_wait(pid, POINT_MS);
+    ck_assert_msg(status >= 0, "%s: %s hangs", point, argv[3]);
+    return status == 0;
+}
+
+/* The token of members, which an admin at the socket makes. */
+static bool has_token(void)
+{
+    const char *const argv[] = { CAIRN_BIN_DIR "/cairn",
+                                 "--endpoint",
+                                 place,
+                                 "key",
+                                 "add",
+                                 "test",
+                                 "--role",
+                                 "worker,reader,shard,admin,monitor",
+                                 "--to",
+                                 token,
+                                 NULL };
+    return !is_far || access(token, R_OK) == 0 || command(argv);
+}
+
 /* Those that do not run are started; one that does not get ready is stopped, and left for the next time. */
 static bool all_ready(void)
 {
     for (enum member m = 0; m < MEMBERS; m++) {
         if (has_ended(m, 0)) pids[m] = spawn_member(m, NULL);
-        if (is_ready(m)) continue;
+        if (is_ready(m) && has_token()) continue;
         if (pids[m] != 0) kill(pids[m], SIGTERM);
         if (pids[m] != 0)
             ck_assert_msg(has_ended(m, CALL_MS), "%s: %s neither gets ready nor ends: %.1500s",
@@ -157,14 +203,6 @@ static bool all_ready(void)
 }
 
 /* ---- a life with them ---- */
-
-static bool command(const char *const *argv)
-{
-    const pid_t pid = cluster_spawn(argv, said);
-    const int status = cluster_wait(pid, POINT_MS);
-    ck_assert_msg(status >= 0, "%s: %s hangs", point, argv[3]);
-    return status == 0;
-}
 
 static cairn_status train(cairn *session, const char *name)
 {
@@ -216,8 +254,11 @@ static void clear(void)
     cairn_scratch_remove(path);
     snprintf(path, sizeof path, "%s/snapshots", folder);
     cairn_scratch_remove(path);
+    snprintf(path, sizeof path, "%s/state", folder);
+    cairn_scratch_remove(path);
     for (enum member m = 0; m < MEMBERS; m++) unlink(logs[m]);
     unlink(said);
+    unlink(token);
 }
 
 static void stop_all(void)
@@ -234,14 +275,17 @@ static bool meets(const struct kind *k, unsigned number)
 {
     char fault[64];
     bool lives = false;
-    snprintf(point, sizeof point, "%s, %s of \"%s\", %u", member_names[k->member], k->what, k->of,
-             number);
+    snprintf(point, sizeof point, "%s, %s of \"%s\"%s, %u", member_names[k->member], k->what, k->of,
+             k->is_far ? " over TCP" : "", number);
     snprintf(fault, sizeof fault, "%s %s %u", k->what, k->of[0] != '\0' ? k->of : "anybody",
              number);
+    is_far = k->is_far;
+    endpoint = is_far ? tcp : place;
+    if (is_far) setenv("CAIRN_FABRIC", "sealed", 1);
     clear();
     for (enum member m = 0; m < MEMBERS; m++) {
         pids[m] = spawn_member(m, m == k->member ? fault : NULL);
-        if (m == COORDINATOR) (void)is_ready(m);
+        if (m == COORDINATOR && is_ready(m)) (void)has_token();
     }
     // What met a fault of the storage looks again after some time.
     const int64_t deadline_ms = now_ms() + POINT_MS;
@@ -258,7 +302,10 @@ static bool meets(const struct kind *k, unsigned number)
 static void set_up(void)
 {
     cairn_scratch_make_quick(folder);
-    snprintf(endpoint, sizeof endpoint, "%s/socket", folder);
+    snprintf(place, sizeof place, "%s/socket", folder);
+    snprintf(tcp, sizeof tcp, "127.0.0.1:%u", (unsigned)cairn_scratch_port());
+    snprintf(token, sizeof token, "%s/token", folder);
+    setenv("CAIRN_TOKEN_FILE", token, 1);
     snprintf(said, sizeof said, "%s/said", folder);
     for (enum member m = 0; m < MEMBERS; m++) {
         snprintf(ready[m], sizeof ready[m], "%s/%s.ready", folder, member_names[m]);
@@ -288,7 +335,8 @@ TEST_EACH(a_daemon_whose_nth_call_fails_goes_on_or_says_why_it_ends, 0, KINDS *p
 {
     const int kind = _i / points(), at = _i % points();
     const struct kind *k = &kinds[kind];
-    const unsigned number = is_long() ? (unsigned)at + 1 : k->first + (unsigned)at * k->stride;
+    const unsigned from = strcmp(k->what, "descriptors") == 0 ? FIRST_DESCRIPTOR : 1;
+    const unsigned number = is_long() ? from + (unsigned)at : k->first + (unsigned)at * k->stride;
     if (ends[kind] != 0 && number >= ends[kind]) return;
     if (!meets(k, number)) ends[kind] = number;
 }
