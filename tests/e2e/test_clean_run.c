@@ -1,5 +1,6 @@
 /* Where nothing is wrong nothing is complained of: a cluster starts, trains, saves, restores, drains and
- * ends, and neither a daemon nor a trainer says a word at WARNING or ERROR, or one that is no line of a log. */
+ * ends, and neither a daemon nor a trainer says a word at WARNING or ERROR, or one that is no line of a
+ * log. */
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
