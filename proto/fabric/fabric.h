@@ -262,10 +262,10 @@ CAIRN_MUST_CHECK cairn_status fabric_connect_to(struct fabric *fabric, const voi
                                                 size_t bytes, fabric_down_fn *on_down, void *arg,
                                                 struct fabric_peer **peer_out);
 
-/* Lets in the node of this address even while it has no peer here, so that it may be the first to connect: for
- * a strict fabric (options.is_strict); others let everybody in who knows their address. Counted: fabric_forget
- * takes one fabric_expect back, and with the last one, and without a peer, the node's connections end. An
- * address that this fabric cannot be connected by has no effect. CAIRN_ERR_NO_MEMORY. */
+/* Lets in the node of this address even while it has no peer here, so that it may be the first to connect:
+ * for a strict fabric (options.is_strict); others let everybody in who knows their address. Counted:
+ * fabric_forget takes one fabric_expect back. With the last one, and without a peer, the node's connections
+ * end. An address of no kind that this fabric serves has no effect. CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status fabric_expect(struct fabric *fabric, const void *address,
                                             size_t bytes);
 void fabric_forget(struct fabric *fabric, const void *address, size_t bytes);

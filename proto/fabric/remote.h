@@ -1,6 +1,7 @@
 /* The inside of the fabrics "stream" and "sealed", shared by remote*.c and sealed.c. Private to proto/fabric.
  *
- *   remote.c       a node: its ports, its address, who may in (the handshake), its clock
+ *   remote.c       a node: who may in (the handshake), its clock, its life
+ *   remote_ports.c where it listens, and its address
  *   remote_link.c  links: what the owner's thread knows of another node, and every message to and from it
  *   remote_io.c    one connection's bytes: what is written and read, and the threads that do it for "sealed"
  *   sealed.c       records: encrypted, authenticated, with keys that change
@@ -35,6 +36,7 @@
 struct checksum;
 
 enum {
+    REMOTE_ADDRESS_VERSION = 1,
     REMOTE_EAGER_MAX = 32 << 10, /* bytes of the largest payload that travels with its header */
     /* bytes of a DATA frame: what else waits on the connection is written between two of them */
     REMOTE_SEGMENT = 256 << 10,
@@ -391,9 +393,18 @@ void remote_conn_end(struct remote_conn *conn);
 bool remote_dial(struct remote_link *link, const struct sockaddr_storage *to, bool is_pulse);
 /* Lets in the connections of a node that the owner has named now. */
 void remote_admit(struct remote_fabric *fabric, const uint8_t *key);
-void remote_ip_to(const struct remote_ip *ip, struct sockaddr_storage *out, socklen_t *bytes_out);
 /* Starts the clock, or makes it faster. */
 void remote_tick_soon(struct remote_fabric *fabric);
+
+/* ---- remote_ports.c ---- */
+
+/* Listens on the devices of the options. */
+cairn_status remote_listen(struct remote_fabric *fabric, const struct fabric_options *options,
+                           struct sentence *why);
+/* Makes the address, when the node listens. */
+cairn_status remote_publish(struct remote_fabric *fabric);
+void remote_describe(struct remote_fabric *fabric);
+void remote_ip_to(const struct remote_ip *ip, struct sockaddr_storage *out, socklen_t *bytes_out);
 
 /* ---- remote_link.c ---- */
 

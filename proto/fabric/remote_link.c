@@ -19,7 +19,6 @@
 #include "proto/fabric/remote.h"
 
 enum {
-    ADDRESS_VERSION = 1,
     DIAL_AGAIN_MS = 250, /* after all addresses of a node were tried */
     ADMIT_MS = 500,      /* for a connection that the node has made already */
     /* if the node refuses: it may connect to us, if it is behind a firewall, and is about to */
@@ -340,7 +339,7 @@ static bool read_address(const void *raw, size_t bytes, struct remote_address *o
 {
     if (bytes < sizeof *out) return false;
     memcpy(out, raw, sizeof *out);
-    if (out->version != ADDRESS_VERSION || out->count == 0 || out->count > REMOTE_IPS_MAX ||
+    if (out->version != REMOTE_ADDRESS_VERSION || out->count == 0 || out->count > REMOTE_IPS_MAX ||
         bytes - sizeof *out < out->count * sizeof *ips_out)
         return false;
     memcpy(ips_out, (const uint8_t *)raw + sizeof *out, out->count * sizeof *ips_out);
