@@ -14,10 +14,11 @@
 
 /* The inside of a stream: how it moves frames, and how it ends.
  *
- * A TCP stream has a channel between its socket and its frames. Bytes that arrive wait in `arrived` until a
- * record is complete; its plain bytes wait in `plain` until the decoder has room. Frames to send are taken from
- * the outbox into `writing`, and sealed into `sealed`, which is with the kernel. The stream of a Unix socket
- * has none of this: the decoder reads from the socket, and `writing` is with the kernel. */
+ * A TCP stream has a channel between its socket and its frames. Bytes that arrive wait in `arrived` until
+ * the channel takes them; the plain bytes of a record wait in `plain` until the decoder has room. Frames
+ * to send are taken from the outbox into `writing`, and sealed into `sealed`, which is with the kernel.
+ * The stream of a Unix socket has none of this: the decoder reads from the socket, and `writing` is with
+ * the kernel. */
 
 enum stream_state {
     CAIRN_STREAM_CONNECTING, /* frames wait in `pending` */

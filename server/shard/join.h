@@ -24,8 +24,8 @@ void join_state_folder(const char *configured, char folder_out[PATH_MAX]);
 void join_token(const char *state, char path_out[PATH_MAX]);
 void join_address(const char *state, char *text_out, size_t text_bytes);
 
-/* Reads the key of the node for the shard `name`, STATE/NAME.key, or makes it at its first use. The coordinator
- * gives a shard's name to the key that said it first, so a shard that comes with another key is refused.
+/* Reads the key of the node for the shard `name`, STATE/NAME.key, or makes it at its first use. The
+ * coordinator gives a shard's name to the key that said it first, so a shard with another key is refused.
  * CAIRN_ERR_CONFIG: the folder cannot be written; CAIRN_ERR_REFUSED, _MALFORMED: the file is not as it should
  * be. Blocking. */
 CAIRN_MUST_CHECK cairn_status join_node_key(const char *state, const char *name,

@@ -23,7 +23,8 @@ process_start coordinator "$bin/cairn-coordinator" --ready-file "$run/ready" \
     --set cluster.shards=2 --set store.path="$run/store" --set snapshots.path="$run/snapshots"
 wait_until 20 "the coordinator" test -s "$run/ready"
 cut -d' ' -f2 "$run/ready" >"$run/coordinator"
-"$bin/cairn" --endpoint "$run/socket" key add test --role worker,reader,shard,monitor --to "$run/token" >"$run/cairn.log"
+"$bin/cairn" --endpoint "$run/socket" key add test --role worker,reader,shard,monitor --to "$run/token" \
+    >"$run/cairn.log"
 export CAIRN_TOKEN_FILE=$run/token
 for i in 1 2; do
     process_start "shard-$i" "$bin/cairn-shard" --ready-file "$run/shard-$i" --set shard.name="shard-$i" \

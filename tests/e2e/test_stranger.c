@@ -1,5 +1,5 @@
-/* Who is at the port of a coordinator with no token, a wrong one, or one that is no longer good: each hears one
- * sentence that says what it is and what to do, or nothing at all. */
+/* Who is at the port of a coordinator with no token, a wrong one, or one that is no longer good: each hears
+ * one sentence that says what it is and what to do, or nothing at all. */
 #include <arpa/inet.h>
 #include <signal.h>
 #include <sodium.h>

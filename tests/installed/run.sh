@@ -68,7 +68,8 @@ cat >"$tmp/consumer.c" <<'END'
 int main(void)
 {
     cairn *session;
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = "/nowhere/cairn.sock", .connect_timeout_ms = 50 };
+    const struct cairn_opts opts = { .struct_size = sizeof opts, .endpoint = "/nowhere/socket",
+                                     .connect_timeout_ms = 50 };
     const cairn_status status = cairn_open(&opts, &session);
     printf("%d %s\n", (int)status, cairn_error());
     return status == CAIRN_ERR_UNREACHABLE ? 0 : 1;
