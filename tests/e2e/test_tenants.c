@@ -322,6 +322,6 @@ SUITE(60, NULL, stop);
 int main(void)
 {
     if (geteuid() == 0) return suite_main();
-    printf("skip: only root can be two users\n");
+    printf("skip: needs root: nobody else is two users\n");
     return SUITE_SKIPPED;
 }
