@@ -141,6 +141,7 @@ static void conn_bury(struct remote_conn *conn)
     conn->is_dirty = false;
     conn->state = REMOTE_ENDED;
     remote_unwatch(conn);
+    (void)shutdown(conn->fd, SHUT_RDWR); // also where a forked child has the socket, too
     close(conn->fd);
     conn->fd = -1;
     remote_conn_return(conn);
@@ -159,6 +160,8 @@ void remote_conn_end(struct remote_conn *conn)
     leave_strangers(conn);
     if (conn->state == REMOTE_IS_UP && !conn->is_pulse) conn->link->up_count--;
     forget_keys(conn);
+    if (conn->is_dirty) TAILQ_REMOVE(&conn->fabric->dirty, conn, dirty); // nobody kicks it again
+    conn->is_dirty = false;
     conn->state = REMOTE_LEAVES;
     if (remote_io_let_go(conn)) conn_bury(conn);
 }
@@ -673,10 +676,12 @@ static unsigned flush(struct remote_fabric *fabric)
     for (int i = 0; i < FLUSHES_PER_TURN && (conn = TAILQ_FIRST(&fabric->dirty)) != NULL; i++) {
         TAILQ_REMOVE(&fabric->dirty, conn, dirty);
         conn->is_dirty = false;
-        if (conn->io->is_thread)
+        if (conn->io->is_thread) {
             remote_io_kick(conn);
-        else
-            count += remote_io_serve(conn, 0) + remote_conn_harvest(conn);
+        } else {
+            count += remote_io_serve(conn, 0);
+        }
+        count += remote_conn_harvest(conn); // also frames that came before a pause
     }
     return count;
 }

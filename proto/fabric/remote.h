@@ -246,6 +246,8 @@ struct remote_conn {
     struct handshake_result *result; /* from the handshake's end until the connection is up */
     struct remote_hello hello;       /* [hello_bytes] of it have come */
     size_t hello_bytes;
+    /* acknowledged at the last look, and since when nothing more was, though something is under way */
+    uint64_t acked_bytes, unacked_since_ms;
     size_t landing_bytes; /* asked for, and not here yet */
     uint32_t watched;     /* events, if the owner's epoll has the socket */
     bool is_watched;
@@ -262,7 +264,7 @@ struct remote_conn {
     bool is_news;      /* in fabric->news; under the fabric's lock */
     bool is_kicked;    /* in io->kicked */
     bool is_let_go;    /* the thread has let go of the connection; under the fabric's lock */
-    bool is_leaving;   /* the thread is to let go */
+    bool is_leaving;   /* the thread is to let go; under the io's lock */
     bool is_paused;    /* the thread is not to read: the owner has too many answers to write */
     bool is_broken;    /* the socket is of no use */
     bool is_finished;  /* the other end said CLOSE */

@@ -739,15 +739,13 @@ static bool serve_kicked(struct remote_io *io)
         pthread_mutex_lock(&io->lock);
         const bool is_over = io->is_over;
         struct remote_conn *conn = TAILQ_FIRST(&io->kicked);
+        const bool is_leaving = conn != NULL && conn->is_leaving;
         if (conn != NULL) {
             TAILQ_REMOVE(&io->kicked, conn, kicked);
             conn->is_kicked = false;
         }
         pthread_mutex_unlock(&io->lock);
         if (conn == NULL) return !is_over;
-        pthread_mutex_lock(&conn->lock);
-        const bool is_leaving = conn->is_leaving;
-        pthread_mutex_unlock(&conn->lock);
         if (is_leaving)
             let_go(conn);
         else
@@ -847,15 +845,21 @@ struct remote_io *remote_io_choose(struct remote_fabric *fabric)
     return fabric->threads[fabric->thread_next++ % fabric->thread_count];
 }
 
-void remote_io_kick(struct remote_conn *conn)
+static void kick(struct remote_conn *conn, bool is_leaving)
 {
     struct remote_io *io = conn->io;
     pthread_mutex_lock(&io->lock);
     const bool was_empty = TAILQ_EMPTY(&io->kicked);
     if (!conn->is_kicked) TAILQ_INSERT_TAIL(&io->kicked, conn, kicked);
     conn->is_kicked = true;
+    conn->is_leaving = is_leaving; // this is then the last kick: the thread lets go once
     pthread_mutex_unlock(&io->lock);
     if (was_empty) (void)eventfd_write(io->kick_fd, 1);
+}
+
+void remote_io_kick(struct remote_conn *conn)
+{
+    kick(conn, false);
 }
 
 void remote_io_adopt(struct remote_conn *conn)
@@ -876,9 +880,6 @@ bool remote_io_let_go(struct remote_conn *conn)
         release_buffers(conn);
         return true;
     }
-    pthread_mutex_lock(&conn->lock);
-    conn->is_leaving = true;
-    pthread_mutex_unlock(&conn->lock);
-    remote_io_kick(conn);
+    kick(conn, true);
     return false;
 }

@@ -485,22 +485,29 @@ static bool has_queue(const struct remote_link *link)
     return !TAILQ_EMPTY(&link->waiting);
 }
 
-/* True if the connection's host has not acknowledged anything for too long. A process that is stopped is not
- * meant: its kernel acknowledges what it has room for. */
-static bool is_silent(const struct remote_conn *conn)
+/* True if the connection's host has not acknowledged anything for too long of what is under way. A process
+ * that is stopped is not meant: its kernel answers, even if it has no room. */
+static bool is_silent(struct remote_conn *conn, uint64_t now_ms)
 {
     struct tcp_info info = { .tcpi_unacked = 0 };
     socklen_t bytes = sizeof info;
-    return carries(conn) && getsockopt(conn->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 &&
-           info.tcpi_unacked > 0 && info.tcpi_last_ack_recv > conn->fabric->patience_ms &&
-           info.tcpi_last_data_recv > conn->fabric->patience_ms;
+    if (!carries(conn) || getsockopt(conn->fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0)
+        return false;
+    if (info.tcpi_unacked == 0 || info.tcpi_bytes_acked != conn->acked_bytes)
+        conn->unacked_since_ms = 0;
+    else if (conn->unacked_since_ms == 0)
+        conn->unacked_since_ms = now_ms;
+    conn->acked_bytes = info.tcpi_bytes_acked;
+    return conn->unacked_since_ms != 0 &&
+           now_ms - conn->unacked_since_ms > conn->fabric->patience_ms &&
+           info.tcpi_last_ack_recv > conn->fabric->patience_ms;
 }
 
-static bool has_silent(const struct remote_link *link)
+static bool has_silent(const struct remote_link *link, uint64_t now_ms)
 {
-    const struct remote_conn *conn;
+    struct remote_conn *conn;
     TAILQ_FOREACH (conn, &link->conns, entry)
-        if (is_silent(conn)) return true;
+        if (is_silent(conn, now_ms)) return true;
     return false;
 }
 
@@ -520,7 +527,7 @@ bool remote_link_tick(struct remote_link *link, uint64_t now_ms)
         link->dial_ms = 0;
         dial_next(link);
     }
-    if (has_silent(link)) {
+    if (has_silent(link, now_ms)) {
         say_lost(link, "its host has acknowledged nothing of what was sent for longer than the "
                        "patience of this fabric");
         remote_link_lose(link, CAIRN_ERR_CLOSED);
@@ -599,6 +606,7 @@ static void end_op(struct fabric_op *op, uint64_t now_ms)
         item->is_spared = true; // it is being written
         op->due_ms = now_ms + link->fabric->patience_ms;
     } else {
+        op->due_ms = 0; // a thread may still have it: it ends with its connection
         remote_link_lose(link, CAIRN_ERR_CLOSED);
     }
 }
