@@ -194,10 +194,9 @@ TEST(a_plan_is_a_question)
 /* The session of a reader says Hello as a worker's. */
 TEST(a_reader_opens_a_job_as_a_reader_alone)
 {
-    const struct job_spec_data spec = fake_spec(1);
     struct fake_peer peer = dial_as(CAIRN_MAY_READ);
     fake_hear(&peer, Welcome, say_hello(&peer, CAIRN_ROLE_WIRE_WORKER));
-    fake_expect_error(&peer, fake_job_open(&peer, &spec, 5, 1), CAIRN_ERR_REFUSED,
+    fake_expect_error(&peer, fake_ask_open(&peer, 5, 1, 1), CAIRN_ERR_REFUSED,
                       "that needs the role worker");
     fake_peer_close(&peer);
 }
