@@ -7,8 +7,10 @@
 #include <sys/utsname.h>
 #include <time.h>
 
+#include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
 
+#define WHO_BYTES   512 /* of the text that says who it was */
 #define PAGE_EVENTS 256 /* events in one answer; so many fit a frame even with the longest texts */
 #define BATCH       512 /* events in one write */
 
@@ -41,16 +43,22 @@ static uint64_t now_unix_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
+/* Texts may come from a peer, and have any length and any character: an entry has what fits a sentence, in
+ * one line, and a job only if a job can have the name. */
 static void add_event(struct coord_events *events, const char *kind, const char *job,
                       const char *who, const char *text)
 {
+    struct sentence by = sentence_brief(who != NULL ? who : "", WHO_BYTES), what;
     if (events->ring == NULL) return;
+    sentence_set(&what, "%s", text);
+    text_mend(by.text, "");
+    text_mend(what.text, "");
     const struct stored_event row = { .number = events->next,
                                       .unix_ms = now_unix_ms(),
                                       .kind = kind,
-                                      .job = job != NULL ? job : "",
-                                      .who = who != NULL ? who : "",
-                                      .text = text };
+                                      .job = job != NULL && job_name_ok(job) ? job : "",
+                                      .who = by.text,
+                                      .text = what.text };
     struct stored_event *event = store_copy(events->change, &row, 1);
     if (event != NULL) keep_event(events, event); // without memory, the event is not kept
 }

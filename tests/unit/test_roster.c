@@ -544,6 +544,26 @@ TEST(refusals_that_repeat_are_counted)
     last_is("refused", "connect: 1 more", "alice"); // what was counted is not lost
 }
 
+/* A name may have anything in it, and any length: an entry stays one line, and short. */
+TEST(a_name_makes_no_entry_long_and_none_of_its_own)
+{
+    static char name[100000];
+    memset(name, 'x', sizeof name - 1);
+    memcpy(name, "a\nb", 3);
+    fake_heard(&admin, CAIRN_MSG_ERROR, fake_ask(&admin, JobRemove, .name = name));
+    const Cairn__Event *entry = last_audit();
+    ck_assert_ptr_nonnull(strstr(entry->text, "job drop"));
+    ck_assert_ptr_null(strchr(entry->text, '\n'));
+    ck_assert_ptr_null(strchr(entry->who, '\n'));
+    ck_assert_str_eq(entry->job, "");
+    ck_assert_uint_lt(strlen(entry->text), CAIRN_SENTENCE_BYTES);
+    const Cairn__Events *events = fake_call(&admin, Events, EventsGet);
+    for (size_t i = 0; i < events->n_events; i++) {
+        ck_assert_ptr_null(strchr(events->events[i]->text, '\n'));
+        ck_assert_uint_lt(strlen(events->events[i]->job), CAIRN_NAME_MAX);
+    }
+}
+
 /* A limit of files stands for a disk that is full. */
 static void let_files_grow(bool may)
 {
