@@ -148,6 +148,24 @@ static cairn_status fail_row(const char *what, const char *name, struct sentence
                      what, name);
 }
 
+static bool is_valid_now(const struct roster_token *token)
+{
+    return roster_judge(token, wall_unix_s(), NULL) == CAIRN_OK;
+}
+
+/* Takes a token off the list that is not valid any more. False: all are valid. */
+static bool forget_dead(struct coord_roster *roster)
+{
+    struct roster_token *at = roster->tokens, *end = at + roster->token_count;
+    while (at < end && is_valid_now(at)) at++;
+    if (at == end) return false;
+    memmove(at, at + 1, (size_t)(end - at - 1) * sizeof *at);
+    roster->token_count--;
+    return true;
+}
+
+/* The store may have too many tokens, or keys of the coordinator, because those that were to go could not be
+ * deleted. Then the dead ones, and the oldest, are left out. */
 static cairn_status load_token(void *context, const void *any, struct sentence *why)
 {
     struct coord_roster *roster = context;
@@ -167,12 +185,15 @@ static cairn_status load_token(void *context, const void *any, struct sentence *
     snprintf(token.name, sizeof token.name, "%s", row->name);
     snprintf(token.owner, sizeof token.owner, "%s", row->owner);
     snprintf(token.jobs, sizeof token.jobs, "%s", row->jobs);
-    if (roster->token_count == CAIRN_ROSTER_TOKENS_MAX)
-        return fail_with(why, CAIRN_ERR_CORRUPT, "the store has more than %d tokens",
-                         CAIRN_ROSTER_TOKENS_MAX);
-    roster_token_put(roster, &token);
+    cairn_status status = CAIRN_OK;
+    const bool is_full = roster->token_count == CAIRN_ROSTER_TOKENS_MAX;
+    if (!is_full || (is_valid_now(&token) && forget_dead(roster)))
+        roster_token_put(roster, &token);
+    else if (is_valid_now(&token))
+        status = fail_with(why, CAIRN_ERR_CORRUPT, "the store has more than %d valid tokens",
+                           CAIRN_ROSTER_TOKENS_MAX);
     sodium_memzero(&token, sizeof token);
-    return CAIRN_OK;
+    return status;
 }
 
 static void complete_curve(struct roster_curve *curve)
@@ -186,10 +207,13 @@ static cairn_status load_curve(void *context, const void *any, struct sentence *
     struct coord_roster *roster = context;
     const struct stored_curve *row = any;
     struct roster_curve curve = { .number = row->number, .since_s = row->since_unix_s };
-    if (!read_hex(row->secret, curve.key.secret, sizeof curve.key.secret) ||
-        roster->curve_count == CAIRN_ROSTER_CURVES_MAX)
-        return fail_row("key of the coordinator", "one too many or a broken one", why);
+    if (!read_hex(row->secret, curve.key.secret, sizeof curve.key.secret))
+        return fail_row("key of the coordinator", "a broken one", why);
     complete_curve(&curve);
+    if (roster->curve_count == CAIRN_ROSTER_CURVES_MAX) {
+        log_warn("the store has a key of the coordinator that was to go, and that is not used");
+        roster->curves[0] = roster->curves[--roster->curve_count];
+    }
     roster->curves[roster->curve_count++] = curve;
     sodium_memzero(&curve, sizeof curve);
     return CAIRN_OK;

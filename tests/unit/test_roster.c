@@ -475,6 +475,26 @@ TEST(a_store_of_an_older_program_gets_a_roster)
     is_in(token);
 }
 
+/* As a disk leaves it that was full when the former key and the dead tokens were to go, and not afterwards. */
+TEST(rows_that_could_not_be_deleted_are_no_hindrance)
+{
+    const struct token token = added("alice", "worker");
+    fake_peer_close(&admin);
+    fake_coordinator_stop(&fake);
+    on_store("UPDATE curves SET number = 9; INSERT INTO curves VALUES (1, hex(randomblob(32)), 1), "
+             "(2, hex(randomblob(32)), 2)");
+    on_store("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1100) "
+             "INSERT INTO tokens SELECT i, 'a' || i, 'o', '', hex(randomblob(32)), "
+             "hex(randomblob(16)), 1, i, 0, 0, 5, 0 FROM n");
+    fake_coordinator_start(&fake);
+    admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "admin");
+    is_in(token);
+    is_in(added("bob", "worker"));
+    rotate_cluster();
+    restart_coordinator();
+    is_in(token);
+}
+
 static const char *const broken[] = { "UPDATE tokens SET secret = 'xyz'",
                                       "UPDATE tokens SET pin = ''",
                                       "UPDATE tokens SET name = hex(zeroblob(64))",
