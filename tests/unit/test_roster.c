@@ -475,7 +475,7 @@ TEST(a_store_of_an_older_program_gets_a_roster)
     is_in(token);
 }
 
-/* As a disk leaves it that was full when the former key and the dead tokens were to go, and not afterwards. */
+/* As a disk leaves it that was full when the former key and the dead tokens were to go, and then was not. */
 TEST(rows_that_could_not_be_deleted_are_no_hindrance)
 {
     const struct token token = added("alice", "worker");
