@@ -84,8 +84,9 @@ static void begin_look(struct coord *cluster, const char *job)
 }
 
 /* Sets *out to the generation with which a new job begins, and owner_out to the owner of the snapshots
- * that have its name. Returns false while a thread is reading the folder; the openers are judged again when the thread is done. If the folder cannot be read,
- * or has not been read after LOOK_MS, the job begins with generation 1, and a warning is logged. */
+ * that have its name. Returns false while a thread is reading the folder; the openers are judged again when
+ * the thread is done. If the folder cannot be read, or has not been read after LOOK_MS, the job begins with
+ * generation 1, and a warning is logged. */
 static bool first_generation(struct coord *cluster, const char *job, uint64_t *out,
                              char owner_out[CAIRN_OWNER_BYTES])
 {
@@ -211,52 +212,77 @@ static bool is_contested(struct coord_member *member, const struct coord_job *jo
     return true;
 }
 
-/* Judges a member that waits. True: something has changed, and the member may be gone. False: the
- * member waits on. */
+/* The next functions judge a member that waits. True: something has changed, and the member may be gone.
+ * False: the member waits on. */
+
+/* Its job exists. */
+static bool advance_to_join(struct coord_member *member, struct coord_job *job)
+{
+    struct coord *cluster = member->session->cluster;
+    struct sentence why;
+    const cairn_status access = coord_judge_opener(member->session, job,
+                                                   member->role == CAIRN_ROLE_WIRE_WORKER, &why);
+    if (access != CAIRN_OK) {
+        coord_audit_refused_peer(cluster, member->session->peer, "open a job", why.text);
+        opening_refuse(member, access, why.text);
+        return true;
+    }
+    if (member->opening.attached_id == job->id)
+        coord_job_seen(job, role_name(member->role), member->session->name,
+                       member->opening.seen_epoch);
+    if ((coord_operations_hold(job) & CAIRN_HOLD_MEMBERS) != 0 || job->loss.behind ||
+        coord_recovery_pending(job))
+        return false;
+    // also true if the job's parts may return
+    const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST;
+    if (lost && wants_restore(member))
+        return coord_shards_staying(cluster, &job->spec, false) >= coord_recovery_shards(job) &&
+               begin_resume(member);
+    if (member->opening.attached_id != 0 && member->opening.attached_id != job->id) {
+        refuse_another(member);
+        return true;
+    }
+    if (member->opening.must_not_exist && member->opening.attached_id == 0 && job->version_unknown)
+        return false;
+    bool gone = false;
+    if (member->opening.attached_id == 0 && refuse_begun(member, job)) return true;
+    if (!opening_compare(member, job)) return true;
+    const bool fits = member->role != CAIRN_ROLE_WIRE_WORKER || member->opening.joins;
+    if (!lost && fits && is_contested(member, job, &gone)) return gone;
+    member->opening.put_off = !lost && fits && coord_relapse_wait_ms(job, member) > 0;
+    if (member->opening.put_off) {
+        cluster->openings.contested = true; // the next tick judges the member again
+        return false;
+    }
+    opening_join(member, job);
+    return true;
+}
+
+/* Its job can be made. */
+static bool advance_to_make(struct coord_member *member)
+{
+    struct coord *cluster = member->session->cluster;
+    struct sentence why;
+    uint64_t generation;
+    char owner[CAIRN_OWNER_BYTES];
+    if (!first_generation(cluster, member->job_name, &generation, owner)) return false;
+    if (refuse_taken(member, owner)) return true;
+    if (wants_restore(member)) return begin_resume(member);
+    struct coord_tenant maker;
+    coord_tenant_make(&maker, member->session);
+    const cairn_status status = coord_job_create(cluster, &member->opening.spec, generation,
+                                                 member->opening.packed, &maker, &why);
+    if (status != CAIRN_OK) opening_refuse(member, status, why.text);
+    // the member may be gone: a small job is planned at once, and its openers may be refused
+    return true;
+}
+
 static bool advance_opening(struct coord_member *member)
 {
     struct coord *cluster = member->session->cluster;
     struct coord_job *job = coord_job_find(cluster, member->job_name);
     struct sentence why;
-    if (job != NULL) {
-        const cairn_status access = coord_judge_opener(
-            member->session, job, member->role == CAIRN_ROLE_WIRE_WORKER, &why);
-        if (access != CAIRN_OK) {
-            coord_audit_refused_peer(cluster, member->session->peer, "open a job", why.text);
-            opening_refuse(member, access, why.text);
-            return true;
-        }
-        if (member->opening.attached_id == job->id)
-            coord_job_seen(job, role_name(member->role), member->session->name,
-                           member->opening.seen_epoch);
-        if ((coord_operations_hold(job) & CAIRN_HOLD_MEMBERS) != 0 || job->loss.behind ||
-            coord_recovery_pending(job))
-            return false;
-        // also true if the job's parts may return
-        const bool lost = job->state == CAIRN_CLUSTER_JOB_LOST;
-        if (lost && wants_restore(member))
-            return coord_shards_staying(cluster, &job->spec, false) >= coord_recovery_shards(job) &&
-                   begin_resume(member);
-        if (member->opening.attached_id != 0 && member->opening.attached_id != job->id) {
-            refuse_another(member);
-            return true;
-        }
-        if (member->opening.must_not_exist && member->opening.attached_id == 0 &&
-            job->version_unknown)
-            return false;
-        bool gone = false;
-        if (member->opening.attached_id == 0 && refuse_begun(member, job)) return true;
-        if (!opening_compare(member, job)) return true;
-        const bool fits = member->role != CAIRN_ROLE_WIRE_WORKER || member->opening.joins;
-        if (!lost && fits && is_contested(member, job, &gone)) return gone;
-        member->opening.put_off = !lost && fits && coord_relapse_wait_ms(job, member) > 0;
-        if (member->opening.put_off) {
-            cluster->openings.contested = true; // the next tick judges the member again
-            return false;
-        }
-        opening_join(member, job);
-        return true;
-    }
+    if (job != NULL) return advance_to_join(member, job);
     if (coord_job_planning(cluster, member->job_name) ||
         coord_job_is_strange(cluster, member->job_name, &why))
         return false;
@@ -281,18 +307,7 @@ static bool advance_opening(struct coord_member *member)
         opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
         return true;
     }
-    uint64_t generation;
-    char owner[CAIRN_OWNER_BYTES];
-    if (!first_generation(cluster, member->job_name, &generation, owner)) return false;
-    if (refuse_taken(member, owner)) return true;
-    if (wants_restore(member)) return begin_resume(member);
-    struct coord_tenant maker;
-    coord_tenant_make(&maker, member->session);
-    const cairn_status status = coord_job_create(cluster, &member->opening.spec, generation,
-                                                 member->opening.packed, &maker, &why);
-    if (status != CAIRN_OK) opening_refuse(member, status, why.text);
-    // the member may be gone: a small job is planned at once, and its openers may be refused
-    return true;
+    return advance_to_make(member);
 }
 
 static bool advance_any(struct coord *cluster)
