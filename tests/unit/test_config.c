@@ -10,6 +10,7 @@
 struct values {
     char *name;
     char *folder;
+    char *friends;
     bool loud;
     int64_t count;
     int64_t memory_bytes;
@@ -23,6 +24,8 @@ static const struct config_option options[] = {
       "The name in logs." },
     { "shard", "data", CAIRN_OPTION_PATH, offsetof(struct values, folder), NULL, 0, 0,
       "Where state is kept." },
+    { "shard", "friend", CAIRN_OPTION_LINES, offsetof(struct values, friends), "", 0, 0,
+      "A friend, a line for each." },
     { "shard", "loud", CAIRN_OPTION_BOOL, offsetof(struct values, loud), "no", 0, 0, "Be loud." },
     { "limits", "count", CAIRN_OPTION_INT, offsetof(struct values, count), "4", -2, 64,
       "How many." },
@@ -93,6 +96,17 @@ TEST(values_come_from_defaults_then_file_then_command_line)
     ck_assert_int_eq(config_finish(&config, &why), CAIRN_OK);
 }
 
+TEST(a_key_of_lines_may_be_given_again_and_the_command_line_replaces_the_file)
+{
+    ck_assert_str_eq(values.friends, "");
+    ck_assert_int_eq(read_text("[shard]\nfriend = a b=1\nloud = yes\nfriend = c\n"), CAIRN_OK);
+    ck_assert_str_eq(values.friends, "a b=1\nc");
+    ck_assert_int_eq(config_set(&config, "shard.friend=d", &why), CAIRN_OK);
+    ck_assert_str_eq(values.friends, "d");
+    ck_assert_int_eq(config_set(&config, "shard.friend=e", &why), CAIRN_OK);
+    ck_assert_str_eq(values.friends, "d\ne");
+}
+
 TEST(a_factor_is_read_to_the_thousandth)
 {
     static const struct {
@@ -117,7 +131,7 @@ struct refusal {
 };
 
 static const struct refusal refusals[] = {
-    { "[shard]\nnmae = x\n", ":2: there is no key \"nmae\" in [shard]; there are: name data loud" },
+    { "[shard]\nnmae = x\n", ":2: there is no key \"nmae\" in [shard]; there are: name data friend loud" },
     { "\n[shrad]\nname = x\n", ":3: there is no section [shrad]; there are: [shard] [limits]" },
     { "name = x\n", ":1: \"name\" stands before any section" },
     { "[shard]\nname = x\n\nname = y\n", ":4: name in [shard] was given before, in line 2" },
