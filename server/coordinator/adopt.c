@@ -576,6 +576,7 @@ static cairn_status write_adopted(struct coord_steps *steps, struct sentence *wh
 static void reload_job(struct coord *cluster, const struct stored_job *row)
 {
     struct coord_job *old = coord_job_by_id(cluster, row->id);
+    const struct coord_tenant none = { .owner = "" }, tenant = old != NULL ? old->tenant : none;
     struct sentence why;
     while (old != NULL && old->members.list != NULL) {
         struct coord_session *session = old->members.list->session;
@@ -590,6 +591,13 @@ static void reload_job(struct coord *cluster, const struct stored_job *row)
         coord_job_free(old);
     }
     const cairn_status status = coord_job_load(cluster, row, &why);
+    struct coord_job *job = coord_job_by_id(cluster, row->id);
+    if (job != NULL) job->tenant = tenant; // the store has kept it, if it had it
+    if (job != NULL && tenant.owner[0] == '\0')
+        log_warn(
+            "job %s is everybody's, because shards do not know whose a job is: `cairn job chown` "
+            "gives it an owner",
+            row->name);
     if (status != CAIRN_OK)
         log_error("job %s is in the store, but was not loaded: %s; start again", row->name,
                   why.text);
