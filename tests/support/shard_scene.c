@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <check.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -680,6 +681,7 @@ static void open_scene(struct scene *scene, const char *kind, const struct shard
         const struct cairn_fabric_mem_options mem = { .seed = 7, .delay_max_ticks = 4 };
         ck_assert_int_eq(cairn_fabric_mem_hub_open(&mem, &scene->hub), CAIRN_OK);
     }
+    signal(SIGPIPE, SIG_IGN); // as a daemon does
     cairn_scratch_make_quick(scene->folder);
     snprintf(scene->coordinator, sizeof scene->coordinator, "%s/socket", scene->folder);
     const struct listener_options listen = {

@@ -121,7 +121,7 @@ TEST(a_manifest_of_a_former_version_is_restored)
     FILE *file = fopen(path, "r");
     ck_assert_int_gt(getdelim(&text, &size, '\0', file), 0);
     fclose(file);
-    *strstr(strstr(text, "\"version\": "), "4") = '2';
+    *strstr(strstr(text, "\"version\": "), "5") = '2';
     *strstr(text, ",\n \"blake2b_256\"") = '\0';
     file = fopen(path, "w");
     fprintf(file, "%s\n}\n", text);
