@@ -138,12 +138,11 @@ static void *run_confined(void *argument)
 static cairn_status run_apart(struct confined *confined, struct sentence *why)
 {
     pthread_t thread;
-    int error = pthread_create(&thread, NULL, run_confined, confined);
+    int error = pthread_create(&thread, NULL, run_confined, confined); // has this one's name
     if (error != 0)
         return fail_with(why, CAIRN_ERR_NO_MEMORY,
                          "no thread could be started to read with fewer rights: %s",
                          strerror(error));
-    pthread_setname_np(thread, "cairn-confined");
     pthread_join(thread, NULL);
     if (confined->error == 0) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_IO, "the kernel did not take rights away (Landlock): %s",
