@@ -26,7 +26,7 @@ cairn_status access_rules_read(const char *admin_group, const char *socket_roles
     if (admin_group != NULL && admin_group[0] != '\0')
         CAIRN_TRY(find_group(admin_group, &rules.admin_gid, why));
     if (socket_roles == NULL || socket_roles[0] == '\0')
-        rules.socket_roles = CAIRN_MAY_WORK | CAIRN_MAY_READ | CAIRN_MAY_MONITOR;
+        rules.socket_roles = CAIRN_MAY_WORK | CAIRN_MAY_READ;
     else if (strcmp(socket_roles, "none") != 0 && !roles_parse(socket_roles, &rules.socket_roles))
         return fail_with(why, CAIRN_ERR_CONFIG,
                          "access.socket_roles is \"%.64s\": give some of worker, reader, shard, "
@@ -128,26 +128,40 @@ static const char *verb_for(enum access_kind kind)
     return "use";
 }
 
+cairn_status access_by_role(const struct identity *who, const char *job, enum access_kind kind,
+                            struct sentence *why)
+{
+    struct sentence doing;
+    if (job[0] != '\0')
+        sentence_set(&doing, "%s job %s", verb_for(kind), job);
+    else
+        sentence_set(&doing, "%s jobs", verb_for(kind));
+    return access_any(who, roles_for(kind), doing.text, why);
+}
+
 cairn_status access_job(const struct identity *who, const char *job, const char *owner,
                         const char *allowed, enum access_kind kind, struct sentence *why)
 {
     if (access_role(who, CAIRN_MAY_ADMIN)) return CAIRN_OK;
-    if (!access_role(who, roles_for(kind))) {
-        struct sentence doing;
-        sentence_set(&doing, "%s job %s", verb_for(kind), job);
-        return access_any(who, roles_for(kind), doing.text, why);
-    }
+    CAIRN_TRY(access_by_role(who, job, kind, why));
     const bool is_limited = who->jobs[0] != '\0';
     if (is_limited && !access_listed(who->jobs, job))
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "%s may not %s job %s: its token is for jobs %s only; an admin gives "
                          "another token with `cairn key add --jobs`",
                          who->name, verb_for(kind), job, who->jobs);
-    if (owner[0] == '\0' || strcmp(owner, who->owner) == 0) return CAIRN_OK;
+    const bool is_nobodys = owner[0] == '\0';
+    if (!is_nobodys && strcmp(owner, who->owner) == 0) return CAIRN_OK;
+    if (is_nobodys && kind == CAIRN_ACCESS_LOOK) return CAIRN_OK;
     // A monitor without another role watches the whole cluster, for whoever runs it.
     if (kind == CAIRN_ACCESS_LOOK && access_role(who, CAIRN_MAY_MONITOR)) return CAIRN_OK;
     if (kind != CAIRN_ACCESS_OWN && (is_limited || access_listed(allowed, who->owner)))
         return CAIRN_OK;
+    if (is_nobodys)
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "%s (owner %s) may not %s job %s, which has no owner, because it is older "
+                         "than owners or was adopted: an admin gives it one (`cairn job chown`)",
+                         who->name, who->owner, verb_for(kind), job);
     return fail_with(why, CAIRN_ERR_REFUSED,
                      "%s (owner %s) may not %s job %s, which belongs to %s: its owner or an admin "
                      "can allow it",

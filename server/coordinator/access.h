@@ -24,8 +24,8 @@ struct access_rules {
     uint32_t socket_roles; /* of everybody else who can connect */
 };
 /* Reads the rules from the configuration. admin_group: the name or number of a group; NULL or "": the group
- * that this process runs as. socket_roles: as roles_parse has them, or "none"; NULL or "": a worker's, a
- * reader's and a monitor's. Asks the system for the group, so it may block. CAIRN_ERR_CONFIG. */
+ * that this process runs as. socket_roles: as roles_parse has them, or "none"; NULL or "": a worker's and
+ * a reader's. Asks the system for the group, so it may block. CAIRN_ERR_CONFIG. */
 CAIRN_MUST_CHECK cairn_status access_rules_read(const char *admin_group, const char *socket_roles,
                                                 struct access_rules *out, struct sentence *why);
 /* The roles of a user whose process is in these groups. Pure. */
@@ -48,9 +48,15 @@ enum access_kind {
     CAIRN_ACCESS_OWN,   /* create, drop, amend, restore, park it */
 };
 
+/* Judges whether the identity has a role for this kind of access, whosever job it is. job: for the sentence;
+ * "": no certain one. CAIRN_ERR_REFUSED. */
+CAIRN_MUST_CHECK cairn_status access_by_role(const struct identity *who, const char *job,
+                                             enum access_kind kind, struct sentence *why);
+
 /* Judges whether an identity may do this to a job.
  *
- * `owner` owns the job; "": the job is older than owners, and everybody's. `allowed` are the other owners
+ * `owner` owns the job; "": nobody does, because the job is older than owners or was adopted: everybody may
+ * LOOK, and the rest is an admin's until an admin gives it an owner. `allowed` are the other owners
  * who may do what the owner allows: names with '*', separated by ','; "" or NULL: nobody. They may do all
  * but OWN. An identity that is limited to jobs (identity.jobs) may touch no other job; those jobs it may
  * READ and WRITE, whoever owns them.

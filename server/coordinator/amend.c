@@ -283,7 +283,8 @@ static cairn_status judge_growth(struct coord_job *job, struct coord_job *staged
 {
     const uint64_t was = coord_job_state_bytes(job), is = coord_job_state_bytes(staged);
     const struct quota more = { .bytes = is > was ? is - was : 0 };
-    return coord_quota_judge(job->cluster, job->tenant.owner, &more, why);
+    CAIRN_TRY(coord_quota_judge(job->cluster, job->tenant.owner, &more, why));
+    return coord_quota_judge_workers(job, quota_in_flight(staged), why);
 }
 
 /* Fills the staged job. If this succeeds, `next` belongs to the staged job. */
@@ -742,6 +743,9 @@ static cairn_status amend_job(struct coord_job *job, struct coord_member *member
     status = change_spec(&next, amend, &extends, why);
     if (status == CAIRN_OK) status = coord_settings_judge_planes(&job->spec, &next, why);
     if (status == CAIRN_OK) status = judge_bounds(job, &next, why);
+    if (status == CAIRN_OK && !extends)
+        status = coord_quota_judge_workers(job, quota_in_flight_if(job, &next, job->entry_count),
+                                           why);
     if (status == CAIRN_OK) status = coord_missed_judge(job, &next, why);
     if (status == CAIRN_OK && changes_tensors(amend) && member == NULL)
         status = fail_with(why, CAIRN_ERR_REFUSED, "only a worker may amend tensors");
@@ -765,6 +769,17 @@ static cairn_status wait_for_another(struct coord_member *member, const Cairn__J
     return member->amend.later != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
 }
 
+/* With whom a job is shared trains it, and does not change it. */
+static cairn_status judge_amender(const struct coord_member *member, struct sentence *why)
+{
+    const struct coord_session *session = member->session;
+    const cairn_status status = coord_job_judge_access(coord_who(session), member->job,
+                                                       CAIRN_ACCESS_OWN, why);
+    if (status != CAIRN_OK)
+        coord_audit_refused_peer(session->cluster, session->peer, "amend a job", why->text);
+    return status;
+}
+
 /* Judges a worker's amendment, and begins it. The job changes as soon as the amendment is durable,
  * and the worker is answered after that. */
 static void on_worker_amends(struct coord_member *member, uint32_t request, const void *any)
@@ -778,9 +793,10 @@ static void on_worker_amends(struct coord_member *member, uint32_t request, cons
     member->amend.revision = 0;
     if (extend_is(job, amend->key)) return; // the member has asked again, after a reconnect
     if (amending != NULL && amending->next.amend_key == amend->key) return;
-    const cairn_status status = again              ? CAIRN_OK
-                                : amending != NULL ? wait_for_another(member, amend)
-                                                   : amend_job(job, member, amend, &why);
+    const cairn_status may = again ? CAIRN_OK : judge_amender(member, &why);
+    const cairn_status status = may != CAIRN_OK || again ? may
+                                : amending != NULL       ? wait_for_another(member, amend)
+                                                         : amend_job(job, member, amend, &why);
     // An amendment that has begun, or waits, is answered when it is done.
     if (again || status != CAIRN_OK) answer_amender(member, status, why.text);
     // If a repeated request still waits, a shard lacks the spec, for example because it had no

@@ -280,6 +280,8 @@ struct coord_job {
     struct origin origin;
     struct coord_reserved reserved;
     struct coord_tenant tenant;
+    struct coord_tenant former_tenant; /* `tenant` before the change that is being stored */
+    bool is_sharing;                   /* true: `former_tenant` counts if that fails */
     struct coord_waiters sharers; /* owned: tenants.c; those who wait until `tenant` is durable */
 
     /* NULL in CREATING. In LOST the core is dead, unless loss.may_return */

@@ -9,10 +9,12 @@
 
 /* ==== asker ==== */
 
-/* Who asks for something about snapshots whose job is not there any more, so that the newest manifest says
- * whose they are. */
+/* Who asks for something about snapshots of a job's name. Their manifests say whose they are; the job of that
+ * name, if there is one, was judged already. */
 struct snapshot_asker {
-    bool is_judged; /* false: the job is there and was judged, or an admin asks */
+    bool is_judged; /* false: nobody asks, or an admin */
+    bool has_job;   /* true: there is a job of the name, which belongs to `owner` */
+    char owner[CAIRN_OWNER_BYTES];
     enum access_kind kind;
     struct identity who;
 };
@@ -21,20 +23,43 @@ static struct snapshot_asker asker_of(const struct coord_session *session, const
                                       enum access_kind kind)
 {
     const struct identity *who = coord_who(session);
-    return (struct snapshot_asker) { .is_judged = !access_role(who, CAIRN_MAY_ADMIN) &&
-                                                  coord_job_find(session->cluster, job) == NULL,
-                                     .kind = kind,
-                                     .who = *who };
+    const struct coord_job *live = coord_job_find(session->cluster, job);
+    struct snapshot_asker asker = { .is_judged = !access_role(who, CAIRN_MAY_ADMIN),
+                                    .has_job = live != NULL,
+                                    .kind = kind,
+                                    .who = *who };
+    if (live != NULL) snprintf(asker.owner, sizeof asker.owner, "%s", live->tenant.owner);
+    return asker;
 }
 
-/* Judges the asker. Blocks. The errors of coord_job_judge_access. */
+/* Judges whether the asker may do it to a snapshot whose manifest says this owner. */
+static cairn_status judge_owned(const struct snapshot_asker *asker, const char *job,
+                                const char *owner, struct sentence *why)
+{
+    if (asker->has_job && coord_owner_is_jobs(owner, asker->owner)) return CAIRN_OK;
+    return coord_owner_judge_access(&asker->who, job, owner, asker->kind, why);
+}
+
+/* Judges the asker by the snapshot `id`; NULL, or a snapshot without a manifest: by the name. If a manifest
+ * cannot be read, only an admin passes. Blocks. The errors of coord_job_judge_access, and
+ * CAIRN_ERR_NOT_READY. */
 static cairn_status judge_asker(const struct coord *cluster, const struct snapshot_asker *asker,
-                                const char *job, struct sentence *why)
+                                const char *job, const char *id, struct sentence *why)
 {
     char owner[CAIRN_OWNER_BYTES];
+    struct sentence said = { "" };
     if (!asker->is_judged) return CAIRN_OK;
-    coord_snapshot_owner(cluster, job, owner);
-    return coord_owner_judge_access(&asker->who, job, owner, asker->kind, why);
+    cairn_status status = CAIRN_ERR_NOT_FOUND;
+    if (id != NULL) status = coord_snapshot_owner(cluster, job, id, owner, &said);
+    if (status == CAIRN_ERR_NOT_FOUND && asker->has_job) return CAIRN_OK;
+    if (status == CAIRN_ERR_NOT_FOUND)
+        status = coord_snapshot_owner(cluster, job, NULL, owner, &said);
+    if (status == CAIRN_OK) return judge_owned(asker, job, owner, why);
+    if (status == CAIRN_ERR_NOT_FOUND) return CAIRN_OK; // there is nothing to do anything to
+    return fail_with(why, CAIRN_ERR_NOT_READY,
+                     "whose the snapshots of job %s are is not known: %s; ask again when that is "
+                     "mended, or ask an admin to do it",
+                     job, sentence_brief(said.text, 300).text);
 }
 
 /* ==== sweep ==== */
@@ -78,7 +103,7 @@ static cairn_status look_at_snapshots(const struct coord *cluster, const char *j
 {
     *words = (struct snapshot_words) { .latest = "" };
     cairn_status status = coord_find_snapshots(cluster, job, NULL, found, why);
-    if (status == CAIRN_OK) status = snapshot_words_load(cluster->storage.path, job, words, why);
+    if (status == CAIRN_OK) status = coord_snapshot_words(cluster, job, words, why);
     return status;
 }
 
@@ -110,13 +135,22 @@ static bool is_others(const struct keeping *keeping, const struct found_snapshot
     return keeping->number == 0 || keeping->origin.generation == 0 || f->is_left;
 }
 
+/* True if who asks for the sweep may not remove the snapshot. */
+static bool is_anothers(const struct keeping *keeping, const struct manifest *m)
+{
+    struct sentence ignored;
+    return keeping->asker.is_judged &&
+           judge_owned(&keeping->asker, keeping->job, m->owner != NULL ? m->owner : "", &ignored) !=
+               CAIRN_OK;
+}
+
 static struct retention_item item_of(const struct keeping *keeping, const struct found_snapshot *f)
 {
     const struct manifest *m = &f->manifest;
     const struct snapshot_check *check = snapshot_words_check(&keeping->words, f->place.id);
     struct retention_item item = { .created_unix_s = m->created_unix_s, .step = m->step };
     for (size_t i = 0; i < m->file_count; i++) item.bytes += m->files[i].bytes;
-    item.is_others = is_others(keeping, f);
+    item.is_others = is_others(keeping, f) || is_anothers(keeping, m);
     item.is_periodic = m->periodic != 0 && !item.is_others;
     item.is_tagged = tag_of(&keeping->words, f->place.id) != NULL;
     item.is_latest = strcmp(keeping->words.latest, f->place.id) == 0;
@@ -129,7 +163,7 @@ static struct retention_item item_of(const struct keeping *keeping, const struct
 static void run_sweep(struct coord_work *work)
 {
     struct keeping *k = (struct keeping *)work;
-    work->status = judge_asker(work->cluster, &k->asker, k->job, &work->why);
+    work->status = judge_asker(work->cluster, &k->asker, k->job, NULL, &work->why);
     if (work->status == CAIRN_OK)
         work->status = look_at_snapshots(work->cluster, k->job, &k->found, &k->words, &work->why);
     if (work->status != CAIRN_OK) return;
@@ -611,7 +645,8 @@ static void run_removal(struct coord_work *work)
     const char *root = work->cluster->storage.path;
     work->status = coord_storage_seen(work->cluster, &work->why);
     if (work->status == CAIRN_OK)
-        work->status = judge_asker(work->cluster, &removal->asker, removal->job, &work->why);
+        work->status = judge_asker(work->cluster, &removal->asker, removal->job, removal->id,
+                                   &work->why);
     if (work->status != CAIRN_OK) return;
     note_begun(removal, root);
     work->status = coord_snapshot_release(work->cluster, removal->job, removal->id, removal->cause,
@@ -817,9 +852,9 @@ static void run_tag(struct coord_work *work)
     coord_snapshot_words_lock();
     work->status = coord_storage_seen(work->cluster, &work->why);
     if (work->status == CAIRN_OK)
-        work->status = judge_asker(work->cluster, &t->asker, t->job, &work->why);
+        work->status = judge_asker(work->cluster, &t->asker, t->job, t->id, &work->why);
     if (work->status == CAIRN_OK)
-        work->status = snapshot_words_load(work->cluster->storage.path, t->job, &words, &work->why);
+        work->status = coord_snapshot_words(work->cluster, t->job, &words, &work->why);
     if (work->status == CAIRN_OK)
         work->status = (t->is_removal ? take_off : put_on)(t, &words, &work->why);
     coord_snapshot_words_unlock();
@@ -1003,45 +1038,6 @@ cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, 
         *why = finding.list_why;
     }
     return finding.status;
-}
-
-/* ---- whose they are ---- */
-
-struct newest {
-    struct snapshot_place place;
-    char *folder; /* owned; NULL: none yet */
-};
-
-static void note_newest(void *context, const char *job, const char *id, const char *folder)
-{
-    struct newest *newest = context;
-    struct snapshot_place place = { .id = "" };
-    (void)job;
-    if (!snapshot_id_parse(id, &place.version.generation, &place.version.step)) return;
-    snprintf(place.id, sizeof place.id, "%s", id);
-    if (newest->folder != NULL && newer_place(&newest->place, &place) < 0) return;
-    char *copy = strdup(folder);
-    if (copy == NULL) return;
-    free(newest->folder);
-    *newest = (struct newest) { place, copy };
-}
-
-void coord_snapshot_owner(const struct coord *cluster, const char *job,
-                          char owner_out[CAIRN_OWNER_BYTES])
-{
-    struct newest newest = { .folder = NULL };
-    struct manifest manifest;
-    struct sentence ignored;
-    owner_out[0] = '\0';
-    const cairn_status status = snapshot_list(cluster->storage.path, job, note_newest, &newest,
-                                              &ignored);
-    manifest_init(&manifest);
-    if (status == CAIRN_OK && newest.folder != NULL &&
-        manifest_load(newest.folder, &manifest, &ignored) == CAIRN_OK) {
-        snprintf(owner_out, CAIRN_OWNER_BYTES, "%s", manifest.owner != NULL ? manifest.owner : "");
-        manifest_release(&manifest);
-    }
-    free(newest.folder);
 }
 
 /* ==== messages ==== */

@@ -303,7 +303,7 @@ struct coord_resume {
     struct coord_resume *next;
     struct coord *cluster;
     char *job;                    /* owned */
-    struct coord_tenant maker;    /* the worker that wants it */
+    struct coord_resumer by;      /* the worker that wants it */
     size_t damaged_count;         /* number of snapshots that were found damaged */
     struct snapshot_place behind; /* the oldest snapshot that was found damaged */
     struct sentence damaged;      /* names the newest damaged snapshot, and its damage */
@@ -345,7 +345,7 @@ static void on_resumed(const struct coord_restore *restore, cairn_status status,
 static bool restore_next(struct coord_resume *resume)
 {
     log_info("job %s: a worker wants its newest snapshot", resume->job);
-    return coord_restore_latest(resume->cluster, resume->job, 0, &resume->behind, &resume->maker,
+    return coord_restore_latest(resume->cluster, resume->job, 0, &resume->behind, &resume->by,
                                 on_resumed);
 }
 
@@ -378,14 +378,14 @@ static void on_resumed(const struct coord_restore *restore, cairn_status status,
     }
 }
 
-bool coord_resume_begin(struct coord *cluster, const char *job, const struct coord_tenant *maker)
+bool coord_resume_begin(struct coord *cluster, const char *job, const struct coord_resumer *by)
 {
     if (find_resume(cluster, job) != NULL) return true;
     struct coord_resume *resume = calloc(1, sizeof *resume);
     if (resume == NULL) return false;
     resume->cluster = cluster;
     resume->job = strdup(job);
-    resume->maker = *maker;
+    resume->by = *by;
     resume->next = cluster->resumes;
     cluster->resumes = resume;
     if (resume->job != NULL && restore_next(resume)) return true;

@@ -87,8 +87,7 @@ static const struct config_option table[] = {
     { "access", "admin_group", CAIRN_OPTION_STRING, AT(admin_group), "", 0, 0,
       "Over the Unix socket root, the daemon's user and the members of this group are admins. "
       "Empty: the daemon's own group." },
-    { "access", "socket_roles", CAIRN_OPTION_STRING, AT(socket_roles), "worker,reader,monitor", 0,
-      0,
+    { "access", "socket_roles", CAIRN_OPTION_STRING, AT(socket_roles), "worker,reader", 0, 0,
       "Roles of everybody else over the Unix socket: worker, reader, shard, admin, monitor; or "
       "none." },
     { "lease", "heartbeat", CAIRN_OPTION_DURATION, AT(heartbeat_ms), "1s", 10, 60000,

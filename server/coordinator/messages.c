@@ -122,6 +122,17 @@ static cairn_status on_snapshot_cancel(struct coord_session *session, uint32_t r
     return coord_snapshot_cancel(job, cancel->id, session, request, why);
 }
 
+/* Refuses to tell of a job that the session may not look at. False: it may. */
+static bool refuse_look(struct coord_session *session, uint32_t request,
+                        const struct coord_job *job)
+{
+    struct sentence why;
+    const cairn_status status = coord_job_judge_access(coord_who(session), job, CAIRN_ACCESS_LOOK,
+                                                       &why);
+    if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
+    return status != CAIRN_OK;
+}
+
 static void on_admin_asks_who_is_awaited(struct coord_session *session, uint32_t request,
                                          const void *any)
 {
@@ -131,6 +142,7 @@ static void on_admin_asks_who_is_awaited(struct coord_session *session, uint32_t
                                 : coord_job_by_id(session->cluster, message->job);
     struct sentence text = { "" };
     Cairn__Awaited awaited = CAIRN__AWAITED__INIT;
+    if (job != NULL && refuse_look(session, request, job)) return;
     if (job != NULL && message->cut)
         awaited.away = coord_snapshot_waiting(job, &text);
     else if (job != NULL)
@@ -567,6 +579,20 @@ static void describe_opening(const struct coord_session *session, struct sentenc
     sentence_set(out, "the shards to make room for the job");
 }
 
+/* True if a member waits until the job has an owner. */
+static bool lacks_owner(const struct coord_session *session, const struct coord_job *job,
+                        struct sentence *out)
+{
+    for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session) {
+        if (m->phase != CAIRN_MEMBER_WAITING || !coord_job_lacks_owner(m, job)) continue;
+        sentence_set(
+            out, "an admin to say whose job %s is, which was adopted: `cairn job chown %s OWNER`",
+            job->spec.name, job->spec.name);
+        return true;
+    }
+    return false;
+}
+
 static void on_trainer_asks_who_is_awaited(struct coord_session *session, uint32_t request,
                                            const void *any)
 {
@@ -581,7 +607,10 @@ static void on_trainer_asks_who_is_awaited(struct coord_session *session, uint32
             job = coord_job_find(session->cluster, m->job_name);
     }
     const struct coord_member *member = job != NULL ? find_member(session, job->id) : NULL;
-    if (job != NULL && message->cut) {
+    if (job != NULL && refuse_look(session, request, job)) return;
+    if (job != NULL && lacks_owner(session, job, &text)) {
+        // `text` says who gives it one
+    } else if (job != NULL && message->cut) {
         (void)coord_snapshot_waiting(job, &text);
     } else if (member != NULL && message->lease && coord_leases_waiting(member, &text)) {
         // `text` says for which shards the lease waits

@@ -17,6 +17,13 @@
 
 #define LOOK_MS 5000 /* a storage that has not answered after this time counts as hanging */
 
+/* Whose the snapshots of a job's name are. */
+struct name_owner {
+    cairn_status status; /* CAIRN_ERR_NOT_FOUND: there are none. Any other error: it is not known */
+    char name[CAIRN_OWNER_BYTES];
+    struct sentence why;
+};
+
 struct coord_first {
     struct coord_work work;   /* the first member */
     struct coord_first *next; /* in the cluster's list */
@@ -26,8 +33,7 @@ struct coord_first {
     bool given_up;
     /* the results of the thread; nobody else uses them before the thread is done */
     uint64_t last;
-    char owner
-        [CAIRN_OWNER_BYTES]; /* of the newest snapshot; "": there is none, or it is everybody's */
+    struct name_owner owner; /* of the newest snapshot */
     cairn_status status;
     struct sentence why;
 };
@@ -39,8 +45,11 @@ static void look_for_generation(struct coord_work *work)
     if (first->status == CAIRN_OK)
         first->status = snapshot_last_generation(work->cluster->storage.path, first->job,
                                                  &first->last, &first->why);
-    if (first->status == CAIRN_OK && first->last > 0)
-        coord_snapshot_owner(work->cluster, first->job, first->owner);
+    if (first->status == CAIRN_OK)
+        first->owner.status = coord_snapshot_owner(work->cluster, first->job, NULL,
+                                                   first->owner.name, &first->owner.why);
+    else
+        first->owner.status = fail_with(&first->owner.why, first->status, "%s", first->why.text);
 }
 
 static void say_unknown(const char *job, const char *why)
@@ -83,12 +92,12 @@ static void begin_look(struct coord *cluster, const char *job)
     cluster->firsts = first;
 }
 
-/* Sets *out to the generation with which a new job begins, and owner_out to the owner of the snapshots
- * that have its name. Returns false while a thread is reading the folder; the openers are judged again when
- * the thread is done. If the folder cannot be read, or has not been read after LOOK_MS, the job begins with
- * generation 1, and a warning is logged. */
+/* Sets *out to the generation with which a new job begins, and *owner_out to the owner of the snapshots
+ * that have its name. Returns false while a thread is reading the folder; the openers are judged again
+ * when the thread is done. If the folder cannot be read, or has not been read after LOOK_MS, the owner is
+ * not known, the job begins with generation 1, and a warning is logged. */
 static bool first_generation(struct coord *cluster, const char *job, uint64_t *out,
-                             char owner_out[CAIRN_OWNER_BYTES])
+                             struct name_owner *owner_out)
 {
     const struct coord_first *first = cluster->firsts;
     while (first != NULL && strcmp(first->job, job) != 0) first = first->next;
@@ -98,7 +107,11 @@ static bool first_generation(struct coord *cluster, const char *job, uint64_t *o
     }
     if (!first->ended && !first->given_up) return false;
     *out = first->given_up ? 1 : first->last + 1;
-    snprintf(owner_out, CAIRN_OWNER_BYTES, "%s", first->given_up ? "" : first->owner);
+    if (!first->given_up)
+        *owner_out = first->owner;
+    else
+        owner_out->status = fail_with(&owner_out->why, CAIRN_ERR_IO,
+                                      "the storage of the snapshots does not answer");
     return true;
 }
 
@@ -132,19 +145,37 @@ static bool wants_restore(const struct coord_member *member)
            member->role == CAIRN_ROLE_WIRE_WORKER;
 }
 
-/* Refuses a member whose owner may not begin a job of that name, because another owner's snapshots have
- * it. True: the member is gone. */
-static bool refuse_taken(struct coord_member *member, const char *owner)
+/* Judges whether the owner may begin a job of that name, whose snapshots another owner may have. */
+static cairn_status judge_name(const struct coord_member *member, const struct name_owner *owner,
+                               struct sentence *why)
 {
     const struct identity *who = coord_who(member->session);
+    const char *job = member->job_name;
+    const bool is_known = owner->status == CAIRN_OK || owner->status == CAIRN_ERR_NOT_FOUND;
+    const bool is_anothers = owner->status == CAIRN_OK && owner->name[0] != '\0' &&
+                             strcmp(owner->name, who->owner) != 0;
+    const cairn_status status = access_job(
+        who, job, owner->status == CAIRN_OK ? owner->name : who->owner, "", CAIRN_ACCESS_OWN, why);
+    if (access_role(who, CAIRN_MAY_ADMIN)) return CAIRN_OK;
+    if (status != CAIRN_OK && is_anothers)
+        return fail_with(why, status,
+                         "another owner has snapshots of a job of the name %s: %s (owner %s) gives "
+                         "its own another name",
+                         job, who->name, who->owner);
+    if (status != CAIRN_OK || is_known) return status;
+    const struct sentence said = owner->why;
+    return fail_with(why, CAIRN_ERR_NOT_READY,
+                     "job %s is not begun, because whose the snapshots of that name are is not "
+                     "known: %s; open it when the storage can be read again, or an admin begins it",
+                     job, sentence_brief(said.text, 300).text);
+}
+
+/* Refuses a member that may not begin a job of that name. True: the member is gone. */
+static bool refuse_taken(struct coord_member *member, const struct name_owner *owner)
+{
     struct sentence why;
-    cairn_status status = access_job(who, member->job_name, owner, "", CAIRN_ACCESS_OWN, &why);
+    const cairn_status status = judge_name(member, owner, &why);
     if (status == CAIRN_OK) return false;
-    if (owner[0] != '\0' && strcmp(owner, who->owner) != 0)
-        sentence_set(&why,
-                     "another owner has snapshots of a job of the name %s: %s (owner %s) gives its "
-                     "own another name",
-                     member->job_name, who->name, who->owner);
     coord_audit_refused_peer(member->session->cluster, member->session->peer, "make a job",
                              why.text);
     opening_refuse(member, status, why.text);
@@ -156,9 +187,9 @@ static bool refuse_taken(struct coord_member *member, const char *owner)
 static bool begin_resume(struct coord_member *member)
 {
     struct coord *cluster = member->session->cluster;
-    struct coord_tenant maker;
-    coord_tenant_make(&maker, member->session);
-    if (coord_resume_begin(cluster, member->job_name, &maker)) return false;
+    struct coord_resumer by = { .who = *coord_who(member->session) };
+    coord_tenant_make(&by.maker, member->session);
+    if (coord_resume_begin(cluster, member->job_name, &by)) return false;
     opening_refuse(member, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     return true;
 }
@@ -212,21 +243,27 @@ static bool is_contested(struct coord_member *member, const struct coord_job *jo
     return true;
 }
 
-/* The next functions judge a member that waits. True: something has changed, and the member may be gone.
- * False: the member waits on. */
-
-/* Its job exists. */
-static bool advance_to_join(struct coord_member *member, struct coord_job *job)
+/* Judges whether the member may open the job. True: it may. Otherwise it was refused and is gone, or, if
+ * *waits_out is set, waits: it was in the job, which was adopted since and has no owner yet. */
+static bool may_open(struct coord_member *member, const struct coord_job *job, bool *waits_out)
 {
-    struct coord *cluster = member->session->cluster;
     struct sentence why;
     const cairn_status access = coord_judge_opener(member->session, job,
                                                    member->role == CAIRN_ROLE_WIRE_WORKER, &why);
-    if (access != CAIRN_OK) {
-        coord_audit_refused_peer(cluster, member->session->peer, "open a job", why.text);
-        opening_refuse(member, access, why.text);
-        return true;
-    }
+    *waits_out = access != CAIRN_OK && coord_job_lacks_owner(member, job);
+    if (access == CAIRN_OK || *waits_out) return access == CAIRN_OK;
+    coord_audit_refused_peer(member->session->cluster, member->session->peer, "open a job",
+                             why.text);
+    opening_refuse(member, access, why.text);
+    return false;
+}
+
+/* Judges a member that waits for the job, which exists. The same results as advance_opening. */
+static bool advance_joining(struct coord_member *member, struct coord_job *job)
+{
+    struct coord *cluster = member->session->cluster;
+    bool gone = false, waits;
+    if (!may_open(member, job, &waits)) return !waits;
     if (member->opening.attached_id == job->id)
         coord_job_seen(job, role_name(member->role), member->session->name,
                        member->opening.seen_epoch);
@@ -244,7 +281,6 @@ static bool advance_to_join(struct coord_member *member, struct coord_job *job)
     }
     if (member->opening.must_not_exist && member->opening.attached_id == 0 && job->version_unknown)
         return false;
-    bool gone = false;
     if (member->opening.attached_id == 0 && refuse_begun(member, job)) return true;
     if (!opening_compare(member, job)) return true;
     const bool fits = member->role != CAIRN_ROLE_WIRE_WORKER || member->opening.joins;
@@ -258,17 +294,17 @@ static bool advance_to_join(struct coord_member *member, struct coord_job *job)
     return true;
 }
 
-/* Its job can be made. */
-static bool advance_to_make(struct coord_member *member)
+/* Begins the job for the member. The same results as advance_opening. */
+static bool advance_beginning(struct coord_member *member)
 {
     struct coord *cluster = member->session->cluster;
+    struct coord_tenant maker;
     struct sentence why;
     uint64_t generation;
-    char owner[CAIRN_OWNER_BYTES];
-    if (!first_generation(cluster, member->job_name, &generation, owner)) return false;
-    if (refuse_taken(member, owner)) return true;
+    struct name_owner owner = { .status = CAIRN_OK };
+    if (!first_generation(cluster, member->job_name, &generation, &owner)) return false;
+    if (refuse_taken(member, &owner)) return true;
     if (wants_restore(member)) return begin_resume(member);
-    struct coord_tenant maker;
     coord_tenant_make(&maker, member->session);
     const cairn_status status = coord_job_create(cluster, &member->opening.spec, generation,
                                                  member->opening.packed, &maker, &why);
@@ -277,12 +313,14 @@ static bool advance_to_make(struct coord_member *member)
     return true;
 }
 
+/* Judges a member that waits. True: something has changed, and the member may be gone. False: the
+ * member waits on. */
 static bool advance_opening(struct coord_member *member)
 {
     struct coord *cluster = member->session->cluster;
     struct coord_job *job = coord_job_find(cluster, member->job_name);
     struct sentence why;
-    if (job != NULL) return advance_to_join(member, job);
+    if (job != NULL) return advance_joining(member, job);
     if (coord_job_planning(cluster, member->job_name) ||
         coord_job_is_strange(cluster, member->job_name, &why))
         return false;
@@ -307,7 +345,7 @@ static bool advance_opening(struct coord_member *member)
         opening_refuse(member, CAIRN_ERR_NOT_FOUND, why.text);
         return true;
     }
-    return advance_to_make(member);
+    return advance_beginning(member);
 }
 
 static bool advance_any(struct coord *cluster)

@@ -483,6 +483,8 @@ cairn_status coord_reshard_begin(struct coord_job *job, const struct coord_resha
                          "a re-sharding of job %s is under way: ask again when it has ended "
                          "(`cairn reshard status %s`), or end it: `cairn reshard cancel %s`",
                          job->spec.name, job->spec.name, job->spec.name);
+    CAIRN_TRY(coord_quota_judge_workers(
+        job, quota_in_flight_if(job, &job->spec, coord_reshard_wish_owners(wish)), why));
     cairn_status status = coord_reshard_plan(job, wish, &target, why);
     if (status != CAIRN_OK) return status;
     if (!take_wish(job, wish)) {

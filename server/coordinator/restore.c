@@ -103,10 +103,9 @@ static uint64_t next_generation(const struct coord_restore *restore, const struc
     return newest + 1;
 }
 
-/* Returns whose a job is that is not there yet. An operator who brings one back does so for its owner. */
+/* Returns whose a job is that is not there yet. Whoever brings one back does so for its owner. */
 static const char *owner_of(const struct coord_restore *restore)
 {
-    if (!access_role(&restore->who, CAIRN_MAY_ADMIN)) return restore->maker.owner;
     return restore->manifest.owner != NULL ? restore->manifest.owner : "";
 }
 
@@ -546,17 +545,25 @@ static bool is_risky(const struct coord_steps *steps)
     return old != NULL && old->state != CAIRN_CLUSTER_JOB_LOST;
 }
 
-/* Judges whether who asked may read the snapshot, and replace the job. */
+/* Judges whether who asked may read the snapshot, and replace the job. If there is no job, a job is made,
+ * whose owner is the snapshot's: that is this owner's or an admin's to do, under each of the two names. */
 static cairn_status judge_asker(const struct coord_restore *restore, struct sentence *why)
 {
     const struct manifest *m = &restore->manifest;
     const struct coord_job *old = job_there(restore);
-    if (LIST_EMPTY(&restore->waiter)) return CAIRN_OK;
-    CAIRN_TRY(coord_snapshot_judge_access(restore->steps.cluster, &restore->who, m->spec.name,
-                                          m->owner != NULL ? m->owner : "", CAIRN_ACCESS_READ,
-                                          why));
-    return old == NULL ? CAIRN_OK
-                       : coord_job_judge_access(&restore->who, old, CAIRN_ACCESS_OWN, why);
+    const struct identity *who = &restore->who;
+    const char *owner = owner_of(restore);
+    const bool is_asked = !LIST_EMPTY(&restore->waiter);
+    // who resumes a job that is there was judged with it (openings.c)
+    if (!is_asked && (!restore->latest.is_resumed || old != NULL)) return CAIRN_OK;
+    if (old == NULL) {
+        CAIRN_TRY(coord_owner_judge_access(who, m->spec.name, owner, CAIRN_ACCESS_OWN, why));
+        return coord_owner_judge_access(who, coord_restore_job_name(restore), owner,
+                                        CAIRN_ACCESS_OWN, why);
+    }
+    CAIRN_TRY(coord_snapshot_judge_access(restore->steps.cluster, who, m->spec.name, owner,
+                                          CAIRN_ACCESS_READ, why));
+    return coord_job_judge_access(who, old, CAIRN_ACCESS_OWN, why);
 }
 
 /* A restore that only reports what it would do ends here. */
@@ -826,7 +833,7 @@ void coord_restores_shard_gone(struct coord *cluster, const struct coord_shard_e
  * the job has lost a part (loss.c). */
 
 bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_job,
-                          const struct snapshot_place *behind, const struct coord_tenant *maker,
+                          const struct snapshot_place *behind, const struct coord_resumer *by,
                           cluster_restored_fn ended)
 {
     struct coord_restore *restore = restore_new(cluster);
@@ -843,7 +850,9 @@ bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_jo
     restore->latest.behind = *behind;
     restore->latest.has_origin = lost != NULL;
     if (lost != NULL) restore->latest.origin = lost->origin;
-    if (maker != NULL) restore->maker = *maker;
+    restore->latest.is_resumed = by != NULL;
+    if (by != NULL) restore->maker = by->maker;
+    if (by != NULL) restore->who = by->who;
     restore->asked = strdup("");
     restore->job_name = strdup(job);
     if (restore->asked == NULL || restore->job_name == NULL) {

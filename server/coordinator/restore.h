@@ -16,10 +16,17 @@ struct coord_restore;
 typedef void (*cluster_restored_fn)(const struct coord_restore *restore, cairn_status status,
                                     const char *text);
 
+/* The worker that wants a job's newest snapshot restored. */
+struct coord_resumer {
+    struct coord_tenant maker;
+    struct identity who;
+};
+
 /* A restore of the newest complete snapshot (restore.c), which usually no admin asked for. */
 struct restore_latest {
     /* called at the end, and then NULL; NULL also if an admin asked for the restore */
     cluster_restored_fn ended;
+    bool is_resumed; /* true: a worker wants it, whom `who` names */
     /* id of the lost job that is restored; 0: the job of that name, whichever it is */
     uint64_t of_job;
     struct cairn_version newest; /* no snapshot of a later version is taken */
@@ -50,7 +57,7 @@ struct coord_restore {
     struct coord_restore *next;  /* in the cluster's list */
     struct coord_waiters waiter; /* the admin who asked */
     struct coord_tenant maker;   /* who asked; empty: the lost job restores itself */
-    struct identity who;         /* the admin's or tenant's, if `waiter` waits */
+    struct identity who;         /* the admin's or tenant's, if `waiter` waits, or who resumes */
     bool plan;                   /* true: the restore only reports what would be done */
     /* true: the request named the snapshot by its id, so the snapshot is in the folder of snapshots */
     bool is_stored;
@@ -101,10 +108,10 @@ struct coord_restore {
  *           than this job's is taken, because such a snapshot belongs to another job that had the name. 0:
  *           any lost job of that name, or a name that no job has (else CAIRN_ERR_EXISTS).
  * A lost job keeps its policy and its least and greatest number of workers. At the end, `ended` is called
- * once, unless the cluster is closed before. `maker` says whose a job is to be that is not there; NULL: the
- * lost job keeps its owner. False: the restore was not begun. */
+ * once, unless the cluster is closed before. `by` says who wants a job that may not be there, and is
+ * judged by the snapshot's owner; NULL: the lost job restores itself. False: the restore was not begun. */
 bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_job,
-                          const struct snapshot_place *behind, const struct coord_tenant *maker,
+                          const struct snapshot_place *behind, const struct coord_resumer *by,
                           cluster_restored_fn ended);
 
 /* Returns true if the restore failed because the snapshot itself is damaged. An older snapshot may then be
@@ -172,10 +179,10 @@ void coord_recovery_tick(struct coord_job *job);
 /* For workers that open a job and ask that the job's newest snapshot be restored. */
 
 /* Looks for snapshots of the job, and restores the newest complete one, unless such a restore is under way
- * already. After that the waiting openers continue (coord_openers_resumed). `maker` says whose the job will
- * be if it is not there. Returns false if there is no
+ * already. After that the waiting openers continue (coord_openers_resumed). If the job is not there, its
+ * snapshot says whose it will be, and `by` must be its owner or an admin. Returns false if there is no
  * memory. */
-bool coord_resume_begin(struct coord *cluster, const char *job, const struct coord_tenant *maker);
+bool coord_resume_begin(struct coord *cluster, const char *job, const struct coord_resumer *by);
 bool coord_resuming(const struct coord *cluster, const char *job);
 /* Called when the cluster is closed, after its threads have ended: nobody is told. */
 void coord_resumes_close(struct coord *cluster);

@@ -51,10 +51,15 @@ struct coord_found {
  * this is not the folder that snapshots were written to (store.h). */
 cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, const char *id,
                                   struct coord_found *out, struct sentence *why) CAIRN_MUST_CHECK;
-/* Writes the owner that the manifest of the job's newest snapshot says; "": there is no snapshot, its manifest
- * cannot be read, or it says none. Blocks. */
-void coord_snapshot_owner(const struct coord *cluster, const char *job,
-                          char owner_out[CAIRN_OWNER_BYTES]);
+/* Writes the owner that the manifest of the snapshot `id` says; NULL: of the job's newest snapshot. "": it
+ * says none. Blocks. CAIRN_ERR_NOT_FOUND: there is no such snapshot. Any other error: it is not known. */
+cairn_status coord_snapshot_owner(const struct coord *cluster, const char *job, const char *id,
+                                  char owner_out[CAIRN_OWNER_BYTES],
+                                  struct sentence *why) CAIRN_MUST_CHECK;
+/* Does what snapshot_words_load does, confined to the folder of snapshots. Blocks. */
+cairn_status coord_snapshot_words(const struct coord *cluster, const char *job,
+                                  struct snapshot_words *out,
+                                  struct sentence *why) CAIRN_MUST_CHECK;
 /* Sets is_left in each snapshot from which the job's present state does not descend. All snapshots must be
  * of one job. `origin` is where the job last went back or began; NULL: the origin of the newest snapshot is
  * used. The present state descends from a line of snapshots: the origin of each snapshot on the line tells

@@ -93,7 +93,7 @@ static cairn_status find_due(struct coord_scrub *scrub, struct sentence *why)
     uint64_t oldest_s = UINT64_MAX;
     cairn_status status = coord_find_snapshots(scrub->cluster, scrub->at.job, NULL, &found, why);
     if (status == CAIRN_OK)
-        status = snapshot_words_load(scrub->cluster->storage.path, scrub->at.job, &words, why);
+        status = coord_snapshot_words(scrub->cluster, scrub->at.job, &words, why);
     for (size_t i = 0; i < found.count && status == CAIRN_OK; i++) {
         const char *id = found.list[i].place.id;
         const struct snapshot_check *check = snapshot_words_check(&words, id);
@@ -281,6 +281,98 @@ bool coord_scrub_free(struct coord *cluster)
     }
     cluster->scrub = NULL;
     return !is_left;
+}
+
+/* ==== whose ==== */
+
+/* Reads from manifests whose the snapshots are. */
+
+struct newest {
+    const char *root, *job;
+    const char *id; /* the only one that counts; NULL: the newest */
+    char owner[CAIRN_OWNER_BYTES];
+    cairn_status status;
+    struct sentence why;
+    struct snapshot_place place;
+    char *folder; /* owned; NULL: none yet */
+};
+
+static void note_newest(void *context, const char *job, const char *id, const char *folder)
+{
+    struct newest *newest = context;
+    struct snapshot_place place = { .id = "" };
+    (void)job;
+    if (!snapshot_id_parse(id, &place.version.generation, &place.version.step)) return;
+    snprintf(place.id, sizeof place.id, "%s", id);
+    if (newest->id != NULL && strcmp(newest->id, id) != 0) return;
+    if (newest->folder != NULL && !snapshot_place_behind(&newest->place, &place)) return;
+    free(newest->folder);
+    newest->place = place;
+    newest->folder = strdup(folder);
+    if (newest->folder == NULL)
+        newest->status = fail_with(&newest->why, CAIRN_ERR_NO_MEMORY, "out of memory");
+}
+
+static void read_newest(void *context)
+{
+    struct newest *newest = context;
+    struct manifest manifest;
+    struct sentence unread = { "" };
+    const cairn_status listed = snapshot_list(newest->root, newest->job, note_newest, newest,
+                                              &unread);
+    if (newest->status != CAIRN_OK) return;
+    newest->status = listed;
+    newest->why = unread;
+    if (listed != CAIRN_OK) return;
+    if (unread.text[0] != '\0') // a newer one than those that were listed, perhaps
+        newest->status = CAIRN_ERR_IO;
+    else if (newest->folder == NULL)
+        newest->status = CAIRN_ERR_NOT_FOUND;
+    if (newest->status != CAIRN_OK) return;
+    manifest_init(&manifest);
+    newest->status = manifest_load(newest->folder, &manifest, &newest->why);
+    // it is listed, so it is there
+    if (newest->status == CAIRN_ERR_NOT_FOUND) newest->status = CAIRN_ERR_IO;
+    if (newest->status != CAIRN_OK) return;
+    if (manifest.owner != NULL) snprintf(newest->owner, CAIRN_OWNER_BYTES, "%s", manifest.owner);
+    manifest_release(&manifest);
+}
+
+cairn_status coord_snapshot_owner(const struct coord *cluster, const char *job, const char *id,
+                                  char owner_out[CAIRN_OWNER_BYTES], struct sentence *why)
+{
+    struct newest newest = { .root = cluster->storage.path, .job = job, .id = id };
+    owner_out[0] = '\0';
+    CAIRN_TRY(coord_storage_seen(cluster, why));
+    cairn_status status = confine_run_in(newest.root, read_newest, &newest, why);
+    free(newest.folder);
+    if (status != CAIRN_OK) return status;
+    *why = newest.why;
+    snprintf(owner_out, CAIRN_OWNER_BYTES, "%s", newest.owner);
+    return newest.status;
+}
+
+/* ---- their words ---- */
+
+struct words_read {
+    const char *root, *job;
+    struct snapshot_words *words;
+    cairn_status status;
+    struct sentence *why;
+};
+
+static void read_words(void *context)
+{
+    struct words_read *read = context;
+    read->status = snapshot_words_load(read->root, read->job, read->words, read->why);
+}
+
+cairn_status coord_snapshot_words(const struct coord *cluster, const char *job,
+                                  struct snapshot_words *out, struct sentence *why)
+{
+    struct words_read read = { cluster->storage.path, job, out, CAIRN_OK, why };
+    CAIRN_TRY(confine_run_in(read.root, read_words, &read, why));
+    return read.status;
 }
 
 /* ==== read for a restore ==== */

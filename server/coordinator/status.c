@@ -340,6 +340,17 @@ static void shorten_job_status(struct coord_answer *answer, Cairn__JobStatus *s)
     s->straggler = NULL;
 }
 
+/* Who may look at a job, and not read it, is told the names of no tensors. */
+static void hide_tensors(const struct coord_session *session, const struct coord_job *job,
+                         Cairn__JobStatus *s)
+{
+    struct sentence ignored;
+    if (coord_job_judge_access(coord_who(session), job, CAIRN_ACCESS_READ, &ignored) == CAIRN_OK)
+        return;
+    s->n_frozen_tensors = 0;
+    s->nonfinite_tensors = wire_text("");
+}
+
 static void on_job_list_get(struct coord_session *session, uint32_t request, const void *any)
 {
     (void)any;
@@ -350,6 +361,7 @@ static void on_job_list_get(struct coord_session *session, uint32_t request, con
         Cairn__JobStatus *status = coord_answer_add(&answer, &jobs.base, "jobs");
         if (status == NULL) break;
         fill_job(&answer, status, j);
+        hide_tensors(session, j, status);
         status->n_bytes = status->n_reduce_groups = 0; // only `job show` shows these
     }
     const bool is_large = !answer.failed && cairn__job_list__get_packed_size(&jobs) >
@@ -367,6 +379,7 @@ static cairn_status on_job_show(struct coord_session *session, uint32_t request,
     Cairn__JobStatus status = CAIRN__JOB_STATUS__INIT;
     if (job == NULL) return CAIRN_ERR_NOT_FOUND;
     fill_job(&answer, &status, job);
+    hide_tensors(session, job, &status);
     if (show->times) coord_times_show(job, &answer, &status);
     coord_answer_send(&answer, session, request, CAIRN_MSG_JOB_STATUS, &status.base);
     return CAIRN_OK;
@@ -549,8 +562,8 @@ static void read_words(struct listing *listing)
     for (size_t i = 0; listing->words != NULL && i < found->count; i++) {
         const char *job = found->list[i].manifest.spec.name;
         struct sentence why;
-        if (begins_job(found, i) && snapshot_words_load(listing->work.cluster->storage.path, job,
-                                                        &listing->words[i], &why) != CAIRN_OK)
+        if (begins_job(found, i) &&
+            coord_snapshot_words(listing->work.cluster, job, &listing->words[i], &why) != CAIRN_OK)
             log_warn("the words of the snapshots of job %s: %s", job, why.text);
     }
 }

@@ -157,8 +157,7 @@ cairn_status coord_judge_access(const struct coord_session *session, uint16_t ty
     const char *name = field_text(message, touch->field);
     const struct coord_job *job = coord_job_find(session->cluster, name);
     if (job != NULL) return coord_job_judge_access(who, job, touch->kind, why);
-    return access_any(who, CAIRN_MAY_WORK | CAIRN_MAY_READ | CAIRN_MAY_MONITOR,
-                      "ask about jobs and snapshots", why);
+    return access_by_role(who, name, touch->kind, why);
 }
 
 cairn_status coord_judge_opener(const struct coord_session *session, const struct coord_job *job,
@@ -174,6 +173,11 @@ cairn_status coord_judge_opener(const struct coord_session *session, const struc
                      job->spec.name, who->name, who->owner);
 }
 
+bool coord_job_lacks_owner(const struct coord_member *member, const struct coord_job *job)
+{
+    return member->opening.attached_id == job->id && job->tenant.owner[0] == '\0';
+}
+
 cairn_status coord_owner_judge_access(const struct identity *who, const char *job,
                                       const char *owner, enum access_kind kind,
                                       struct sentence *why)
@@ -183,13 +187,19 @@ cairn_status coord_owner_judge_access(const struct identity *who, const char *jo
     return judge_or_hide(who, job, &tenant, kind, why);
 }
 
+bool coord_owner_is_jobs(const char *owner, const char *of_job)
+{
+    return owner[0] == '\0' || strcmp(owner, of_job) == 0;
+}
+
 cairn_status coord_snapshot_judge_access(struct coord *cluster, const struct identity *who,
                                          const char *job, const char *owner, enum access_kind kind,
                                          struct sentence *why)
 {
     const struct coord_job *live = coord_job_find(cluster, job);
-    return live != NULL ? coord_job_judge_access(who, live, kind, why)
-                        : coord_owner_judge_access(who, job, owner, kind, why);
+    return live != NULL && coord_owner_is_jobs(owner, live->tenant.owner)
+               ? coord_job_judge_access(who, live, kind, why)
+               : coord_owner_judge_access(who, job, owner, kind, why);
 }
 
 /* ==== shares ==== */
@@ -282,24 +292,36 @@ static cairn_status judge_owners(const Cairn__JobShare *share, struct sentence *
 /* Puts out the members that may not use the job any more. */
 static void put_out_strangers(struct coord_job *job)
 {
-    struct coord_member *next;
-    for (struct coord_member *m = job->members.list; m != NULL; m = next) {
+    struct coord_member *m = job->members.list;
+    while (m != NULL) {
         struct sentence why;
-        next = m->next_of_job;
-        if (coord_judge_opener(m->session, job, m->role == CAIRN_ROLE_WIRE_WORKER, &why) !=
-            CAIRN_OK)
-            coord_member_put_out(m, CAIRN_ERR_REFUSED, why.text);
+        if (coord_judge_opener(m->session, job, m->role == CAIRN_ROLE_WIRE_WORKER, &why) ==
+            CAIRN_OK) {
+            m = m->next_of_job;
+            continue;
+        }
+        coord_member_put_out(m, CAIRN_ERR_REFUSED, why.text);
+        m = job->members.list; // others may have gone with it
     }
+}
+
+/* The change of a job's tenant is not stored: takes it back. */
+static void refuse_shared(struct coord_job *job, cairn_status status, const char *why)
+{
+    job->is_sharing = false;
+    job->tenant = job->former_tenant;
+    log_error("whose job %s is was not written, and stays as it was: %s", job->spec.name, why);
+    coord_waiters_fail(&job->sharers, status, why);
+    put_out_strangers(job);
 }
 
 static void on_share_saved(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->number);
     if (job == NULL) return; // whoever freed it has answered
+    job->is_sharing = false;
     if (saved->status != CAIRN_OK) {
-        log_error("whose job %s is was not written, and is as before after the next start: %s",
-                  job->spec.name, saved->why);
-        coord_waiters_fail(&job->sharers, saved->status, saved->why);
+        refuse_shared(job, saved->status, saved->why);
         return;
     }
     Cairn__JobShared message = CAIRN__JOB_SHARED__INIT;
@@ -323,10 +345,12 @@ static cairn_status on_job_share(struct coord_session *session, uint32_t request
             "only an admin gives a job to another owner; `cairn job share` lets others "
             "use it");
     CAIRN_TRY(judge_owners(share, why));
-    if (!job->stored || job->making != NULL)
-        return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is being made or dropped: ask again",
-                         job->spec.name);
+    if (!job->stored || job->making != NULL || job->is_sharing)
+        return fail_with(why, CAIRN_ERR_NOT_READY,
+                         "job %s is being made, dropped or shared: ask again", job->spec.name);
     CAIRN_TRY(coord_waiters_add(&job->sharers, session, request, why));
+    job->former_tenant = *tenant;
+    job->is_sharing = true;
     if (share->owner)
         snprintf(tenant->owner, sizeof tenant->owner, "%s", share->owners);
     else if (share->read)
@@ -336,11 +360,15 @@ static cairn_status on_job_share(struct coord_session *session, uint32_t request
     const struct stored_tenant row = coord_tenant_row(job);
     const cairn_status status = coord_save(session->cluster, CAIRN_STORE_TENANT, &row, 1, job->id,
                                            on_share_saved, why);
-    if (status != CAIRN_OK) coord_waiters_fail(&job->sharers, status, why->text);
+    if (status != CAIRN_OK) {
+        refuse_shared(job, status, why->text);
+        return CAIRN_OK;
+    }
     log_info("job %s belongs to %s now, and is shared with \"%s\", to be read by \"%s\"",
-             job->spec.name, tenant->owner[0] != '\0' ? tenant->owner : "everybody", tenant->shared,
+             job->spec.name, tenant->owner[0] != '\0' ? tenant->owner : "nobody", tenant->shared,
              tenant->shared_read);
     put_out_strangers(job);
+    coord_openings_advance(session->cluster);
     return CAIRN_OK;
 }
 
@@ -447,16 +475,46 @@ static struct quota quota_of(const struct coord *cluster, const char *owner)
     return quotas->others;
 }
 
-uint64_t quota_in_flight(const struct coord_job *job)
+uint64_t quota_in_flight_if(const struct coord_job *job, const struct job_spec_data *spec,
+                            uint32_t shards)
 {
-    const struct job_spec_data *spec = &job->spec;
     const uint64_t window = (uint64_t)spec->window * spec->chunk_leaves * CAIRN_LEAF_ELEMS *
-                            sizeof(float) * job->entry_count;
+                            sizeof(float) * shards;
     uint64_t gradient = 0;
     for (size_t i = 0; i < spec->tensor_count; i++)
         if (spec->tensors[i].kind == CAIRN_TRAINED)
             gradient += job->layout->geometry[i].elems * sizeof(float);
     return window < gradient ? window : gradient;
+}
+
+uint64_t quota_in_flight(const struct coord_job *job)
+{
+    return quota_in_flight_if(job, &job->spec, job->entry_count);
+}
+
+static uint32_t workers_of(const struct coord_job *job, const char *owner)
+{
+    uint32_t count = 0;
+    for (const struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
+        count += m->role == CAIRN_ROLE_WIRE_WORKER &&
+                 strcmp(coord_who(m->session)->owner, owner) == 0;
+    return count;
+}
+
+cairn_status coord_quota_judge_workers(const struct coord_job *job, uint64_t in_flight,
+                                       struct sentence *why)
+{
+    const uint64_t now = quota_in_flight(job);
+    const char *judged = "";
+    for (const struct coord_member *m = job->members.list; m != NULL && in_flight > now;
+         m = m->next_of_job) {
+        const char *owner = coord_who(m->session)->owner;
+        if (m->role != CAIRN_ROLE_WIRE_WORKER || strcmp(owner, judged) == 0) continue;
+        const struct quota more = { .in_flight = (in_flight - now) * workers_of(job, owner) };
+        CAIRN_TRY(coord_quota_judge(job->cluster, owner, &more, why));
+        judged = owner;
+    }
+    return CAIRN_OK;
 }
 
 /* Adds what the owner's workers on this connection may have in flight. */

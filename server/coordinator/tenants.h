@@ -20,8 +20,8 @@
 
 /* A job's owner and maker. */
 struct coord_tenant {
-    /* "": the job is everybody's, because the store is older than owners, or was made anew from the
-     * shards, who do not know it */
+    /* "": the job is an admin's until it is given to somebody, because the store is older than owners, or
+     * was made anew from the shards, who do not know it */
     char owner[CAIRN_OWNER_BYTES];
     /* other owners that may use the job: names with '*', separated by ','. shared: all but OWN
      * (access.h); shared_read: LOOK and READ */
@@ -34,7 +34,7 @@ struct coord_tenant {
 /* The session makes the job now, for the owner that it has. */
 void coord_tenant_make(struct coord_tenant *tenant, const struct coord_session *maker);
 struct stored_tenant; /* store.h */
-/* Takes what the store knows; NULL: it knows nothing, so the job is everybody's. */
+/* Takes what the store knows; NULL: it knows nothing, so the job has no owner. */
 void coord_tenant_load(struct coord_tenant *tenant, const struct stored_tenant *row);
 /* Returns the row for the store; its texts are borrowed from the job. */
 struct stored_tenant coord_tenant_row(const struct coord_job *job);
@@ -63,12 +63,19 @@ CAIRN_MUST_CHECK cairn_status coord_judge_access(const struct coord_session *ses
 CAIRN_MUST_CHECK cairn_status coord_judge_opener(const struct coord_session *session,
                                                  const struct coord_job *job, bool is_worker,
                                                  struct sentence *why);
+/* True if the member, which was in the job before, may not open it for no other reason than that an adopted
+ * job has no owner: it waits until an admin gives the job one. */
+bool coord_job_lacks_owner(const struct coord_member *member, const struct coord_job *job);
 /* Does the same for a job that does not exist, and belonged to this owner. Any thread. */
 CAIRN_MUST_CHECK cairn_status coord_owner_judge_access(const struct identity *who, const char *job,
                                                        const char *owner, enum access_kind kind,
                                                        struct sentence *why);
-/* Judges access to snapshots of a job name. A job of that name that exists decides; else `owner` does, which
- * the snapshot's manifest says. */
+/* True if a snapshot whose manifest says `owner` goes with the job of its name, which belongs to `of_job`:
+ * the job's owner and those with whom the job is shared may then do with the snapshot what they may do with
+ * the job. A manifest that says none is older than owners. */
+bool coord_owner_is_jobs(const char *owner, const char *of_job);
+/* Judges access to a snapshot of a job name, whose manifest says `owner`: by the job of that name, if the
+ * snapshot goes with it, else by `owner` alone. */
 CAIRN_MUST_CHECK cairn_status coord_snapshot_judge_access(struct coord *cluster,
                                                           const struct identity *who,
                                                           const char *job, const char *owner,
@@ -124,5 +131,12 @@ CAIRN_MUST_CHECK cairn_status coord_quota_judge(struct coord *cluster, const cha
 /* Returns how many bytes a worker of the job may have in flight: a window of full chunks to each shard, or
  * the whole gradient if that is less. */
 uint64_t quota_in_flight(const struct coord_job *job);
+/* The same if the job had this spec, with the tensors that it has, and so many shards. */
+uint64_t quota_in_flight_if(const struct coord_job *job, const struct job_spec_data *spec,
+                            uint32_t shards);
+/* Judges whether the owners of the job's workers may have so many bytes in flight for each worker, where the
+ * job would be changed to allow a worker so many. The errors of coord_quota_judge. */
+CAIRN_MUST_CHECK cairn_status coord_quota_judge_workers(const struct coord_job *job,
+                                                        uint64_t in_flight, struct sentence *why);
 
 #endif

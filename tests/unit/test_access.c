@@ -29,7 +29,10 @@ static const struct {
     { "an allowed owner may all but own", WORK, "red", "", "a", "blue", "green,red", "lrw" },
     { "an allowed owner, by a star", WORK, "red", "", "a", "blue", "r*", "lrw" },
     { "an allowed reader reads", READER, "red", "", "a", "blue", "*", "lr" },
-    { "a job older than owners is everybody's", WORK, "red", "", "a", "", "", "lrwo" },
+    { "a job without an owner is an admin's", WORK, "red", "", "a", "", "", "l" },
+    { "a job without an owner, and one who has none", WORK, "", "", "a", "", "", "l" },
+    { "a job without an owner that is shared", WORK, "red", "", "a", "", "red", "lrw" },
+    { "a job without an owner, for an admin", ADMIN, "red", "", "a", "", "", "lrwo" },
     { "a limited token, its own job", WORK, "red", "exp-*", "exp-1", "red", "", "lrwo" },
     { "a limited token, its owner's other job", WORK, "red", "exp-*", "a", "red", "", "" },
     { "a limited token, another's job that it names", WORK, "red", "exp-*,b", "b", "blue", "",
@@ -120,7 +123,8 @@ TEST(without_a_word_the_admins_are_the_daemons_own)
     ck_assert_int_eq(access_rules_read("", NULL, &rules, &why), CAIRN_OK);
     ck_assert_uint_eq(rules.own, geteuid());
     ck_assert_uint_eq(rules.admin_gid, getegid());
-    ck_assert_uint_eq(rules.socket_roles, OTHERS);
+    ck_assert_uint_eq(rules.socket_roles,
+                      CAIRN_MAY_WORK | CAIRN_MAY_READ); // not all jobs of others
 }
 
 static const struct {

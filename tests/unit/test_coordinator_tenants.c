@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "proto/snapshot/snapshot.h"
+
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
@@ -31,6 +33,19 @@ static struct fake_peer peer_of(const char *owner, uint32_t role, const char *na
 
 #define command_of(owner) peer_of((owner), CAIRN_ROLE_WIRE_ADMIN, "command")
 #define worker_of(owner)  peer_of((owner), CAIRN_ROLE_WIRE_WORKER, "worker")
+
+/* The same with a token of these roles, for these jobs. */
+static struct fake_peer token_of(const char *owner, uint32_t roles, const char *jobs)
+{
+    struct fake_peer peer = command_of(owner);
+    for (struct coord_session *s = fake.cluster->sessions; s != NULL; s = s->next) {
+        if (strcmp(s->name, "command") != 0) continue;
+        struct identity *who = (struct identity *)(uintptr_t)coord_who(s);
+        who->roles = roles;
+        snprintf(who->jobs, sizeof who->jobs, "%s", jobs);
+    }
+    return peer;
+}
 
 static Cairn__JobShared *share(const char *owners, bool owner, bool read)
 {
@@ -80,7 +95,8 @@ TEST(a_new_generation_of_a_job_has_its_owner)
     ck_assert_str_eq(status->made_by, "worker w0");
 }
 
-TEST(an_adopted_job_is_everybodys)
+/* The coordinator has lost its store, and the shards have red's job yet. */
+static void adopt_reds(void)
 {
     open_reds();
     fake_store_lose(&fake);
@@ -89,9 +105,6 @@ TEST(an_adopted_job_is_everybodys)
     admin = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "ctl");
     fake_call(&admin, ClusterAdopted, ClusterAdopt);
     ck_assert_str_eq(show_job("toy")->owner, "");
-    struct fake_peer blue = command_of("blue");
-    ck_assert_uint_eq(fake_call(&blue, JobList, JobListGet)->n_jobs, 1);
-    fake_peer_close(&blue);
 }
 
 /* ---- who may what ---- */
@@ -137,6 +150,46 @@ TEST(to_another_owner_a_job_is_not_there)
     for (size_t i = 0; i < status->n_members; i++) ck_assert_str_ne(status->members[i]->name, "w0");
     train(); // nothing happened
     fake_peer_close(&blue);
+}
+
+TEST(an_adopted_job_is_an_admins_until_it_is_given_to_somebody)
+{
+    adopt_reds();
+    struct fake_peer blue = command_of("blue");
+    ck_assert_uint_eq(fake_call(&blue, JobList, JobListGet)->n_jobs, 1);
+    for (int i = 0; kinds[i] != '\0'; i++)
+        if (kinds[i] != 'l')
+            fake_expect_error(&blue, ask(&blue, i), CAIRN_ERR_REFUSED, "cairn job chown");
+    share("blue", true, false);
+    fake_hear(&blue, JobShared, ask(&blue, 12));
+    fake_peer_close(&blue);
+}
+
+TEST(a_worker_of_an_adopted_job_waits_until_the_job_has_an_owner)
+{
+    adopt_reds();
+    fake_peer_close(&w);
+    w = peer_of("red", CAIRN_ROLE_WIRE_WORKER, "w0");
+    const struct job_spec_data spec = fake_spec(1);
+    const uint32_t request = fake_job_open_again(&w, &spec, 10, 0, job);
+    ck_assert_ptr_nonnull(strstr(fake_awaited(&w, 0)->text, "cairn job chown"));
+    struct fake_peer stranger = worker_of("red");
+    fake_expect_error(&stranger, fake_ask_open(&stranger, 20, 1, 1), CAIRN_ERR_REFUSED,
+                      "cairn job chown");
+    share("red", true, false);
+    ck_assert_uint_eq(fake_hear(&w, Attached, request)->job, job);
+    fake_peer_close(&stranger);
+}
+
+/* A reader asks what it could not do if the job were there and its own. */
+TEST(without_a_job_of_the_name_a_request_needs_its_role_too)
+{
+    open_fake();
+    struct fake_peer reader = token_of("red", CAIRN_MAY_READ, "");
+    for (int i = 0; kinds[i] != '\0'; i++)
+        if (kinds[i] == 'w' || kinds[i] == 'o')
+            fake_expect_error(&reader, ask(&reader, i), CAIRN_ERR_REFUSED, "needs the role");
+    fake_peer_close(&reader);
 }
 
 TEST(what_is_not_about_one_job_is_an_admins_or_a_monitors)
@@ -326,6 +379,103 @@ TEST(an_admin_brings_a_job_back_for_its_owner)
     ck_assert_str_eq(show_job("toy")->owner, "blue");
 }
 
+static const struct {
+    const char *owner;
+    uint32_t roles;
+    const char *jobs;
+    cairn_status status;
+    const char *word;
+} no_makers[] = {
+    { "blue", CAIRN_MAY_READ, "t*", CAIRN_ERR_REFUSED, "needs the role" },
+    { "blue", CAIRN_MAY_WORK | CAIRN_MAY_READ, "t*", CAIRN_ERR_REFUSED, "belongs to red" },
+    { "red", CAIRN_MAY_READ, "", CAIRN_ERR_REFUSED, "needs the role" },
+    { "red", CAIRN_MAY_WORK, "other", CAIRN_ERR_NOT_FOUND, "there is no job" },
+};
+
+TEST_EACH(a_dropped_job_is_brought_back_by_its_owner_alone, 0, sizeof no_makers / sizeof *no_makers)
+{
+    open_saved();
+    struct fake_peer peer = token_of(no_makers[_i].owner, no_makers[_i].roles, no_makers[_i].jobs);
+    fake_expect_error(&peer, ask(&peer, 15), no_makers[_i].status, no_makers[_i].word);
+    ck_assert_ptr_null(toy());
+    fake_peer_close(&peer);
+}
+
+TEST(an_admin_who_resumes_a_dropped_job_does_so_for_its_owner)
+{
+    open_saved();
+    struct fake_peer worker = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "root's");
+    const struct job_spec_data spec = fake_spec(1);
+    fake_hear(&worker, Attached, fake_ask_resume(&worker, &spec));
+    ck_assert_str_eq(show_job("toy")->owner, "red");
+    fake_peer_close(&worker);
+}
+
+/* Nobody can say any more whose the only snapshot is. */
+static void damage_manifest(void)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/toy/%s/" CAIRN_MANIFEST_NAME, fake.snapshots, ID);
+    ck_assert_int_eq(truncate(path, 10), 0);
+}
+
+TEST(a_name_whose_snapshots_cannot_be_read_is_an_admins)
+{
+    open_saved();
+    damage_manifest();
+    struct fake_peer blue = worker_of("blue");
+    const struct job_spec_data spec = fake_spec(1);
+    fake_expect_error(&blue, fake_ask_open(&blue, 20, 0, 1), CAIRN_ERR_NOT_READY,
+                      "an admin begins it");
+    fake_expect_error(&blue, fake_ask_resume(&blue, &spec), CAIRN_ERR_NOT_READY,
+                      "an admin begins it");
+    struct fake_peer command = command_of("blue");
+    const int asked[] = { 9, 13, 14 };
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
+        fake_expect_error(&command, ask(&command, asked[i]), CAIRN_ERR_NOT_READY, "ask an admin");
+    fake_hear(&admin, SnapshotRemoved,
+              fake_ask(&admin, SnapshotRemove, .job = "toy", .id = ID, .force = true));
+    fake_peer_close(&command);
+    fake_peer_close(&blue);
+}
+
+TEST(a_former_owners_snapshots_are_not_the_new_owners)
+{
+    open_reds();
+    take_snapshot();
+    share("blue", true, false);
+    struct fake_peer blue = command_of("blue");
+    ck_assert_uint_eq(fake_call(&blue, SnapshotList, SnapshotListGet)->n_snapshots, 0);
+    const int asked[] = { 9, 13, 15 };
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
+        fake_expect_error(&blue, ask(&blue, asked[i]), CAIRN_ERR_NOT_FOUND, "there is no");
+    fake_peer_close(&blue);
+}
+
+/* ---- what members ask ---- */
+
+TEST(with_whom_a_job_is_shared_does_not_amend_it)
+{
+    open_reds();
+    share("blue", false, false);
+    struct fake_peer blue = worker_of("blue");
+    ck_assert_uint_eq(fake_attach(&blue, 20, 1, 1), job);
+    fake_expect_error(&blue, fake_amend_more(&blue, job, 1), CAIRN_ERR_REFUSED, "belongs to red");
+    fake_peer_close(&blue);
+}
+
+TEST(whom_a_job_awaits_is_told_to_those_who_may_look_at_it)
+{
+    open_reds();
+    struct fake_peer blue = worker_of("blue"), command = command_of("blue");
+    fake_expect_error(&blue, fake_ask(&blue, WhoIsAwaited, .job = job), CAIRN_ERR_NOT_FOUND,
+                      "there is no job");
+    fake_expect_error(&command, fake_ask(&command, WhoIsAwaited, .job = job, .name = ""),
+                      CAIRN_ERR_NOT_FOUND, "there is no job");
+    fake_peer_close(&command);
+    fake_peer_close(&blue);
+}
+
 /* ---- quotas ---- */
 
 static void limit(const char *others, const char *lines)
@@ -414,6 +564,17 @@ TEST(workers_of_an_owner_have_no_more_in_flight_than_it_may)
     fake_until(&fake, coord_job_member(toy(), 20) == NULL);
     ck_assert_uint_eq(fake_attach(&third, 21, 2, 1), job);
     fake_peer_close(&third);
+}
+
+TEST(an_amendment_lets_workers_have_no_more_in_flight_than_their_owner_may)
+{
+    open_reds();
+    const uint64_t each = quota_in_flight(toy());
+    char line[64];
+    snprintf(line, sizeof line, "red in_flight=%" PRIu64 "B", each);
+    limit("", line);
+    fake_expect_error(&w, fake_amend_more(&w, job, 1), CAIRN_ERR_BUSY, "uses in_flight=");
+    train();
 }
 
 TEST(use_is_shown_by_owner_to_those_whom_it_concerns)
