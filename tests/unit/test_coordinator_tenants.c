@@ -170,14 +170,16 @@ TEST(a_worker_of_an_adopted_job_waits_until_the_job_has_an_owner)
     adopt_reds();
     fake_peer_close(&w);
     w = peer_of("red", CAIRN_ROLE_WIRE_WORKER, "w0");
-    const struct job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     const uint32_t request = fake_job_open_again(&w, &spec, 10, 0, job);
     ck_assert_ptr_nonnull(strstr(fake_awaited(&w, 0)->text, "cairn job chown"));
     struct fake_peer stranger = worker_of("red");
     fake_expect_error(&stranger, fake_ask_open(&stranger, 20, 1, 1), CAIRN_ERR_REFUSED,
                       "cairn job chown");
     share("red", true, false);
+    fake_shards_up(&fake, 2);
     ck_assert_uint_eq(fake_hear(&w, Attached, request)->job, job);
+    spec_release(&spec);
     fake_peer_close(&stranger);
 }
 
@@ -405,9 +407,10 @@ TEST(an_admin_who_resumes_a_dropped_job_does_so_for_its_owner)
 {
     open_saved();
     struct fake_peer worker = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "root's");
-    const struct job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     fake_hear(&worker, Attached, fake_ask_resume(&worker, &spec));
     ck_assert_str_eq(show_job("toy")->owner, "red");
+    spec_release(&spec);
     fake_peer_close(&worker);
 }
 
