@@ -68,7 +68,8 @@ static int print_memory(struct ctl *ctl, const void *reply)
     "job|{name}\n"                                                                                \
     "state|{state}\n"                                                                             \
     "owner|{owner?}[; shared with {shared}][; to be read by {shared_read}]\n"                     \
-    "owner|{!owner}everybody: nobody is known to own it (`cairn job chown`)\n"                    \
+    "owner|{!owner}not known: the job is an admin's until one gives it to somebody (`cairn job "  \
+    "chown`)\n"                                                                                   \
     "made|by {made_by?}, {made_unix_ms/instant}, from {made_from}\n"                              \
     "version|" CTL_VERSION "\n"                                                                   \
     "epoch, round|{epoch}, {round}\n"                                                             \

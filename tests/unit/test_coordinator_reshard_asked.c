@@ -37,6 +37,21 @@ static uint32_t ask(Cairn__ReshardAsk message)
                         made_as(CAIRN_MSG_RESHARD_ASK, &message.base));
 }
 
+TEST(a_re_sharding_lets_workers_have_no_more_in_flight_than_their_owner_may)
+{
+    char line[64];
+    struct sentence why = { "" };
+    const uint64_t now = quota_in_flight(toy());
+    toy()->spec.window = 1;
+    toy()->spec.chunk_leaves = 1;
+    ck_assert_uint_lt(quota_in_flight(toy()), now);
+    ck_assert_uint_lt(quota_in_flight(toy()), quota_in_flight_if(toy(), &toy()->spec, 3));
+    snprintf(line, sizeof line, "in_flight=%" PRIu64 "B", quota_in_flight(toy()));
+    ck_assert_int_eq(quotas_read(line, "", &fake.cluster->quotas, &why), CAIRN_OK);
+    fake_expect_error(&admin, ask_reshard(CAIRN_RESHARD_APPLY, RESHARD_ADD(s2)), CAIRN_ERR_BUSY,
+                      "uses in_flight=");
+}
+
 TEST(what_cannot_be_is_refused_with_a_sentence)
 {
     const struct {

@@ -186,6 +186,8 @@ static const struct {
       CAIRN_ERR_INVALID, "owner" },
     { "jobs with a quote", BAD(.op = CAIRN_KEY_ADD, TEXTS("a", "worker", "", "x'")),
       CAIRN_ERR_INVALID, "--jobs" },
+    { "jobs that do not limit an admin", BAD(.op = CAIRN_KEY_ADD, TEXTS("a", "admin", "", "x")),
+      CAIRN_ERR_INVALID, "would not limit it" },
     { "over at once",
       BAD(.op = CAIRN_KEY_ADD, TEXTS("a", "worker", "", ""), .not_after_unix_ms = 1000),
       CAIRN_ERR_INVALID, "clock says" },
