@@ -94,10 +94,13 @@ static cairn_status receive_sealed(struct admin *admin, struct sentence *why)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the answer");
     CAIRN_TRY(receive(admin, arrived->bytes + arrived->end, RECEIVE_BYTES, &count));
     arrived->end += count;
-    const cairn_status status = channel_take(admin->channel, arrived->bytes + arrived->start,
-                                             arrived->end - arrived->start, CAIRN_FRAME_BYTES_MAX,
-                                             &used, &admin->plain, &inner);
-    byte_queue_drop(arrived, used);
+    cairn_status status;
+    do {
+        status = channel_take(admin->channel, arrived->bytes + arrived->start,
+                              arrived->end - arrived->start, CAIRN_FRAME_BYTES_MAX, &used,
+                              &admin->plain, &inner);
+        byte_queue_drop(arrived, used);
+    } while (status == CAIRN_OK && used > 0 && arrived->end > arrived->start);
     if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED)
         return status == CAIRN_OK || admin->plain.end > admin->plain.start ? CAIRN_OK
                                                                            : CAIRN_ERR_UNREACHABLE;

@@ -266,6 +266,8 @@ void stream_finish(struct stream *stream, cairn_status status, const char *forma
 /* Returns a name of the peer: "127.0.0.1:41234", "pid=123,uid=1000", or the path that the stream connected
  * to. The name is valid as long as the stream lives. */
 const char *stream_peer(const struct stream *stream);
+/* True if the peer is known to the kernel, or its first message proved that it knows a secret. */
+bool stream_is_proved(const struct stream *stream);
 /* Returns what the handshake of a TCP stream has proved about the peer; NULL: it is not done, or the stream
  * is one of a Unix socket. Borrowed, as long as the stream lives. */
 const struct handshake_result *stream_session(const struct stream *stream);

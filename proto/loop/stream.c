@@ -65,9 +65,8 @@ struct stream {
     cairn_status status; /* the reason of the end, when it is decided */
     struct sentence why;
     size_t send_queue_bytes;
-    size_t room_bytes; /* the bytes of `room` that this stream uses */
-    uint64_t
-        unfinished_ms; /* when the incomplete frame, or its record, began, by the loop's clock */
+    size_t room_bytes;      /* the bytes of `room` that this stream uses */
+    uint64_t unfinished_ms; /* when the incomplete frame, or its record, began (the loop's clock) */
     uint64_t timeout_ms;
     char peer[CAIRN_ADDRESS_TEXT_BYTES];
 
@@ -80,8 +79,9 @@ struct stream {
 #define FINISH_MS 2000 // how long a peer may take to read its last frames
 #define TURN_NS   (CAIRN_STREAM_TURN_MS * UINT64_C(1000000))
 
-/* The most bytes that are held of a peer: before its handshake is done, and then, a record. */
-#define GREETING_BYTES 4096
+/* What is read at once: before the peer's handshake is done, then, and while a record is incomplete. */
+#define GREETING_BYTES CAIRN_HANDSHAKE_MOST_BYTES
+#define READ_BYTES     4096 // an idle connection keeps a buffer of so much
 #define RECORD_BYTES   (CAIRN_RECORD_BYTES_MAX + 64)
 
 static void on_turn(uv_idle_t *turn);
@@ -366,11 +366,23 @@ static size_t queued(const struct byte_queue *queue)
     return queue->end - queue->start;
 }
 
-/* Lends room behind the bytes that arrived. Less than a record has arrived, so there is room. */
+static size_t held_by_channel(const struct stream *stream)
+{
+    return stream->channel != NULL ? channel_held_bytes(stream->channel) : 0;
+}
+
+/* Returns how much is read at once. Only who has proved a record to be long gets much. */
+static size_t bytes_to_read(const struct stream *stream)
+{
+    if (!channel_is_up(stream->channel)) return GREETING_BYTES;
+    return held_by_channel(stream) > READ_BYTES ? RECORD_BYTES : READ_BYTES;
+}
+
+/* Lends room behind the bytes that arrived; the channel has taken all that it could. */
 static void reserve_arrived(struct stream *stream, uint8_t **room_out, size_t *room_bytes_out)
 {
     struct byte_queue *arrived = &stream->arrived;
-    const size_t most = channel_is_up(stream->channel) ? RECORD_BYTES : GREETING_BYTES;
+    const size_t most = bytes_to_read(stream);
     const size_t held = queued(arrived);
     *room_bytes_out = 0;
     if (held >= most || byte_queue_reserve(arrived, most - held) != CAIRN_OK) return;
@@ -407,11 +419,6 @@ static bool deliver_turn(struct stream *stream, uint64_t end_ns)
         if (uv_hrtime() > end_ns) return false;
     }
     return true;
-}
-
-static size_t held_by_channel(const struct stream *stream)
-{
-    return stream->channel != NULL ? channel_held_bytes(stream->channel) : 0;
 }
 
 // Counts this stream's share of the common room.
@@ -512,6 +519,20 @@ static void feed_decoder(struct stream *stream)
 
 static void on_end_of_input(struct stream *stream, ssize_t error);
 
+/* Frees what a connection need not keep while it is idle. A long record of which a part has come goes on. */
+static void trim_queue(const struct stream *stream, struct byte_queue *queue)
+{
+    const bool is_over = stream->state >= CAIRN_STREAM_FINISHING;
+    if (!is_over && (queued(queue) > 0 || held_by_channel(stream) > READ_BYTES)) return;
+    if (is_over || queue->capacity > 2 * READ_BYTES) byte_queue_release(queue);
+}
+
+static bool has_more(const struct stream *stream)
+{
+    return stream->state == CAIRN_STREAM_OPEN &&
+           (stream->heard_close || queued(&stream->plain) + queued(&stream->arrived) > 0);
+}
+
 /* Opens records and delivers their frames, until none is left or the turn is over. */
 static void deliver_records(struct stream *stream, uint64_t end_ns)
 {
@@ -524,11 +545,11 @@ static void deliver_records(struct stream *stream, uint64_t end_ns)
         } else if (!take_record(stream)) {
             break;
         }
+        // many records may make no frame
+        if (has_more(stream) && !is_waiting(stream) && uv_hrtime() > end_ns) wait_for_turn(stream);
     }
-    if (stream->state >= CAIRN_STREAM_FINISHING || queued(&stream->arrived) == 0)
-        byte_queue_release(&stream->arrived);
-    if (stream->state >= CAIRN_STREAM_FINISHING || queued(&stream->plain) == 0)
-        byte_queue_release(&stream->plain);
+    trim_queue(stream, &stream->arrived);
+    trim_queue(stream, &stream->plain);
 }
 
 /* Delivers what has arrived. */
@@ -834,6 +855,11 @@ void stream_limit(struct stream *stream, struct frame_limits limits)
 const char *stream_peer(const struct stream *stream)
 {
     return stream->peer;
+}
+
+bool stream_is_proved(const struct stream *stream)
+{
+    return stream->channel == NULL || channel_is_proved(stream->channel);
 }
 
 const struct handshake_result *stream_session(const struct stream *stream)

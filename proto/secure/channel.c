@@ -9,11 +9,17 @@
 
 /* ==== byte queue ==== */
 
+static void note_used(struct byte_queue *queue)
+{
+    if (queue->used < queue->end) queue->used = queue->end;
+}
+
 cairn_status byte_queue_reserve(struct byte_queue *queue, size_t more)
 {
     const size_t have = queue->end - queue->start;
     if (more <= queue->capacity - queue->end) return CAIRN_OK;
     if (more <= queue->capacity - have && queue->start >= have) { // moved at most once a byte
+        note_used(queue);
         memcpy(queue->bytes, queue->bytes + queue->start, have);
         queue->start = 0;
         queue->end = have;
@@ -26,12 +32,14 @@ void byte_queue_drop(struct byte_queue *queue, size_t count)
 {
     assert(count <= queue->end - queue->start);
     queue->start += count;
+    note_used(queue);
     if (queue->start == queue->end) queue->start = queue->end = 0;
 }
 
 void byte_queue_release(struct byte_queue *queue)
 {
-    if (queue->bytes != NULL) sodium_memzero(queue->bytes, queue->capacity);
+    note_used(queue);
+    if (queue->bytes != NULL) sodium_memzero(queue->bytes, queue->used);
     free(queue->bytes);
     *queue = (struct byte_queue) { 0 };
 }
@@ -97,6 +105,11 @@ void channel_close(struct channel *channel)
 bool channel_is_up(const struct channel *channel)
 {
     return channel->is_up;
+}
+
+bool channel_is_proved(const struct channel *channel)
+{
+    return channel->is_up || handshake_is_proved(channel->handshake);
 }
 
 const struct handshake_result *channel_peer(const struct channel *channel)
@@ -238,6 +251,8 @@ static cairn_status judge_record(struct channel *channel, uint8_t kind, size_t p
         return lies(why, "the peer uses one key for more records than are allowed");
     }
     if (kind == RECORD_REKEY && plain_bytes == 0) {
+        // A sender rekeys before a record with bytes. One that does so without end costs us its time only.
+        if (way->records == 1) return lies(why, "the peer changes a key that it has not used");
         rekey(way);
         return CAIRN_OK;
     }
@@ -266,10 +281,8 @@ static cairn_status open_record(struct channel *channel, const uint8_t *sealed, 
 static cairn_status take_length(struct channel *channel, const uint8_t **bytes, size_t *count,
                                 struct sentence *why)
 {
-    while (channel->have<LENGTH_BYTES && * count> 0) {
+    for (; channel->have < LENGTH_BYTES && *count != 0; --*count)
         channel->length[channel->have++] = *(*bytes)++;
-        --*count;
-    }
     if (channel->have < LENGTH_BYTES) return CAIRN_OK;
     channel->held_wanted = le_get(channel->length, LENGTH_BYTES);
     if (channel->held_wanted < SEALED_LEAST || channel->held_wanted > SEALED_MOST)
@@ -323,8 +336,10 @@ static cairn_status take_records(struct channel *channel, const uint8_t **bytes,
                                  size_t plain_max, struct byte_queue *plain, struct sentence *why)
 {
     const size_t before = plain->end - plain->start;
-    while (*count > 0 && plain->end - plain->start - before < plain_max)
+    for (int i = 0; i<CAIRN_TAKE_RECORDS && * count> 0; i++) {
+        if (plain->end - plain->start - before >= plain_max) break;
         CAIRN_TRY(take_record(channel, bytes, count, plain, why));
+    }
     return CAIRN_OK;
 }
 

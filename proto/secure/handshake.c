@@ -50,6 +50,7 @@ struct handshake {
     enum handshake_state state;
     cairn_status status; /* why it FAILED */
     struct noise noise;  /* has begun when message 1 is made, or its MAC is good */
+    bool is_proved;      /* a responder's: the peer knows the secret */
     uint8_t first[CAIRN_HANDSHAKE_FIRST_BYTES]; /* message 1 */
     size_t first_bytes;                         /* of it, what has arrived at a responder */
     uint8_t in[CAIRN_HANDSHAKE_MOST_BYTES];     /* the later message that arrives */
@@ -274,6 +275,7 @@ static cairn_status take_first_by(struct handshake *handshake, struct handshake_
         return fail_with(why, CAIRN_ERR_PROTOCOL,
                          "the peer repeats the first message of an earlier connection: it has "
                          "overheard it; look for who listens between the two hosts");
+    handshake->is_proved = true;
     const cairn_status judged = judge_first(handshake, row, &said);
     if (judged != CAIRN_OK) {
         if (row->on_refused != NULL && row->refused != CAIRN_OK)
@@ -448,6 +450,11 @@ const uint8_t *handshake_to_send(struct handshake *handshake, size_t *count_out)
     *count_out = handshake->out_bytes;
     handshake->out_bytes = 0;
     return handshake->out;
+}
+
+bool handshake_is_proved(const struct handshake *handshake)
+{
+    return handshake->is_proved;
 }
 
 void handshake_result(const struct handshake *handshake, struct handshake_result *out)

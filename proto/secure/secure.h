@@ -68,15 +68,15 @@ CAIRN_MUST_CHECK cairn_status token_parse(const char *text, struct token *token_
                                           struct sentence *why);
 
 /* Reads a token from a file of one line. The file must be a regular file of this user or of root, and
- * nobody else may read or write it: else CAIRN_ERR_REFUSED, with the chmod that mends it.
+ * nobody else may read or write it, or choose where a symbolic link to it leads: else CAIRN_ERR_REFUSED, with the chmod that mends it.
  * CAIRN_ERR_NOT_FOUND: there is no such file. Blocking. */
 CAIRN_MUST_CHECK cairn_status token_read_file(const char *path, struct token *token_out,
                                               struct sentence *why);
 /* Writes a token's file, mode 0600, as a whole or not at all. Blocking. */
 CAIRN_MUST_CHECK cairn_status token_write_file(const char *path, const struct token *token,
                                                struct sentence *why);
-/* Finds this process's token: `given` (a path of the configuration; NULL or "": none), else
- * $CREDENTIALS_DIRECTORY/cairn-token, else the file that $CAIRN_TOKEN_FILE names, else `fallback` (NULL:
+/* Finds this process's token: $CREDENTIALS_DIRECTORY/cairn-token, if it is there and is not the word "none";
+ * else `given` (a path of the configuration; NULL or "": none), else the file that $CAIRN_TOKEN_FILE names, else `fallback` (NULL:
  * none) if that file exists. Never a token in argv or in an environment value. CAIRN_ERR_NOT_FOUND: there is
  * none; the sentence lists where one was looked for. */
 CAIRN_MUST_CHECK cairn_status token_find(const char *given, const char *fallback,
@@ -221,6 +221,8 @@ enum handshake_state handshake_take(struct handshake *handshake, const uint8_t *
 /* Returns the bytes that are to be sent now, once; borrowed until the next call. An initiator has some right
  * after handshake_open. */
 const uint8_t *handshake_to_send(struct handshake *handshake, size_t *count_out);
+/* A responder's: true when message 1 has come, was not repeated, and its MAC is good. */
+bool handshake_is_proved(const struct handshake *handshake);
 /* Valid when the state is DONE. */
 void handshake_result(const struct handshake *handshake, struct handshake_result *out);
 /* Writes what an initiator has to say when the other end closes the connection before the handshake is done:
@@ -234,13 +236,15 @@ void handshake_silence_text(const char *peer, enum handshake_purpose purpose, st
  *   kinds:  1 DATA, 2 REKEY (empty), 3 CLOSE (empty)
  * The length is associated data; nonces count from 0 in each direction (Noise, section 5.1). A direction is
  * rekeyed (Noise's REKEY, section 11.3) after 2^16 records or after CAIRN_REKEY_MS, by a record that says
- * so; the nonces count on. A record CLOSE ends a direction: an end without it is a truncation, and is
+ * so; the nonces count on. A REKEY of a key that no DATA came under is refused: a sender rekeys only when it
+ * has bytes to send, and a key is due by its records or its time. A record CLOSE ends a direction: an end without it is a truncation, and is
  * reported. */
 
 enum {
     CAIRN_RECORD_BYTES_MAX = 64 << 10, /* of plain bytes in a record */
     CAIRN_REKEY_RECORDS = 1 << 16,
     CAIRN_REKEY_MS = 10 * 60 * 1000,
+    CAIRN_TAKE_RECORDS = 256, /* the most that one channel_take takes */
 };
 
 struct channel; /* a handshake, and then records */
@@ -249,6 +253,7 @@ struct channel; /* a handshake, and then records */
 struct byte_queue {
     uint8_t *bytes; /* those that are there: [start, end) */
     size_t start, end, capacity;
+    size_t used; /* the bytes before this were written: what a release wipes */
 };
 /* Makes room for `more` bytes at the end; what is there may move. CAIRN_ERR_NO_MEMORY: nothing changed. */
 CAIRN_MUST_CHECK cairn_status byte_queue_reserve(struct byte_queue *queue, size_t more);
@@ -265,11 +270,14 @@ CAIRN_MUST_CHECK cairn_status channel_open_up(const struct handshake_result *res
 void channel_close(struct channel *channel); /* wipes; NULL is allowed */
 /* True when the handshake is done: from then on records are sent and taken. */
 bool channel_is_up(const struct channel *channel);
+/* A responder's: true when the first message has come, and its MAC says that the peer knows a secret. */
+bool channel_is_proved(const struct channel *channel);
 /* Who the peer is; valid when the channel is up. The keys in it are zero: the channel alone has them. */
 const struct handshake_result *channel_peer(const struct channel *channel);
 /* Takes bytes that arrived, and appends the plain bytes of complete records to `plain`. It stops before a
  * record if this call has appended plain_max bytes or more (plain_max is above 0), so a call appends less
- * than plain_max + CAIRN_RECORD_BYTES_MAX; *used_out says how many bytes were taken. Errors:
+ * than plain_max + CAIRN_RECORD_BYTES_MAX, and after CAIRN_TAKE_RECORDS records; *used_out says how many bytes
+ * were taken: call again while there are more. Errors:
  * CAIRN_ERR_PROTOCOL (a stranger, or a peer that lies), CAIRN_ERR_REFUSED, _VERSION (the other end says why),
  * CAIRN_ERR_CLOSED (the peer's CLOSE record; `plain` has what came before it), CAIRN_ERR_NO_MEMORY. After an
  * error the channel takes nothing more. After any call there may be something to greet with, also after an

@@ -22,6 +22,7 @@ struct talk {
     struct byte_queue heard;
     uint8_t said[65536]; /* what a peer that does not lie has said */
     size_t said_bytes;
+    bool is_used;  /* the present key, for a record with bytes */
     bool is_false; /* something has come that is no record of such a peer */
     cairn_status status;
 };
@@ -54,6 +55,7 @@ static void say_data(struct talk *talk, const uint8_t *bytes, size_t count)
 {
     static uint8_t record[65536] = { 1 };
     memcpy(record + 1, bytes, count);
+    talk->is_used = true;
     if (!talk->is_false) {
         memcpy(talk->said + talk->said_bytes, bytes, count);
         talk->said_bytes += count;
@@ -75,6 +77,8 @@ static void say(struct talk *talk, enum what what, const uint8_t *bytes, size_t 
         talk->is_false = true;
         seal(talk, bytes, count);
     } else if (what == REKEYED) {
+        talk->is_false |= !talk->is_used;
+        talk->is_used = false;
         seal(talk, &rekey, 1);
         noise_rekey(&talk->cipher);
     }
@@ -85,7 +89,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static const struct handshake_result keys = { .receive_key = { 1, 2, 3 } };
     static struct talk talk;
     talk.said_bytes = 0;
-    talk.is_false = false;
+    talk.is_used = talk.is_false = false;
     talk.status = CAIRN_OK;
     talk.heard = (struct byte_queue) { 0 };
     talk.cipher = (struct noise_cipher) { .nonce = 0 };

@@ -387,12 +387,33 @@ TEST(a_peer_may_rekey_early)
 {
     struct noise_cipher cipher = lie_to_b();
     for (int i = 0; i < 3; i++) {
+        ck_assert_int_eq(tell(&cipher, "\1x", 2), CAIRN_OK);
+        has_plain("x", 1);
         ck_assert_int_eq(tell(&cipher, "\2", 1), CAIRN_OK);
-        noise_rekey(&cipher);
+        if (i < 2) noise_rekey(&cipher);
     }
-    ck_assert_int_eq(tell(&cipher, "\1x", 2), CAIRN_OK);
-    has_plain("x", 1);
-    ck_assert_int_eq(tell(&cipher, "\2", 1), CAIRN_OK);
     lies(tell(&cipher, "\1x", 2), "changed"); // by the old key
+}
+
+/* They would cost two hashes each, and bring nothing. */
+TEST(a_peer_that_only_rekeys_is_refused)
+{
+    struct noise_cipher cipher = lie_to_b();
+    ck_assert_int_eq(tell(&cipher, "\1x", 2), CAIRN_OK);
+    ck_assert_int_eq(tell(&cipher, "\2", 1), CAIRN_OK);
+    noise_rekey(&cipher);
+    byte_queue_drop(&plain, 1);
+    lies(tell(&cipher, "\2", 1), "has not used");
+}
+
+TEST(a_call_takes_so_many_records_and_no_more)
+{
+    size_t used;
+    for (int i = 0; i < CAIRN_TAKE_RECORDS + 1; i++) seal(a, "x", 1);
+    ck_assert_int_eq(channel_take(b, wire.bytes, wire.end, MOST, &used, &plain, &why), CAIRN_OK);
+    ck_assert_uint_eq(used, CAIRN_TAKE_RECORDS * (1 + OVERHEAD));
+    byte_queue_drop(&wire, used);
+    ck_assert_int_eq(deliver(b), CAIRN_OK);
+    ck_assert_uint_eq(plain.end, CAIRN_TAKE_RECORDS + 1);
 }
 SUITE(60, connect_two, part);
