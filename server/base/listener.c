@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <sodium.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,6 +35,9 @@ struct peer {
     TAILQ_ENTRY(peer) link; /* in half_open or admitted */
     uint64_t since_ms;      /* when the connection was accepted, by the loop's clock */
     bool is_half_open;      /* the peer is in the list half_open; otherwise in admitted */
+    bool is_stranger;       /* half open, over TCP, and has not proved that it knows a secret */
+    bool has_grace;         /* keeps its place for a time, even if others need it */
+    struct source *source;  /* of its address, borrowed from the listener; NULL: a Unix socket */
     bool was_heard;         /* on_frame was called, so on_gone must be called at the end */
     struct identity identity;
     /* borrowed */
@@ -42,6 +46,14 @@ struct peer {
 };
 
 TAILQ_HEAD(peers, peer);
+
+/* An IPv4 address, or the first 64 bits of an IPv6 one, and whatever others share its place by a secret
+ * hash. */
+struct source {
+    size_t strangers;   /* its half-open peers that have proved nothing */
+    uint64_t window_ms; /* when the present time of GRACE_MS began, */
+    size_t patient;     /* and how many strangers have come since then that have time */
+};
 
 struct endpoint {
     union {
@@ -57,6 +69,8 @@ struct endpoint {
     struct control_socket made; /* valid if is_made; `io` uses its fd */
     struct listener *listener;  /* borrowed */
 };
+
+#define SOURCES 1024 // places for addresses, so few meet
 
 struct listener {
     struct endpoint endpoints[CAIRN_LISTEN_MAX]; /* [endpoint_count] */
@@ -78,6 +92,8 @@ struct listener {
     mode_t socket_mode;
     struct stream_room room; /* for the receive buffers of all peers */
     struct handshake_answered answered;
+    struct source sources[SOURCES];
+    uint8_t source_key[crypto_shorthash_KEYBYTES];
     struct frame_limits before_hello;
     struct frame_limits after_hello;
 
@@ -95,8 +111,10 @@ struct listener {
     void *context;
 };
 
-#define GROUPS_MAX       64  // of a process that connects, without asking for memory
-#define GRACE_MS         100 // the least time for which a half-open peer keeps its place
+#define GROUPS_MAX       64   // of a process that connects, without asking for memory
+#define GRACE_MS         100  // the least time for which a half-open peer keeps its place,
+#define PROVED_MS        1000 // and one that has proved over TCP that it knows a secret
+#define KEPT             32 // of connections_max, the places that are kept for admins of this host
 #define UNFINISHED_BYTES (256u << 20)
 
 static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why);
@@ -136,37 +154,95 @@ static bool connection_waits(const struct listener *listener)
     return false;
 }
 
+// Returns when the peer may be closed, if another one needs its place.
+static uint64_t grace_end_ms(const struct peer *peer)
+{
+    const bool is_proved = peer->source != NULL && !peer->is_stranger;
+    if (!peer->has_grace && !is_proved) return 0;
+    return peer->since_ms + (is_proved ? PROVED_MS : GRACE_MS);
+}
+
 // Sets the timer to the moment when the oldest half-open peer must be closed; if a connection waits for a
-// place, to the moment when the peer may be closed; if it waits for memory, to a moment later.
+// place, to the moment when the first peer may be closed; if it waits for memory, to a moment later.
 static void watch_half_open(struct listener *listener)
 {
-    const struct peer *oldest = TAILQ_FIRST(&listener->half_open);
+    const struct peer *peer = TAILQ_FIRST(&listener->half_open);
+    const uint64_t now = now_ms(listener);
     if (listener->is_closing) return;
     if (connection_waits(listener) && listener->half_open_count < listener->half_open_max) {
         uv_timer_start(&listener->timer, on_half_open_due, GRACE_MS, 0);
         return;
     }
-    if (oldest == NULL) {
+    if (peer == NULL) {
         uv_timer_stop(&listener->timer);
         return;
     }
-    const uint64_t life_ms = connection_waits(listener) ? GRACE_MS : listener->hello_timeout_ms;
-    const uint64_t due_ms = oldest->since_ms + life_ms;
-    const uint64_t now = now_ms(listener);
+    uint64_t due_ms = peer->since_ms + listener->hello_timeout_ms;
+    if (connection_waits(listener)) {
+        TAILQ_FOREACH (peer, &listener->half_open, link)
+            if (grace_end_ms(peer) < due_ms) due_ms = grace_end_ms(peer);
+        if (due_ms <= now) due_ms = now + 1; // it waits for what is read in this turn
+    }
     uv_timer_start(&listener->timer, on_half_open_due, due_ms > now ? due_ms - now : 0, 0);
+}
+
+static void leave_strangers(struct peer *peer)
+{
+    if (!peer->is_stranger) return;
+    peer->is_stranger = false;
+    peer->source->strangers--;
+}
+
+// Finds out who has proved itself. Returns false if nobody is a stranger.
+static bool has_strangers(struct listener *listener)
+{
+    struct peer *peer;
+    bool are_there = false;
+    TAILQ_FOREACH (peer, &listener->half_open, link) {
+        if (stream_is_proved(peer->stream)) leave_strangers(peer);
+        are_there |= peer->is_stranger;
+    }
+    return are_there;
+}
+
+// The first message comes with the connection, mostly. It is judged in this turn of the loop.
+static bool has_first_message(const struct peer *peer)
+{
+    uint8_t first[CAIRN_HANDSHAKE_FIRST_BYTES];
+    return recv(stream_descriptor(peer->stream), first, sizeof first, MSG_PEEK | MSG_DONTWAIT) ==
+           sizeof first;
+}
+
+// Returns who has to make a place: while there are strangers, the oldest of the address that has most of
+// them; else the oldest peer. NULL: each has some time left.
+static struct peer *choose_who_goes(struct listener *listener)
+{
+    const uint64_t now = now_ms(listener);
+    const bool of_strangers = has_strangers(listener);
+    struct peer *peer, *found = NULL;
+    TAILQ_FOREACH (peer, &listener->half_open, link) {
+        if (peer->is_stranger != of_strangers || now < grace_end_ms(peer)) continue;
+        if (found != NULL && (!of_strangers || peer->source->strangers <= found->source->strangers))
+            continue;
+        if (!of_strangers || !has_first_message(peer)) found = peer;
+    }
+    return found;
 }
 
 // Makes a place for a new half-open peer. Returns false if that is not possible yet; then the timer tries
 // again.
 static bool make_place(struct listener *listener)
 {
-    struct peer *oldest = TAILQ_FIRST(&listener->half_open);
     if (listener->half_open_count < listener->half_open_max) return true;
-    if (now_ms(listener) < oldest->since_ms + GRACE_MS) return false;
+    struct peer *peer = choose_who_goes(listener);
+    if (peer == NULL) return false;
     log_limited(&listener->flood_limit, CAIRN_LOG_WARN,
-                "%zu connections have not said Hello: closing the oldest, %s",
-                listener->half_open_count, peer_name(oldest));
-    peer_close(oldest, CAIRN_ERR_BUSY, "too many connections have not said Hello");
+                "%zu connections have not said Hello: closing one that %s, %s",
+                listener->half_open_count,
+                peer->is_stranger ? "has not shown a token, of the address with most of them"
+                                  : "is the oldest",
+                peer_name(peer));
+    peer_close(peer, CAIRN_ERR_BUSY, "too many connections have not said Hello");
     return true;
 }
 
@@ -356,6 +432,7 @@ cairn_status listener_open(uv_loop_t *loop, const struct listener_options *optio
     listener->context = context;
     uv_timer_init(loop, &listener->timer);
     listener->timer.data = listener;
+    crypto_shorthash_keygen(listener->source_key);
     listener->open_handles = 1;
     const cairn_status status = open_all(listener, options, why);
     if (status != CAIRN_OK) {
@@ -567,6 +644,7 @@ static void leave_half_open(struct peer *peer)
     struct listener *listener = peer->listener;
     if (!peer->is_half_open) return;
     peer->is_half_open = false;
+    leave_strangers(peer);
     listener->half_open_count--;
     TAILQ_REMOVE(&listener->half_open, peer, link);
     TAILQ_INSERT_TAIL(&listener->admitted, peer, link);
@@ -686,6 +764,54 @@ static void identify_local(struct peer *peer)
     give_roles(peer);
 }
 
+/* Finds the source of a TCP peer's address. */
+static struct source *source_of(struct listener *listener, int fd)
+{
+    struct sockaddr_storage addr = { 0 };
+    socklen_t bytes = sizeof addr;
+    uint8_t where[9] = { 0 };
+    uint64_t hash;
+    (void)getpeername(fd, (struct sockaddr *)&addr, &bytes); // who is gone has none
+    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&addr;
+    const struct sockaddr_in *four = (const struct sockaddr_in *)&addr;
+    where[0] = addr.ss_family == AF_INET6 && !IN6_IS_ADDR_V4MAPPED(&six->sin6_addr) ? 6 : 4;
+    if (where[0] == 6)
+        memcpy(where + 1, &six->sin6_addr, 8);
+    else if (addr.ss_family == AF_INET6)
+        memcpy(where + 1, six->sin6_addr.s6_addr + 12, 4);
+    else
+        memcpy(where + 1, &four->sin_addr, 4);
+    crypto_shorthash((uint8_t *)&hash, where, sizeof where, listener->source_key);
+    return &listener->sources[hash % SOURCES];
+}
+
+/* Gives a stranger some time for its first message, unless many of its address have got some just now. */
+static void come_as_stranger(struct peer *peer)
+{
+    struct listener *listener = peer->listener;
+    struct source *source = source_of(listener, stream_descriptor(peer->stream));
+    if (peer->since_ms - source->window_ms >= GRACE_MS) {
+        source->window_ms = peer->since_ms;
+        source->patient = 0;
+    }
+    peer->source = source;
+    peer->is_stranger = true;
+    peer->has_grace = source->patient < (listener->half_open_max + 1) / 2;
+    source->patient += peer->has_grace;
+    source->strangers++;
+}
+
+/* Returns how many connections there may be before such a peer comes. The last ones are for admins of this
+ * host, who must be able to mend what is wrong. */
+static size_t places_for(const struct peer *peer)
+{
+    const struct listener *listener = peer->listener;
+    const size_t kept = listener->connections_max / 8;
+    if (peer->identity.is_local && (peer->identity.roles & CAIRN_MAY_ADMIN) != 0)
+        return listener->connections_max;
+    return listener->connections_max - (kept < KEPT ? kept : KEPT);
+}
+
 /* Accepts the connection that waits at the endpoint. If there are more than connections_max, closes it at
  * once. */
 static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why)
@@ -712,17 +838,21 @@ static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why)
         return status;
     }
     peer->listener = listener;
-    if (is_unix) identify_local(peer);
     peer->since_ms = uv_now(listener->timer.loop);
     peer->is_half_open = true;
+    peer->has_grace = true;
+    if (is_unix)
+        identify_local(peer);
+    else
+        come_as_stranger(peer);
     TAILQ_INSERT_TAIL(&listener->half_open, peer, link);
     listener->half_open_count++;
     listener->peer_count++;
-    if (listener->peer_count <= listener->connections_max) return CAIRN_OK;
+    if (listener->peer_count <= places_for(peer)) return CAIRN_OK;
     log_limited(&listener->full_limit, CAIRN_LOG_WARN,
                 "refused a connection of %s: there are %zu already, as many as "
-                "connections_max in [network] allows",
-                peer_name(peer), listener->connections_max);
+                "connections_max in [network] allows such a peer (%zu)",
+                peer_name(peer), listener->peer_count - 1, listener->connections_max);
     peer_close(peer, CAIRN_ERR_BUSY, "too many connections");
     return CAIRN_OK;
 }

@@ -7,17 +7,24 @@
  *
  * A peer is half open until the daemon admits it, after a valid Hello. A half-open peer may send only
  * frames of type hello_type, of at most 16 KiB, and must be admitted within hello_timeout_ms. At most
- * half_open_max peers are half open. When all these places are taken, new connections wait in the kernel,
- * and the oldest half-open peer is closed when it has had its place for 100 ms. So a flood of silent
- * connections delays a good peer, but never shuts it out. The first bad byte closes a connection. Above
- * connections_max a new connection is closed at once. All incomplete frames together may take 256 MiB; when
- * they need more, the connection whose frame began first is closed. Refusals are logged, with at most one
- * line of each kind per second.
+ * half_open_max peers are half open. When all these places are taken, a new connection takes the place of a
+ * stranger: of a TCP peer whose first message has not come, the oldest of the address (of IPv6, the 64 bits
+ * before the host's) that has most of them. So many strangers of an address as fill half the places keep
+ * theirs for 100 ms; those above that make room at once. Only if nobody is a stranger, the oldest peer goes:
+ * over TCP after a second, over a Unix socket after 100 ms. While nobody may be closed, new connections wait
+ * in the kernel. So a flood of silent connections delays a good peer of its own address, and hardly one of
+ * another; a member whose first message has come keeps its place, however far away it is. A flood of many
+ * addresses at once delays all.
+ *
+ * The first bad byte closes a connection. Above connections_max a new connection is closed at once; the last
+ * 32 of these (at most an eighth) are for admins over a Unix socket. All incomplete frames together may take
+ * 256 MiB; when they need more, the connection whose frame began first is closed. Refusals are logged, with
+ * at most one line of each kind per second.
  *
  * Who a peer is, is known before its first frame: over a Unix socket the kernel says it, over TCP the
  * handshake proves it (proto/secure/secure.h), by a key of the daemon's roster. A TCP peer is half open
- * during its handshake, too: at most 4 KiB are held of it, and nothing is parsed. A stranger hears nothing.
- * Loop thread only. */
+ * during its handshake, too: at most 4 KiB are held for its bytes, and nothing is parsed. A stranger hears
+ * nothing. Loop thread only. */
 #ifndef CAIRN_BASE_LISTENER_H
 #define CAIRN_BASE_LISTENER_H
 
@@ -90,45 +97,46 @@ struct listener_options {
 
 /* The rows of a daemon's option table for the member `member` (a struct listener_options) of
  * its `struct_type`. */
-#define CAIRN_LISTENER_CONFIG(struct_type, member)                                          \
-    { "network",                                                                            \
-      "listen",                                                                             \
-      CAIRN_OPTION_ADDRESSES,                                                               \
-      offsetof(struct_type, member.listen),                                                 \
-      "",                                                                                   \
-      0,                                                                                    \
-      0,                                                                                    \
-      "Control addresses: the /path of a socket (mode 0660), or host:port, for peers that " \
-      "have a token (port 0: any free one; *: every IPv4 address). Empty: "                 \
-      "cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run." },                        \
-        { "network",                                                                        \
-          "connections_max",                                                                \
-          CAIRN_OPTION_INT,                                                                 \
-          offsetof(struct_type, member.connections_max),                                    \
-          "4096",                                                                           \
-          1,                                                                                \
-          65536,                                                                            \
-          "Connections at once; more are closed at once." },                                \
-        { "network",                                                                        \
-          "half_open_max",                                                                  \
-          CAIRN_OPTION_INT,                                                                 \
-          offsetof(struct_type, member.half_open_max),                                      \
-          "64",                                                                             \
-          1,                                                                                \
-          4096,                                                                             \
-          "Connections at once that have not said Hello." },                                \
-        { "network",                                                                        \
-          "hello_timeout",                                                                  \
-          CAIRN_OPTION_DURATION,                                                            \
-          offsetof(struct_type, member.hello_timeout_ms),                                   \
-          "5s",                                                                             \
-          10,                                                                               \
-          60000,                                                                            \
-          "How long a connection may take to say Hello." },                                 \
-    {                                                                                       \
-        "network", "send_queue", CAIRN_OPTION_BYTES,                                        \
-            offsetof(struct_type, member.send_queue_bytes), "8MiB", 1 << 20, 1 << 30,       \
-            "Bytes waiting for a peer that does not read before it is closed."              \
+#define CAIRN_LISTENER_CONFIG(struct_type, member)                                             \
+    { "network",                                                                               \
+      "listen",                                                                                \
+      CAIRN_OPTION_ADDRESSES,                                                                  \
+      offsetof(struct_type, member.listen),                                                    \
+      "",                                                                                      \
+      0,                                                                                       \
+      0,                                                                                       \
+      "Control addresses: the /path of a socket (mode 0660), or host:port, for peers that "    \
+      "have a token (port 0: any free one; *: every IPv4 address). Empty: "                    \
+      "cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run." },                           \
+        { "network",                                                                           \
+          "connections_max",                                                                   \
+          CAIRN_OPTION_INT,                                                                    \
+          offsetof(struct_type, member.connections_max),                                       \
+          "4096",                                                                              \
+          1,                                                                                   \
+          65536,                                                                               \
+          "Connections at once; more are closed at once. The last 32 (at most an eighth) are " \
+          "for admins over a Unix socket." },                                                  \
+        { "network",                                                                           \
+          "half_open_max",                                                                     \
+          CAIRN_OPTION_INT,                                                                    \
+          offsetof(struct_type, member.half_open_max),                                         \
+          "64",                                                                                \
+          1,                                                                                   \
+          4096,                                                                                \
+          "Connections at once that have not said Hello." },                                   \
+        { "network",                                                                           \
+          "hello_timeout",                                                                     \
+          CAIRN_OPTION_DURATION,                                                               \
+          offsetof(struct_type, member.hello_timeout_ms),                                      \
+          "5s",                                                                                \
+          10,                                                                                  \
+          60000,                                                                               \
+          "How long a connection may take to say Hello." },                                    \
+    {                                                                                          \
+        "network", "send_queue", CAIRN_OPTION_BYTES,                                           \
+            offsetof(struct_type, member.send_queue_bytes), "8MiB", 1 << 20, 1 << 30,          \
+            "Bytes waiting for a peer that does not read before it is closed."                 \
     }
 
 struct listener_events {

@@ -543,6 +543,108 @@ TEST(silent_strangers_never_shut_a_member_out)
     settle();
 }
 
+/* ---- a flood ---- */
+
+static const char *flood_from;
+
+/* Connects from that address again and again, for a time in which a place is never kept. */
+static void flood(void)
+{
+    const uint64_t end = uv_hrtime() + (GRACE_MS + 50) * UINT64_C(1000000);
+    struct sockaddr_in from = { .sin_family = AF_INET };
+    struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(listener_port()) };
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ck_assert_int_eq(inet_pton(AF_INET, flood_from, &from.sin_addr), 1);
+    for (size_t i = 0; uv_hrtime() < end; i = (i + 1) % 300) {
+        if (silent_fds[i] > 0) close(silent_fds[i]);
+        silent_fds[i] = socket(AF_INET, SOCK_STREAM, 0);
+        ck_assert_int_ge(silent_fds[i], 0);
+        ck_assert_int_eq(bind(silent_fds[i], (struct sockaddr *)&from, sizeof from), 0);
+        ck_assert_int_eq(connect(silent_fds[i], (struct sockaddr *)&to, sizeof to), 0);
+    }
+}
+
+static void send_greeting(int fd, struct channel *channel)
+{
+    struct byte_queue wire = { 0 };
+    ck_assert_int_eq(channel_greet(channel, &wire), CAIRN_OK);
+    const ssize_t bytes = (ssize_t)(wire.end - wire.start);
+    ck_assert_int_eq(write(fd, wire.bytes + wire.start, (size_t)bytes), bytes);
+    byte_queue_release(&wire);
+}
+
+/* Its messages are as far apart as those of a peer that is far away. */
+static void a_slow_member_in_a_flood(void)
+{
+    uint8_t answer[CAIRN_HANDSHAKE_MOST_BYTES];
+    size_t used;
+    struct sentence why;
+    memset(silent_fds, 0, sizeof silent_fds);
+    flood();
+    struct sealed sealed = { .fd = client_connect() };
+    ck_assert_int_eq(channel_open(keys_join(), &sealed.channel), CAIRN_OK);
+    if (strcmp(flood_from, "127.0.0.1") != 0) flood();
+    send_greeting(sealed.fd, sealed.channel);
+    flood();
+    const ssize_t count = read(sealed.fd, answer, sizeof answer);
+    ck_assert_int_gt(count, 0);
+    ck_assert_int_eq(
+        channel_take(sealed.channel, answer, (size_t)count, 1, &used, &sealed.plain, &why),
+        CAIRN_OK);
+    send_greeting(sealed.fd, sealed.channel);
+    flood();
+    say(&sealed, 1);
+    ck_assert_int_eq(hear(&sealed), 2);
+    for (int i = 0; i < 300; i++)
+        if (silent_fds[i] > 0) close(silent_fds[i]);
+    sealed_release(&sealed);
+    close(sealed.fd);
+}
+
+/* From another address even the first message may be late; from the flood's own, it comes at once. */
+TEST_EACH(a_flood_of_strangers_pushes_no_slow_member_out, 0, 2)
+{
+    flood_from = _i == 0 ? "127.0.0.2" : "127.0.0.1";
+    open_tcp_listener();
+    run_with(a_slow_member_in_a_flood);
+    settle();
+    ck_assert_int_eq(hello_count, 1);
+    for (size_t i = 0; i < SOURCES; i++) ck_assert_uint_eq(listener->sources[i].strangers, 0);
+}
+
+static void members_until_the_last_place_and_an_admin(void)
+{
+    struct sealed sealed[15];
+    const size_t count = sizeof sealed / sizeof *sealed;
+    for (size_t i = 0; i < count; i++) {
+        const int fd = client_connect();
+        ck_assert_int_eq(sealed_open(&sealed[i], fd, keys_join()), i < count - 1);
+        if (i == count - 1) continue;
+        say(&sealed[i], 1);
+        ck_assert_int_eq(hear(&sealed[i]), 2);
+    }
+    snprintf(place, sizeof place, "%s/socket", folder);
+    close(good_client());
+    for (size_t i = 0; i < count; i++) {
+        close(sealed[i].fd);
+        sealed_release(&sealed[i]);
+    }
+}
+
+TEST(the_last_connections_are_for_admins_of_this_host)
+{
+    char both[2 * sizeof place];
+    options.connections_max = 16;
+    snprintf(both, sizeof both, "127.0.0.1:0 %s", place);
+    options.listen = both;
+    open_listener();
+    snprintf(place, sizeof place, "127.0.0.1:%d",
+             atoi(strchr(listener_address(listener), ':') + 1));
+    run_with(members_until_the_last_place_and_an_admin);
+    settle();
+    ck_assert_int_eq(hello_count, 14 + 1);
+}
+
 /* Each says Hello, begins a record of 60,000 bytes and sends half of it. */
 static void greedy_members_and_a_good_one(void)
 {
