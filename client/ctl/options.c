@@ -435,8 +435,8 @@ static const struct option_row rows[] = {
       "the coordinator, HOST:PORT or /PATH (else CAIRN_ENDPOINT, else a socket in "
       "$XDG_RUNTIME_DIR/cairn or /run/cairn)" },
     { "token-file", "FILE", AS(TEXT, token_file, 0),
-      "the token that a coordinator at HOST:PORT asks for (else cairn-token in "
-      "$CREDENTIALS_DIRECTORY, else CAIRN_TOKEN_FILE)" },
+      "the token that a coordinator at HOST:PORT asks for (cairn-token in "
+      "$CREDENTIALS_DIRECTORY goes first; else CAIRN_TOKEN_FILE)" },
     { "timeout", "SECONDS", BY(parse_timeout),
       "how long to wait for an answer (30; snapshots and digests 600)" },
     { "output", "table|json", AS(SWITCH, json, 1), "how to print (table)", .letter = 'o' },

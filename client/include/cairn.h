@@ -341,8 +341,9 @@ struct cairn_opts {
     uint32_t reserved_last;
     /* A file with the token that lets this process into the cluster; an endpoint of TCP needs one, a
      * socket needs none. It is a regular file of this user or of root that nobody else may read, and is
-     * read again at each connection, so a token may be exchanged meanwhile. If NULL: cairn-token in
-     * $CREDENTIALS_DIRECTORY, then the file that CAIRN_TOKEN_FILE names */
+     * read again at each connection, so a token may be exchanged meanwhile. cairn-token in
+     * $CREDENTIALS_DIRECTORY goes first, if there is one; if this is NULL, the file that CAIRN_TOKEN_FILE
+     * names is taken */
     const char *token_file;
 };
 

@@ -170,6 +170,11 @@ cairn_status token_parse(const char *text, struct token *token_out, struct sente
 
 /* ==== token in a file ==== */
 
+static bool is_trusted(uid_t owner)
+{
+    return owner == geteuid() || owner == 0;
+}
+
 /* May others read or write the file? The mode of a credential of systemd has the group's read bit, which
  * there is the mask of an access list that names this user alone. */
 static cairn_status check_mode(const char *path, const struct stat *info, bool is_credential,
@@ -182,7 +187,7 @@ static cairn_status check_mode(const char *path, const struct stat *info, bool i
     if (!S_ISREG(info->st_mode))
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "%.300s is no regular file: put the token into one", path);
-    if (info->st_uid != geteuid() && info->st_uid != 0)
+    if (!is_trusted(info->st_uid))
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "%.300s belongs to the user %u, who could put another token there: chown "
                          "it to this user (%u), or to root",
@@ -223,14 +228,50 @@ static cairn_status fail_open(const char *path, struct sentence *why)
 {
     if (errno == ENOENT || errno == ENOTDIR)
         return fail_with(why, CAIRN_ERR_NOT_FOUND, "there is no file %.300s", path);
-    if (errno == ELOOP)
-        return fail_with(why, CAIRN_ERR_REFUSED,
-                         "%.300s is a symbolic link, whose target others might choose: name the "
-                         "file itself",
-                         path);
     return fail_with(why, errno == EACCES ? CAIRN_ERR_REFUSED : CAIRN_ERR_IO,
                      "opening %.300s failed: %s%s", path, strerror(errno),
                      errno == EACCES ? "; this user has to own the token's file" : "");
+}
+
+/* Writes the folder of a path, with its last '/'; "." if it has none. */
+static void parent_of(const char *path, char folder_out[PATH_MAX])
+{
+    const char *slash = strrchr(path, '/');
+    snprintf(folder_out, PATH_MAX, "%.*s", slash == NULL ? 1 : (int)(slash - path + 1),
+             slash == NULL ? "." : path);
+}
+
+/* True if nobody but this user and root can choose where a symbolic link leads: a secret that Kubernetes
+ * mounts is one of root, in a sticky folder of root. */
+static bool link_is_ours(const char *path)
+{
+    char folder[PATH_MAX];
+    struct stat link, parent;
+    parent_of(path, folder);
+    if (lstat(path, &link) != 0 || stat(folder, &parent) != 0) return false;
+    const bool is_shut = (parent.st_mode & 0022) == 0 || (parent.st_mode & S_ISVTX) != 0;
+    return is_trusted(link.st_uid) && is_trusted(parent.st_uid) && is_shut;
+}
+
+static cairn_status open_token(const char *path, int *fd_out, struct sentence *why)
+{
+    const int flags = O_RDONLY | O_NONBLOCK | O_CLOEXEC;
+    *fd_out = open(path, flags | O_NOFOLLOW);
+    if (*fd_out < 0 && errno == ELOOP) {
+        if (!link_is_ours(path))
+            return fail_with(why, CAIRN_ERR_REFUSED,
+                             "%.300s is a symbolic link, whose target others might choose: name "
+                             "the file itself, or let nobody else write to the link's folder",
+                             path);
+        *fd_out = open(path, flags);
+    }
+    return *fd_out < 0 ? fail_open(path, why) : CAIRN_OK;
+}
+
+/* Where a unit has no token to load, it sets this word (SetCredential=): there is none. */
+static bool is_none(const char *line)
+{
+    return strcmp(line, "none") == 0;
 }
 
 static cairn_status read_token(const char *path, bool is_credential, struct token *token_out,
@@ -239,14 +280,16 @@ static cairn_status read_token(const char *path, bool is_credential, struct toke
     char line[LINE_BYTES_MAX + 1];
     struct stat info;
     struct sentence said;
-    const int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0) return fail_open(path, why);
-    cairn_status status = CAIRN_OK;
+    int fd;
+    cairn_status status = open_token(path, &fd, why);
+    if (status != CAIRN_OK) return status;
     if (fstat(fd, &info) != 0)
         status = fail_with(why, CAIRN_ERR_IO, "fstat of %.300s failed: %s", path, strerror(errno));
     if (status == CAIRN_OK) status = check_mode(path, &info, is_credential, why);
     if (status == CAIRN_OK) status = read_line(fd, path, line, why);
     close(fd);
+    if (status == CAIRN_OK && is_credential && is_none(line))
+        status = fail_with(why, CAIRN_ERR_NOT_FOUND, "%.300s has no token", path);
     if (status == CAIRN_OK && (status = token_parse(line, token_out, &said)) != CAIRN_OK)
         sentence_set(why, "%.300s: %s", path, said.text);
     sodium_memzero(line, sizeof line);
@@ -287,9 +330,7 @@ static cairn_status fill_file(const char *path, const char *text, struct sentenc
 static cairn_status sync_parent(const char *path, struct sentence *why)
 {
     char parent[PATH_MAX];
-    const char *slash = strrchr(path, '/');
-    snprintf(parent, sizeof parent, "%.*s", slash == NULL ? 1 : (int)(slash - path + 1),
-             slash == NULL ? "." : path);
+    parent_of(path, parent);
     const int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return fail_step(why, "opening the folder", parent);
     cairn_status status = CAIRN_OK;
@@ -342,7 +383,7 @@ static cairn_status read_named(const char *where, const char *path, struct token
     return status;
 }
 
-/* The file of systemd's LoadCredential=. NOT_FOUND: there is none. */
+/* The file of systemd's LoadCredential=. NOT_FOUND: there is none, or it says so. */
 static cairn_status read_credential(struct token *token_out, struct sentence *why)
 {
     char path[PATH_MAX];
@@ -356,18 +397,18 @@ static cairn_status read_credential(struct token *token_out, struct sentence *wh
 cairn_status token_find(const char *given, const char *fallback, struct token *token_out,
                         struct sentence *why)
 {
-    if (given != NULL && given[0] != '\0')
-        return read_named("the configured token", given, token_out, why);
     cairn_status status = read_credential(token_out, why);
     if (status != CAIRN_ERR_NOT_FOUND) return status;
+    if (given != NULL && given[0] != '\0')
+        return read_named("the configured token", given, token_out, why);
     const char *named = getenv("CAIRN_TOKEN_FILE");
     if (named != NULL && named[0] != '\0')
         return read_named("CAIRN_TOKEN_FILE", named, token_out, why);
     if (fallback != NULL) status = token_read_file(fallback, token_out, why);
     if (status != CAIRN_ERR_NOT_FOUND) return status;
     return fail_with(why, CAIRN_ERR_NOT_FOUND,
-                     "there is no token: none is configured, $CREDENTIALS_DIRECTORY has no "
-                     "cairn-token, CAIRN_TOKEN_FILE names no file%s%.300s%s; get a token (cairn "
+                     "there is no token: $CREDENTIALS_DIRECTORY has no cairn-token, none is "
+                     "configured, CAIRN_TOKEN_FILE names no file%s%.300s%s; get a token (cairn "
                      "cluster init prints one, or cairn key add), write it into a file of mode "
                      "0600, and name the file in CAIRN_TOKEN_FILE",
                      fallback != NULL ? ", and " : "", fallback != NULL ? fallback : "",

@@ -244,8 +244,8 @@ static const struct config_option options[] = {
       "card reaches the GPU's memory, else through host memory; host, always through host "
       "memory." },
     { "network", "token_file", CAIRN_OPTION_STRING, offsetof(struct values, token_file), "", 0, 0,
-      "The file of the token that a coordinator at host:port asks for. Empty: cairn-token in "
-      "$CREDENTIALS_DIRECTORY, else the file that CAIRN_TOKEN_FILE names, else the one that --join "
+      "The file of the token that a coordinator at host:port asks for, if $CREDENTIALS_DIRECTORY "
+      "has no cairn-token. Empty: the file that CAIRN_TOKEN_FILE names, else the one that --join "
       "wrote." },
     CAIRN_LOG_CONFIG(struct values, log),
 };

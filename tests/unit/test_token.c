@@ -296,14 +296,28 @@ TEST(a_file_of_another_user_is_refused)
     file_fails(path, CAIRN_ERR_REFUSED, "belongs to the user 12345");
 }
 
-TEST(a_link_a_folder_and_a_pipe_are_no_files)
+/* As Kubernetes mounts a secret. */
+TEST(a_link_is_followed_if_nobody_else_can_choose_where_it_leads)
 {
-    char link_path[620], pipe_path[620];
+    char link_path[620];
+    struct token read;
     snprintf(link_path, sizeof link_path, "%s/link", scratch);
-    snprintf(pipe_path, sizeof pipe_path, "%s/pipe", scratch);
     ck_assert_int_eq(symlink(path, link_path), 0);
-    ck_assert_int_eq(mkfifo(pipe_path, 0600), 0);
+    ck_assert_int_eq(token_read_file(link_path, &read, NULL), CAIRN_OK);
+    ck_assert_int_eq(chmod(scratch, 0777), 0);
     file_fails(link_path, CAIRN_ERR_REFUSED, "is a symbolic link");
+    ck_assert_int_eq(chmod(scratch, 01777), 0);
+    ck_assert_int_eq(token_read_file(link_path, &read, NULL), CAIRN_OK);
+    ck_assert_int_eq(chmod(path, 0640), 0); // the file is judged as ever
+    file_fails(link_path, CAIRN_ERR_REFUSED, "has the mode 0640");
+    ck_assert_int_eq(chmod(scratch, 0700), 0);
+}
+
+TEST(a_folder_and_a_pipe_are_no_files)
+{
+    char pipe_path[620];
+    snprintf(pipe_path, sizeof pipe_path, "%s/pipe", scratch);
+    ck_assert_int_eq(mkfifo(pipe_path, 0600), 0);
     file_fails(scratch, CAIRN_ERR_REFUSED, "is a folder");
     file_fails(pipe_path, CAIRN_ERR_REFUSED, "is no regular file"); // and nobody waits for a writer
     file_fails("/nonexistent/token", CAIRN_ERR_NOT_FOUND, "there is no file");
@@ -366,8 +380,25 @@ TEST(a_token_is_found_in_the_order_of_its_places)
     setenv("CAIRN_TOKEN_FILE", other, 1);
     setenv("CREDENTIALS_DIRECTORY", scratch, 1);
     finds(NULL, other);
-    ck_assert_int_eq(token_write_file(credential, &wrong, NULL), CAIRN_OK);
+    finds(other, other); // a configured one comes after it
+    ck_assert_int_eq(unlink(credential), 0);
     finds(path, other);
+}
+
+/* A unit that loads its token sets this word where there is no file to load. */
+TEST(a_credential_that_says_none_is_passed_over)
+{
+    char credential[620];
+    snprintf(credential, sizeof credential, "%s/cairn-token", scratch);
+    write_text(credential, "none");
+    setenv("CREDENTIALS_DIRECTORY", scratch, 1);
+    finds(NULL, path);
+    setenv("CAIRN_TOKEN_FILE", path, 1);
+    finds(NULL, NULL);
+    unsetenv("CAIRN_TOKEN_FILE");
+    find_fails(NULL, NULL, CAIRN_ERR_NOT_FOUND, "there is no token");
+    write_text(path, "none"); // of a file it is no token
+    find_fails(path, NULL, CAIRN_ERR_MALFORMED, "no token of Cairn");
 }
 
 /* systemd gives the group's bit to a file whose access list names the service's user. */

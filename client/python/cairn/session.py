@@ -47,7 +47,7 @@ def _differences() -> Tuple[Difference, ...]:
 class Session:
     """A session with a cluster. `endpoint` of the coordinator: "host:port" or "/path"; None: CAIRN_ENDPOINT,
     then cairn/coordinator.sock in $XDG_RUNTIME_DIR, then in /run. Unreachable after `connect_timeout`
-    seconds. "host:port" takes a token: `token_file`; None: cairn-token in $CREDENTIALS_DIRECTORY, then
+    seconds. "host:port" takes a token: cairn-token in $CREDENTIALS_DIRECTORY, if there is one, then `token_file`, then
     CAIRN_TOKEN_FILE. It outlives the coordinator."""
 
     def __init__(self, endpoint: Optional[str] = None, name: Optional[str] = None, connect_timeout: float = 10.0,
