@@ -185,14 +185,31 @@ cairn_status coord_options_judge(const struct coord_options *options, struct sen
     return listener_judge(&options->network, why);
 }
 
-cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
-                        struct coord **cluster_out, struct sentence *why)
+/* Reads what is stored, and listens. */
+static cairn_status open_parts(struct coord *cluster, struct sentence *why)
 {
     static const struct listener_events events = { .local = coord_session_local,
                                                    .find = coord_roster_find,
                                                    .identify = coord_roster_identify,
                                                    .on_frame = coord_session_on_frame,
                                                    .on_gone = coord_session_on_gone };
+    const struct coord_options *options = cluster->options;
+    cairn_status status = quotas_read(options->quota_others, options->quota_owners,
+                                      &cluster->quotas, why);
+    if (status == CAIRN_OK) status = open_folders(cluster, why);
+    if (status == CAIRN_OK) clock_open(cluster);
+    if (status == CAIRN_OK) status = coord_jobs_load(cluster, why);
+    if (status == CAIRN_OK) status = coord_drains_load(cluster, why);
+    if (status == CAIRN_OK) status = coord_saves_open(cluster, why);
+    if (status == CAIRN_OK) status = coord_scrub_open(cluster, why);
+    if (status != CAIRN_OK) return status;
+    return listener_open(cluster->loop, &options->network, CAIRN_MSG_HELLO, CAIRN_MSG_MAX, &events,
+                         cluster, &cluster->listener, why);
+}
+
+cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
+                        struct coord **cluster_out, struct sentence *why)
+{
     struct access_rules rules;
     CAIRN_TRY(coord_options_judge(options, why));
     CAIRN_TRY(access_rules_read(options->admin_group, options->socket_roles, &rules, why));
@@ -209,17 +226,7 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
     cluster->put_out = coord_session_put_out;
     cluster->callbacks = &coord_job_callbacks;
     cluster->clock.started_ms = cluster->clock.last_tick_ms = uv_now(loop);
-    cairn_status status = quotas_read(options->quota_others, options->quota_owners,
-                                      &cluster->quotas, why);
-    if (status == CAIRN_OK) status = open_folders(cluster, why);
-    if (status == CAIRN_OK) clock_open(cluster);
-    if (status == CAIRN_OK) status = coord_jobs_load(cluster, why);
-    if (status == CAIRN_OK) status = coord_drains_load(cluster, why);
-    if (status == CAIRN_OK) status = coord_saves_open(cluster, why);
-    if (status == CAIRN_OK) status = coord_scrub_open(cluster, why);
-    if (status == CAIRN_OK)
-        status = listener_open(loop, &options->network, CAIRN_MSG_HELLO, CAIRN_MSG_MAX, &events,
-                               cluster, &cluster->listener, why);
+    const cairn_status status = open_parts(cluster, why);
     if (status != CAIRN_OK) {
         coord_saves_close(cluster, NULL, NULL);
         coord_scrub_close(cluster, NULL, NULL);

@@ -17,8 +17,7 @@ static bool take_entry(struct coord_session *session, const Cairn__Hello *hello)
 
 /* ---- Hello ---- */
 
-static cairn_status judge_hello(const struct coord *cluster, const Cairn__Hello *hello,
-                                struct sentence *why)
+static cairn_status judge_hello(const Cairn__Hello *hello, struct sentence *why)
 {
     if (hello->protocol != CAIRN_CONTROL_PROTOCOL)
         return fail_with(why, CAIRN_ERR_VERSION,
@@ -40,7 +39,6 @@ static cairn_status judge_hello(const struct coord *cluster, const Cairn__Hello 
         (hello->held_after > 0 && hello->role != CAIRN_ROLE_WIRE_SHARD))
         return fail_with(why, CAIRN_ERR_PROTOCOL, "a Hello of more than %d jobs",
                          CAIRN_HELD_JOBS_MAX);
-    (void)cluster;
     return CAIRN_OK;
 }
 
@@ -61,7 +59,7 @@ static cairn_status judge_role(const struct identity *who, const Cairn__Hello *h
 }
 
 /* Judges whether the owner may have another connection. An admin's commands always get in, because they
- * must be able to mend what is wrong. */
+ * must be able to mend what is wrong: the listener keeps the last connections for those of this host. */
 static cairn_status judge_sessions(struct coord *cluster, const struct identity *who,
                                    const Cairn__Hello *hello, struct sentence *why)
 {
@@ -255,7 +253,7 @@ static void on_first_hello(struct coord *cluster, struct peer *peer, Cairn__Hell
 {
     struct sentence why;
     struct coord_session *session = NULL;
-    cairn_status status = judge_hello(cluster, hello, &why);
+    cairn_status status = judge_hello(hello, &why);
     if (status == CAIRN_OK) status = judge_role(peer_identity(peer), hello, &why);
     if (status == CAIRN_OK) status = judge_sessions(cluster, peer_identity(peer), hello, &why);
     if (status == CAIRN_ERR_REFUSED) coord_audit_refused_peer(cluster, peer, "connect", why.text);

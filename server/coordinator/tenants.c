@@ -567,12 +567,32 @@ static const char *const quota_advice[QUOTA_KEYS] = {
     "give the job a smaller window, or fewer workers",
 };
 
+/* Judges whether an owner may have another session that has no quota for them: so that one token cannot take
+ * all connections, an owner has half of them at most. */
+static cairn_status judge_unlimited(const struct coord *cluster, const char *owner,
+                                    struct sentence *why)
+{
+    const uint64_t limit = ((uint64_t)cluster->options->network.connections_max + 1) / 2;
+    const struct coord_owner *found;
+    LIST_FOREACH (found, &cluster->owners, link)
+        if (strcmp(found->name, owner) == 0) break;
+    if (found == NULL || found->sessions < limit) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_BUSY,
+                     "owner %s has %zu connections, half of what connections_max in [network] of "
+                     "the coordinator allows to all: end a process, or wait until a dead one's "
+                     "lease ends, or ask an admin for sessions= in [quota], or for a larger "
+                     "connections_max",
+                     owner, found->sessions);
+}
+
 cairn_status coord_quota_judge(struct coord *cluster, const char *owner, const struct quota *more,
                                struct sentence *why)
 {
     struct quota limits = quota_of(cluster, owner), asked = *more;
     const bool is_limited = (limits.jobs | limits.sessions | limits.bytes | limits.in_flight) != 0;
-    if (owner[0] == '\0' || !is_limited) return CAIRN_OK;
+    if (owner[0] == '\0') return CAIRN_OK;
+    if (more->sessions > 0 && limits.sessions == 0) CAIRN_TRY(judge_unlimited(cluster, owner, why));
+    if (!is_limited) return CAIRN_OK;
     struct quota used = quota_used(cluster, owner);
     for (size_t i = 0; i < QUOTA_KEYS; i++) {
         const struct quota_key *key = &quota_keys[i];

@@ -98,7 +98,7 @@ void coord_owner_leave(struct coord_session *session);
 
 #define CAIRN_QUOTAS_MAX 256 /* the most owners with a quota of their own */
 
-/* 0: no limit */
+/* 0: no limit; of sessions, half of network.connections_max */
 struct quota {
     uint64_t bytes;     /* of state, as the layouts of the owner's jobs put it on shards */
     uint64_t jobs;      /* that exist */

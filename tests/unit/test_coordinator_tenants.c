@@ -534,6 +534,20 @@ TEST(a_job_does_not_grow_beyond_what_its_owner_may)
     train();
 }
 
+TEST(an_owner_without_a_quota_has_half_of_the_connections)
+{
+    open_trained();
+    fake.options.network.connections_max = 4; // w and the admin's
+    struct fake_peer more = fake_dial(&fake), command;
+    const uint32_t request = fake_ask(&more, Hello, .protocol = CAIRN_CONTROL_PROTOCOL,
+                                      .role = CAIRN_ROLE_WIRE_WORKER, .name = "more",
+                                      .version = "test", .incarnation = 1);
+    fake_expect_error(&more, request, CAIRN_ERR_BUSY, "has 2 connections, half of what");
+    command = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "an admin's"); // gets in
+    fake_peer_close(&command);
+    fake_peer_close(&more);
+}
+
 TEST(an_owner_has_no_more_sessions_than_it_may)
 {
     open_trained();
