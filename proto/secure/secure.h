@@ -68,17 +68,17 @@ CAIRN_MUST_CHECK cairn_status token_parse(const char *text, struct token *token_
                                           struct sentence *why);
 
 /* Reads a token from a file of one line. The file must be a regular file of this user or of root, and
- * nobody else may read or write it, or choose where a symbolic link to it leads: else CAIRN_ERR_REFUSED, with the chmod that mends it.
- * CAIRN_ERR_NOT_FOUND: there is no such file. Blocking. */
+ * nobody else may read or write it, or choose where a symbolic link to it leads: else
+ * CAIRN_ERR_REFUSED, with the chmod that mends it. CAIRN_ERR_NOT_FOUND: there is no such file. Blocking. */
 CAIRN_MUST_CHECK cairn_status token_read_file(const char *path, struct token *token_out,
                                               struct sentence *why);
 /* Writes a token's file, mode 0600, as a whole or not at all. Blocking. */
 CAIRN_MUST_CHECK cairn_status token_write_file(const char *path, const struct token *token,
                                                struct sentence *why);
 /* Finds this process's token: $CREDENTIALS_DIRECTORY/cairn-token, if it is there and is not the word "none";
- * else `given` (a path of the configuration; NULL or "": none), else the file that $CAIRN_TOKEN_FILE names, else `fallback` (NULL:
- * none) if that file exists. Never a token in argv or in an environment value. CAIRN_ERR_NOT_FOUND: there is
- * none; the sentence lists where one was looked for. */
+ * else `given` (a path of the configuration; NULL or "": none), else the file that
+ * $CAIRN_TOKEN_FILE names, else `fallback` (NULL: none) if that file exists. Never a token in argv or in an
+ * environment value. CAIRN_ERR_NOT_FOUND: there is none; the sentence lists where one was looked for. */
 CAIRN_MUST_CHECK cairn_status token_find(const char *given, const char *fallback,
                                          struct token *token_out, struct sentence *why);
 
@@ -237,8 +237,8 @@ void handshake_silence_text(const char *peer, enum handshake_purpose purpose, st
  * The length is associated data; nonces count from 0 in each direction (Noise, section 5.1). A direction is
  * rekeyed (Noise's REKEY, section 11.3) after 2^16 records or after CAIRN_REKEY_MS, by a record that says
  * so; the nonces count on. A REKEY of a key that no DATA came under is refused: a sender rekeys only when it
- * has bytes to send, and a key is due by its records or its time. A record CLOSE ends a direction: an end without it is a truncation, and is
- * reported. */
+ * has bytes to send, and a key is due by its records or its time. A record CLOSE
+ * ends a direction: an end without it is a truncation, and is reported. */
 
 enum {
     CAIRN_RECORD_BYTES_MAX = 64 << 10, /* of plain bytes in a record */
@@ -276,10 +276,9 @@ bool channel_is_proved(const struct channel *channel);
 const struct handshake_result *channel_peer(const struct channel *channel);
 /* Takes bytes that arrived, and appends the plain bytes of complete records to `plain`. It stops before a
  * record if this call has appended plain_max bytes or more (plain_max is above 0), so a call appends less
- * than plain_max + CAIRN_RECORD_BYTES_MAX, and after CAIRN_TAKE_RECORDS records; *used_out says how many bytes
- * were taken: call again while there are more. Errors:
- * CAIRN_ERR_PROTOCOL (a stranger, or a peer that lies), CAIRN_ERR_REFUSED, _VERSION (the other end says why),
- * CAIRN_ERR_CLOSED (the peer's CLOSE record; `plain` has what came before it), CAIRN_ERR_NO_MEMORY. After an
+ * than plain_max + CAIRN_RECORD_BYTES_MAX, and after CAIRN_TAKE_RECORDS records; *used_out says how many
+ * bytes were taken: call again while there are more. Errors: CAIRN_ERR_PROTOCOL (a stranger, or a peer
+ * that lies), CAIRN_ERR_REFUSED, _VERSION (the other end says why), CAIRN_ERR_CLOSED (the peer's CLOSE record; `plain` has what came before it), CAIRN_ERR_NO_MEMORY. After an
  * error the channel takes nothing more. After any call there may be something to greet with, also after an
  * error (a refusal). */
 CAIRN_MUST_CHECK cairn_status channel_take(struct channel *channel, const uint8_t *bytes,
