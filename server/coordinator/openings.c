@@ -45,11 +45,13 @@ static void look_for_generation(struct coord_work *work)
     if (first->status == CAIRN_OK)
         first->status = snapshot_last_generation(work->cluster->storage.path, first->job,
                                                  &first->last, &first->why);
-    if (first->status == CAIRN_OK)
+    if (first->status != CAIRN_OK)
+        first->owner.status = fail_with(&first->owner.why, first->status, "%s", first->why.text);
+    else if (first->last == 0) // no snapshot, whole or not
+        first->owner.status = CAIRN_ERR_NOT_FOUND;
+    else
         first->owner.status = coord_snapshot_owner(work->cluster, first->job, NULL,
                                                    first->owner.name, &first->owner.why);
-    else
-        first->owner.status = fail_with(&first->owner.why, first->status, "%s", first->why.text);
 }
 
 static void say_unknown(const char *job, const char *why)

@@ -545,24 +545,32 @@ static bool is_risky(const struct coord_steps *steps)
     return old != NULL && old->state != CAIRN_CLUSTER_JOB_LOST;
 }
 
-/* Judges whether who asked may read the snapshot, and replace the job. If there is no job, a job is made,
- * whose owner is the snapshot's: that is this owner's or an admin's to do, under each of the two names. */
+/* Judges whether who asked may make a job of the snapshot, whose owner the job will have: this owner may, or
+ * an admin, under each of the two names. */
+static cairn_status judge_maker(const struct coord_restore *restore, struct sentence *why)
+{
+    const char *owner = owner_of(restore);
+    cairn_status status = coord_owner_judge_access(&restore->who, restore->manifest.spec.name,
+                                                   owner, CAIRN_ACCESS_OWN, why);
+    if (status == CAIRN_OK)
+        status = coord_owner_judge_access(&restore->who, coord_restore_job_name(restore), owner,
+                                          CAIRN_ACCESS_OWN, why);
+    // to a resume, NOT_FOUND would say that this snapshot is damaged, and the next one is to be tried
+    return status == CAIRN_ERR_NOT_FOUND && restore->latest.is_resumed ? CAIRN_ERR_REFUSED : status;
+}
+
+/* Judges whether who asked may read the snapshot, and replace the job. */
 static cairn_status judge_asker(const struct coord_restore *restore, struct sentence *why)
 {
     const struct manifest *m = &restore->manifest;
     const struct coord_job *old = job_there(restore);
     const struct identity *who = &restore->who;
-    const char *owner = owner_of(restore);
     const bool is_asked = !LIST_EMPTY(&restore->waiter);
     // who resumes a job that is there was judged with it (openings.c)
     if (!is_asked && (!restore->latest.is_resumed || old != NULL)) return CAIRN_OK;
-    if (old == NULL) {
-        CAIRN_TRY(coord_owner_judge_access(who, m->spec.name, owner, CAIRN_ACCESS_OWN, why));
-        return coord_owner_judge_access(who, coord_restore_job_name(restore), owner,
-                                        CAIRN_ACCESS_OWN, why);
-    }
-    CAIRN_TRY(coord_snapshot_judge_access(restore->steps.cluster, who, m->spec.name, owner,
-                                          CAIRN_ACCESS_READ, why));
+    if (old == NULL) return judge_maker(restore, why);
+    CAIRN_TRY(coord_snapshot_judge_access(restore->steps.cluster, who, m->spec.name,
+                                          owner_of(restore), CAIRN_ACCESS_READ, why));
     return coord_job_judge_access(who, old, CAIRN_ACCESS_OWN, why);
 }
 

@@ -318,7 +318,7 @@ static void refuse_shared(struct coord_job *job, cairn_status status, const char
 static void on_share_saved(const struct coord_saved *saved)
 {
     struct coord_job *job = coord_job_by_id(saved->cluster, saved->number);
-    if (job == NULL) return; // whoever freed it has answered
+    if (job == NULL) return;      // whoever freed it has answered
     if (!job->is_sharing) return; // a restore has made the job anew, with the tenant that it had
     job->is_sharing = false;
     if (saved->status != CAIRN_OK) {
