@@ -79,7 +79,7 @@ struct stream {
 #define FINISH_MS 2000 // how long a peer may take to read its last frames
 #define TURN_NS   (CAIRN_STREAM_TURN_MS * UINT64_C(1000000))
 
-/* Bytes that are read at once: before the peer's handshake is done, then, and while a record is incomplete. */
+/* Bytes read at once: before the peer's handshake is done, then, and while a record is incomplete. */
 #define GREETING_BYTES CAIRN_HANDSHAKE_MOST_BYTES
 #define READ_BYTES     4096 // an idle connection keeps a buffer of so much
 #define RECORD_BYTES   (CAIRN_RECORD_BYTES_MAX + 64)
