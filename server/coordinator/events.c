@@ -10,9 +10,9 @@
 #include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
 
-#define WHO_BYTES   512 /* of the text that says who it was */
-#define PAGE_EVENTS 256 /* events in one answer; so many fit a frame even with the longest texts */
-#define BATCH       512 /* events in one write */
+#define WHO_BYTES  512                         /* of the text that says who it was */
+#define PAGE_BYTES (CAIRN_FRAME_BYTES_MAX / 2) /* of the events in one answer, which is one frame */
+#define BATCH      512                         /* events in one write */
 
 static const char *const kind_names[CAIRN_EVENT_KINDS] = {
 #define X(kind, name) [CAIRN_EVENT_##kind] = (name),
@@ -43,23 +43,37 @@ static uint64_t now_unix_ms(void)
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* Texts may come from a peer, and have any length and any character: an entry has what fits a sentence, in
- * one line, and a job only if a job can have the name. */
+/* Copies an event. Its texts may come from a peer, or from another program's store, and have any length and
+ * any character: the copy has what fits a sentence, in one line, and a job only if a job can have the name.
+ * NULL: there is no memory. */
+static struct stored_event *copy_bounded(const struct coord_events *events,
+                                         const struct stored_event *event)
+{
+    struct sentence kind = sentence_brief(event->kind, CAIRN_NAME_MAX),
+                    who = sentence_brief(event->who, WHO_BYTES), text;
+    struct stored_event row = *event;
+    sentence_set(&text, "%s", event->text);
+    text_mend(kind.text, "");
+    text_mend(who.text, "");
+    text_mend(text.text, "");
+    row.kind = kind.text;
+    row.job = job_name_ok(event->job) ? event->job : "";
+    row.who = who.text;
+    row.text = text.text;
+    return store_copy(events->change, &row, 1);
+}
+
 static void add_event(struct coord_events *events, const char *kind, const char *job,
                       const char *who, const char *text)
 {
-    struct sentence by = sentence_brief(who != NULL ? who : "", WHO_BYTES), what;
     if (events->ring == NULL) return;
-    sentence_set(&what, "%s", text);
-    text_mend(by.text, "");
-    text_mend(what.text, "");
     const struct stored_event row = { .number = events->next,
                                       .unix_ms = now_unix_ms(),
                                       .kind = kind,
-                                      .job = job != NULL && job_name_ok(job) ? job : "",
-                                      .who = by.text,
-                                      .text = what.text };
-    struct stored_event *event = store_copy(events->change, &row, 1);
+                                      .job = job != NULL ? job : "",
+                                      .who = who != NULL ? who : "",
+                                      .text = text };
+    struct stored_event *event = copy_bounded(events, &row);
     if (event != NULL) keep_event(events, event); // without memory, the event is not kept
 }
 
@@ -85,19 +99,19 @@ void coord_event_note_shard(struct coord *cluster, enum coord_event_kind kind, c
 
 /* ---- the audit log ---- */
 
-/* Notes how often it happened since it was noted, when that is due, or `now`. If it did not, its place is
- * free. */
+/* Notes how often it happened since it was noted, when that is due, or `now`. Its place is free when nothing
+ * happened and it is long ago that it was taken: until then, whoever pauses is not noted anew. */
 static void note_more(struct coord *cluster, struct coord_refusal *r, bool now)
 {
     const uint64_t now_ms = uv_now(cluster->loop);
     struct sentence text;
     if (r->who[0] == '\0' || (!now && now_ms - r->since_ms < r->wait_ms)) return;
     if (r->more == 0) {
-        r->who[0] = '\0';
+        if (now_ms - r->began_ms >= CAIRN_REFUSALS_MS_MAX) r->who[0] = '\0';
         return;
     }
     sentence_set(&text, "%s: %" PRIu64 " more", r->what, r->more);
-    add_event(&cluster->audit, "refused", NULL, r->who, text.text);
+    add_event(&cluster->audit, r->kind, NULL, r->who, text.text);
     r->more = 0;
     r->since_ms = now_ms;
     r->wait_ms = 2 * r->wait_ms < CAIRN_REFUSALS_MS_MAX ? 2 * r->wait_ms : CAIRN_REFUSALS_MS_MAX;
@@ -109,38 +123,78 @@ static void note_refusals(struct coord *cluster, bool now)
         note_more(cluster, &cluster->refusals.list[i], now);
 }
 
-/* Returns where refusals of this kind are counted. If there is no place left, they count with the others. */
-static struct coord_refusal *place_for(struct coord_refusals *refusals, const char *who,
+static bool is_same(const char *kept, size_t kept_bytes, const char *text)
+{
+    return strncmp(kept, text, kept_bytes - 1) == 0;
+}
+
+static void take_place(struct coord *cluster, struct coord_refusal *r, const char *kind,
+                       const char *who, const char *what)
+{
+    const uint64_t now_ms = uv_now(cluster->loop);
+    *r = (struct coord_refusal) {
+        .kind = kind, .began_ms = now_ms, .since_ms = now_ms, .wait_ms = CAIRN_REFUSALS_MS
+    };
+    snprintf(r->who, sizeof r->who, "%s", who);
+    snprintf(r->what, sizeof r->what, "%s", what);
+}
+
+/* Returns the place of those for whom there is none, which has the names of the first of them. */
+static struct coord_refusal *place_of_others(struct coord *cluster, const char *who)
+{
+    static const char others[] = "others";
+    struct coord_refusal *r = &cluster->refusals.list[CAIRN_REFUSALS_MAX];
+    if (r->who[0] == '\0') take_place(cluster, r, "refused", others, "requests");
+    const size_t length = strlen(r->who);
+    if (strstr(r->who, who) == NULL && length + strlen(who) + 3 < sizeof r->who)
+        snprintf(r->who + length, sizeof r->who - length, "%s%s",
+                 length == sizeof others - 1 ? ": " : ", ", who);
+    return r;
+}
+
+/* Returns where this is counted, `who` being the peer. One who has all places of an identity is counted in
+ * the last of these, and without a free place everybody is counted with the others. */
+static struct coord_refusal *place_for(struct coord *cluster, const char *kind, const char *who,
                                        const char *what)
 {
-    struct coord_refusal *others = &refusals->list[CAIRN_REFUSALS_MAX], *place = others;
-    for (struct coord_refusal *r = refusals->list; r < others; r++) {
-        if (r->who[0] == '\0')
-            place = r;
-        else if (strncmp(r->who, who, sizeof r->who - 1) == 0 &&
-                 strncmp(r->what, what, sizeof r->what - 1) == 0)
-            return r;
+    struct coord_refusal *end = &cluster->refusals.list[CAIRN_REFUSALS_MAX];
+    struct coord_refusal *place = NULL, *last = NULL;
+    size_t count = 0;
+    for (struct coord_refusal *r = cluster->refusals.list; r < end; r++) {
+        if (r->who[0] == '\0') {
+            place = place != NULL ? place : r;
+        } else if (strcmp(r->kind, kind) == 0 && is_same(r->who, sizeof r->who, who)) {
+            if (is_same(r->what, sizeof r->what, what)) return r;
+            last = r;
+            count++;
+        }
     }
+    if (count >= CAIRN_REFUSALS_EACH) {
+        snprintf(last->what, sizeof last->what, "requests");
+        return last;
+    }
+    if (place == NULL) return place_of_others(cluster, who);
+    take_place(cluster, place, kind, who, what);
     return place;
+}
+
+/* Counts it. True: it is one of the first `count` and is to be noted in full. */
+static bool is_of_first(struct coord *cluster, const char *kind, const char *who, const char *what,
+                        uint32_t count)
+{
+    struct coord_refusal *r = place_for(cluster, kind, who, what);
+    if (r < &cluster->refusals.list[CAIRN_REFUSALS_MAX] && r->noted < count) {
+        r->noted++;
+        return true;
+    }
+    r->more++;
+    return false;
 }
 
 bool coord_audit_refused(struct coord *cluster, const char *who, const char *what, const char *why)
 {
-    struct coord_refusals *refusals = &cluster->refusals;
-    struct coord_refusal *r = place_for(refusals, who, what);
-    const bool is_other = r == &refusals->list[CAIRN_REFUSALS_MAX], is_new = r->who[0] == '\0';
     struct sentence text;
-    if (cluster->closing) return false;
-    if (is_new) {
-        *r = (struct coord_refusal) { .since_ms = uv_now(cluster->loop),
-                                      .wait_ms = CAIRN_REFUSALS_MS };
-        snprintf(r->who, sizeof r->who, "%s", is_other ? "others" : who);
-        snprintf(r->what, sizeof r->what, "%s", is_other ? "requests" : what);
-    }
-    if (is_other || !is_new) {
-        r->more++;
-        return false;
-    }
+    if (cluster->closing || !is_of_first(cluster, "refused", who, what, 1)) return false;
     sentence_set(&text, "%s: %s", what, why);
     add_event(&cluster->audit, "refused", NULL, who, text.text);
     return true;
@@ -167,7 +221,7 @@ void coord_audit_refused_peer(struct coord *cluster, const struct peer *peer, co
 static cairn_status load_event(void *context, const void *row, struct sentence *why)
 {
     struct coord_events *events = context;
-    struct stored_event *event = store_copy(events->change, row, 1);
+    struct stored_event *event = copy_bounded(events, row);
     if (event == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for events");
     if (events->next == 0) events->first = event->number;
     keep_event(events, event);
@@ -309,18 +363,19 @@ void coord_events_faults(const struct coord *cluster, const char *job, struct ev
     }
 }
 
-/* Adds the event to a page. Nobody writes to the event's texts through the message. */
-static void add_to_page(struct coord_answer *answer, Cairn__Events *page,
-                        const struct stored_event *event)
+/* Adds the event to a page. Nobody writes to the event's texts through the message. Returns its bytes. */
+static size_t add_to_page(struct coord_answer *answer, Cairn__Events *page,
+                          const struct stored_event *event)
 {
     Cairn__Event *out = coord_answer_add(answer, &page->base, "events");
-    if (out == NULL) return;
+    if (out == NULL) return 0;
     out->number = event->number;
     out->unix_ms = event->unix_ms;
     out->kind = wire_text(event->kind);
     out->job = wire_text(event->job);
     out->who = wire_text(event->who);
     out->text = wire_text(event->text);
+    return cairn__event__get_packed_size(out);
 }
 
 static void answer_events(struct coord_session *session, uint32_t request,
@@ -329,13 +384,14 @@ static void answer_events(struct coord_session *session, uint32_t request,
     struct coord_answer answer = { 0 };
     Cairn__Events page = CAIRN__EVENTS__INIT;
     uint64_t number = after >= events->first ? after + 1 : events->first;
+    size_t bytes = 0;
     page.process = session->cluster->identity.id.process;
     page.began = events->began;
     for (; number < events->next && !page.more; number++) {
         const struct stored_event *event = *place_of(events, number);
         if (event == NULL || event->unix_ms < since_unix_ms) continue;
-        page.more = page.n_events == PAGE_EVENTS;
-        if (!page.more) add_to_page(&answer, &page, event);
+        page.more = bytes >= PAGE_BYTES;
+        if (!page.more) bytes += add_to_page(&answer, &page, event);
     }
     coord_answer_send(&answer, session, request, CAIRN_MSG_EVENTS, &page.base);
 }
@@ -801,10 +857,14 @@ void coord_asked_note(const struct coord_session *session, const struct coord_ro
     struct sentence who;
     what->text[0] = '\0';
     if (verb == NULL) return;
+    describe_peer(session->peer, &who);
+    if (!access_role(coord_who(session), CAIRN_MAY_ADMIN) &&
+        !is_of_first(session->cluster, "begun", who.text, "requests", CAIRN_ASKED_FIRST))
+        return;
     const char *job = job_of(message);
     sentence_set(what, "%s", verb);
     add_fields(message, 1, what);
-    sentence_set(&who, "admin %s at %s", session->name, peer_name(session->peer));
+    sentence_add(&who, " as admin %s at %s", session->name, peer_name(session->peer));
     log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", job, 0 }, { "who", who.text, 0 }), "asked: %s",
                what->text);
     coord_event_note(session->cluster, CAIRN_EVENT_ASKED, job, who.text, "%s", what->text);
@@ -819,7 +879,7 @@ void coord_asked_done(const struct coord_session *session, const ProtobufCMessag
     sentence_add(&who, " at %s", peer_name(session->peer));
     sentence_set(&text, "%s", what->text);
     if (status != CAIRN_OK) sentence_add(&text, ": %s: %s", status_code_name(status), why);
-    add_event(&session->cluster->audit, status == CAIRN_OK ? "taken" : "failed", job_of(message),
+    add_event(&session->cluster->audit, status == CAIRN_OK ? "begun" : "failed", job_of(message),
               who.text, text.text);
 }
 

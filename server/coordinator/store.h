@@ -438,27 +438,31 @@ void coord_events_faults(const struct coord *cluster, const char *job, struct ev
 
 /* The audit log: what admins did, and what was refused to whom, with the time, the identity, the address,
  * the request and its outcome. `cairn cluster audit` shows it. It is kept as the events are,
- * CAIRN_STORE_EVENTS_MAX entries apart from theirs, so it has a bound, and no flood of events takes an
- * entry away. Nothing is refused because an entry cannot be written: a full disk is logged, and the entry
- * is written later.
+ * CAIRN_STORE_EVENTS_MAX entries apart from theirs, so it has a bound, and no event takes an entry away. Nothing
+ * is refused because an entry cannot be written: a full disk is logged, and the entry is written later.
  *
- * A peer may be refused again and again. A refusal that was noted is counted from then on, and the count is
- * noted after CAIRN_REFUSALS_MS; if it goes on, after twice that time, and so on up to
- * CAIRN_REFUSALS_MS_MAX. So nobody fills the log with refusals in order to have other entries fall out of it.
- * Loop thread only. */
+ * A peer may ask, and be refused, again and again. A refusal that was noted is counted from then on, and the
+ * count is noted after CAIRN_REFUSALS_MS; if it goes on, after twice that time, and so on up to
+ * CAIRN_REFUSALS_MS_MAX. So are the requests of one who is no admin, after the first CAIRN_ASKED_FIRST in
+ * CAIRN_REFUSALS_MS_MAX; those that are counted are no events either. So one identity makes at most some fifty
+ * entries in an hour, unless it is an admin. Loop thread only. */
 
-#define CAIRN_REFUSALS_MAX \
-    16 /* kinds of refusals that are counted apart; the others are counted together */
+#define CAIRN_REFUSALS_MAX    256 /* what is counted apart; all else is counted together */
+#define CAIRN_REFUSALS_EACH   4   /* kinds of refusals of one identity that are counted apart */
+#define CAIRN_ASKED_FIRST     16
 #define CAIRN_REFUSALS_MS     10000
 #define CAIRN_REFUSALS_MS_MAX (60 * 60 * 1000)
 
-/* The refusals that are counted; the last place is for the others. */
+/* What is counted; the last place is for the others. */
 struct coord_refusals {
     struct coord_refusal {
+        const char *kind;        /* of the entries: "refused" or "begun" */
         char who[160], what[64]; /* who "": a free place */
-        uint64_t since_ms;       /* when it was noted, on the loop's clock */
+        uint64_t began_ms;       /* when the place was taken, on the loop's clock */
+        uint64_t since_ms;       /* when it was noted */
         uint64_t wait_ms;        /* how long it is counted from then on */
         uint64_t more;           /* how often it happened since then */
+        uint32_t noted;          /* how many were noted in full */
     } list[CAIRN_REFUSALS_MAX + 1];
 };
 

@@ -536,7 +536,7 @@ static void last_is(const char *kind, const char *what, const char *who)
 TEST(actions_are_noted_with_their_outcome_also_after_a_restart)
 {
     added("alice", "worker");
-    last_is("taken", "key add name=alice roles=worker", " at ");
+    last_is("begun", "key add name=alice roles=worker", " at ");
     refused(ask_change(.op = CAIRN_KEY_REVOKE, .name = wire_text("bob")), CAIRN_ERR_NOT_FOUND, "");
     last_is("failed", "key revoke name=bob: CAIRN_ERR_NOT_FOUND", " at ");
     restart_coordinator();
@@ -619,7 +619,77 @@ TEST(refusals_of_too_many_are_counted_together)
         coord_audit_refused(fake.cluster, who, "connect", "no");
     }
     let_refusals_pass(CAIRN_REFUSALS_MS);
-    last_is("refused", "5 more", "others");
+    last_is("refused", "5 more", "others: user256, user257");
+}
+
+/* Whoever is refused in many ways takes nobody's place. */
+TEST(an_identity_has_a_few_places_of_its_own)
+{
+    char what[32];
+    for (int i = 0; i < CAIRN_REFUSALS_MAX + 5; i++) {
+        snprintf(what, sizeof what, "request %d", i);
+        coord_audit_refused(fake.cluster, "mallory", what, "no");
+    }
+    coord_audit_refused(fake.cluster, "alice", "connect", "no");
+    last_is("refused", "connect: no", "alice");
+    ck_assert_uint_le(fake_call(&admin, Events, AuditGet)->n_events, CAIRN_REFUSALS_EACH + 1);
+    let_refusals_pass(CAIRN_REFUSALS_MS);
+    last_is("refused", "requests: 257 more", "mallory");
+}
+
+/* A pause makes no new entry of what is counted. */
+TEST(whoever_pauses_is_still_counted)
+{
+    coord_audit_refused(fake.cluster, "mallory", "connect", "no");
+    const uint64_t before = fake_call(&admin, Events, AuditGet)->n_events;
+    let_refusals_pass(CAIRN_REFUSALS_MS);
+    ck_assert_uint_eq(fake_call(&admin, Events, AuditGet)->n_events, before);
+    ck_assert(!coord_audit_refused(fake.cluster, "mallory", "connect", "no"));
+}
+
+/* The session of that name is another's from now on, who is no admin. */
+static void be_nobody(const char *name)
+{
+    for (struct coord_session *s = fake.cluster->sessions; s != NULL; s = s->next) {
+        if (strcmp(s->name, name) != 0) continue;
+        struct identity *who = (struct identity *)(uintptr_t)coord_who(s);
+        *who = (struct identity) { .roles = CAIRN_MAY_WORK, .name = "mallory", .owner = "mallory" };
+    }
+}
+
+/* Asks for what is not there, again and again. */
+TEST(requests_of_one_who_is_no_admin_push_no_entry_out)
+{
+    static char long_name[60000];
+    added("alice", "worker");
+    struct fake_peer other = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "other");
+    be_nobody("other");
+    memset(long_name, 'x', sizeof long_name - 1);
+    for (int i = 0; i < 3 * CAIRN_ASKED_FIRST; i++)
+        fake_heard(&other, CAIRN_MSG_ERROR, fake_ask(&other, JobRemove, .name = long_name));
+    const Cairn__Events *page = fake_call(&admin, Events, AuditGet);
+    ck_assert_uint_le(page->n_events, CAIRN_ASKED_FIRST + CAIRN_REFUSALS_EACH + 1);
+    ck_assert_ptr_nonnull(strstr(page->events[0]->text, "key add name=alice"));
+    ck_assert_uint_le(fake_call(&admin, Events, EventsGet)->n_events, CAIRN_ASKED_FIRST + 4);
+    fake_peer_close(&other);
+}
+
+/* The longest entries, more than fit one frame. */
+TEST(a_page_is_never_larger_than_a_frame)
+{
+    static char text[CAIRN_SENTENCE_BYTES];
+    memset(text, 'x', sizeof text - 1);
+    for (int i = 0; i < 1000; i++)
+        coord_event_note(fake.cluster, CAIRN_EVENT_EPOCH, NULL, text, "%s", text);
+    uint64_t after = 0, count = 0;
+    for (bool more = true; more;) {
+        const Cairn__Events *page = fake_call(&admin, Events, EventsGet, .after = after);
+        ck_assert_uint_lt(cairn__events__get_packed_size(page), CAIRN_FRAME_BYTES_MAX);
+        count += page->n_events;
+        after = page->events[page->n_events - 1]->number;
+        more = page->more;
+    }
+    ck_assert_uint_ge(count, 1000);
 }
 
 SUITE(60, set_up, close_fake);
