@@ -473,9 +473,7 @@ void coord_roster_look(struct coord *cluster, uint64_t now_unix_s)
     for (size_t i = 0; i < roster->token_count; i++) {
         const struct roster_token *token = &roster->tokens[i];
         struct sentence why;
-        // a token that was replaced lets those that are connected go on
-        if (roster_state(token, now_unix_s) == CAIRN_TOKEN_EXPIRED &&
-            roster_judge(token, now_unix_s, &why) != CAIRN_OK)
+        if (roster_judge(token, now_unix_s, &why) != CAIRN_OK)
             coord_roster_put_out(cluster, token, why.text);
     }
     save_seen(cluster);

@@ -1,7 +1,8 @@
 /* Who may connect over TCP: the tokens that were given out, the coordinator's own keys, and the keys of the
  * nodes that the shards came from.
  *
- * The lists are in memory, and each change is in the store before anybody is told of it. Secrets leave the
+ * The lists are in memory, and a change that an admin makes is in the store before anybody is told of it. The key of
+ * a node that says a name for the first time, and when tokens were seen, are stored a moment later. Secrets leave the
  * process only in the store's file, in its backups, and in the words that `cairn cluster init` and `cairn
  * key` print.
  *
@@ -13,8 +14,8 @@
  *   node     a shard's name belongs to the node that first said it with a token for shards, until an
  *            operator lets go of it (`cairn key revoke shard:NAME`).
  *
- * A rotation ends no connection. A revocation ends each connection of the token at once. Whether a token
- * has expired is judged by this host's wall clock, when it connects and once a minute from then on.
+ * A revocation ends each connection of the token at once, and a rotation at the end of its grace. Whether a
+ * token has expired, or its grace is over, is judged by this host's wall clock, when it connects and once a minute from then on.
  *
  * Loop thread only. */
 #ifndef CAIRN_COORDINATOR_ROSTER_H
@@ -32,7 +33,7 @@
 
 #define CAIRN_ROSTER_TOKENS_MAX 1024
 #define CAIRN_ROSTER_NODES_MAX  4096
-#define CAIRN_ROSTER_CURVES_MAX 2
+#define CAIRN_ROSTER_CURVES_MAX CAIRN_STORE_CURVES_MAX
 
 struct roster_token {
     uint8_t id[CAIRN_PSK_ID_BYTES];
@@ -66,7 +67,7 @@ CAIRN_MUST_CHECK cairn_status roster_judge(const struct roster_token *token, uin
  * begins. Blocks. */
 CAIRN_MUST_CHECK cairn_status coord_roster_open(struct coord *cluster, struct sentence *why);
 void coord_roster_close(struct coord *cluster); /* wipes */
-/* Puts out those whose token has expired, and stores who was seen: once a minute. */
+/* Puts out those whose token has expired or was replaced, and stores who was seen: once a minute. */
 void coord_roster_tick(struct coord *cluster);
 
 /* The same look, at a time that the caller gives. */
@@ -117,6 +118,8 @@ struct roster_change {
     enum key_change op;
     struct roster_token *tokens; /* owned; [token_count]: as they will be, a new one last */
     size_t token_count;
+    uint8_t dropped[2][CAIRN_PSK_ID_BYTES]; /* [dropped_count]: of dead tokens that make room */
+    size_t dropped_count;
     bool has_new;
     struct roster_curve curve;
     char node[CAIRN_NAME_MAX]; /* the shard whose key is forgotten; "": none */

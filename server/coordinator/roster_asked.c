@@ -175,21 +175,24 @@ static void add_new(struct coord_roster *roster, const struct roster_token *like
     roster->change.has_new = true;
 }
 
-static void on_dropped(const struct coord_saved *saved)
+static bool is_dropped(const struct roster_change *change, const struct roster_token *token)
 {
-    if (saved->status != CAIRN_OK)
-        log_warn("a token that is not valid any more stays in the store: %s", saved->why);
+    for (size_t i = 0; i < change->dropped_count; i++)
+        if (memcmp(change->dropped[i], token->id, sizeof token->id) == 0) return true;
+    return false;
 }
 
-/* Makes room for `count` more tokens: takes off the oldest of those that are not valid any more. */
+/* Makes room for `count` more tokens: the change takes off the oldest of those that are not valid any more. */
 static cairn_status make_room(struct coord *cluster, size_t count, struct sentence *why)
 {
     struct coord_roster *roster = cluster->roster;
-    while (roster->token_count + count > CAIRN_ROSTER_TOKENS_MAX) {
-        struct roster_token *oldest = NULL;
+    struct roster_change *change = &roster->change;
+    while (roster->token_count - change->dropped_count + count > CAIRN_ROSTER_TOKENS_MAX) {
+        const struct roster_token *oldest = NULL;
         for (size_t i = 0; i < roster->token_count; i++) {
-            struct roster_token *token = &roster->tokens[i];
-            if (!is_valid(token) && coord_roster_connected(cluster, token) == 0 &&
+            const struct roster_token *token = &roster->tokens[i];
+            if (!is_valid(token) && !is_dropped(change, token) &&
+                coord_roster_connected(cluster, token) == 0 &&
                 (oldest == NULL || token->created_s < oldest->created_s))
                 oldest = token;
         }
@@ -198,9 +201,7 @@ static cairn_status make_room(struct coord *cluster, size_t count, struct senten
                              "there are %d valid tokens, and that is the most: `cairn key revoke` "
                              "takes one back",
                              CAIRN_ROSTER_TOKENS_MAX);
-        const struct stored_token row = roster_token_bare(oldest);
-        CAIRN_TRY(coord_save(cluster, CAIRN_STORE_TOKEN_DROP, &row, 1, 0, on_dropped, why));
-        drop_token(roster, oldest);
+        memcpy(change->dropped[change->dropped_count++], oldest->id, sizeof oldest->id);
     }
     return CAIRN_OK;
 }
@@ -214,6 +215,8 @@ static void answer_change(struct coord *cluster);
 static void apply_change(struct coord_roster *roster)
 {
     const struct roster_change *change = &roster->change;
+    for (size_t i = 0; i < change->dropped_count; i++)
+        drop_token(roster, roster_token_find(roster, change->dropped[i]));
     for (size_t i = 0; i < change->token_count; i++) roster_token_put(roster, &change->tokens[i]);
     if (change->op == CAIRN_KEY_ROTATE_CLUSTER) {
         if (roster->curve_count == CAIRN_ROSTER_CURVES_MAX)
@@ -253,12 +256,13 @@ static void on_change_saved(const struct coord_saved *saved)
     roster_change_release(change);
 }
 
-/* Stores the tokens of the change. */
+/* Stores the tokens of the change, and with them takes off those that make room. */
 static cairn_status save_tokens(struct coord *cluster, struct sentence *why)
 {
-    struct roster_change *change = &cluster->roster->change;
+    const struct roster_change *change = &cluster->roster->change;
+    const size_t count = change->token_count + change->dropped_count;
     struct token_row *printed = calloc(change->token_count, sizeof *printed);
-    struct stored_token *rows = calloc(change->token_count, sizeof *rows);
+    struct stored_token *rows = calloc(count, sizeof *rows);
     cairn_status status = CAIRN_OK;
     if (printed == NULL || rows == NULL)
         status = fail_with(why, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
@@ -266,27 +270,25 @@ static cairn_status save_tokens(struct coord *cluster, struct sentence *why)
         print_token(&change->tokens[i], &printed[i]);
         rows[i] = printed[i].row;
     }
+    for (size_t i = 0; i < change->dropped_count && status == CAIRN_OK; i++)
+        rows[change->token_count + i] = roster_token_bare(
+            roster_token_find(cluster->roster, change->dropped[i]));
     if (status == CAIRN_OK)
-        status = coord_save(cluster, CAIRN_STORE_TOKEN, rows, change->token_count, 0,
-                            on_change_saved, why);
+        status = coord_save(cluster, CAIRN_STORE_TOKEN, rows, count, 0, on_change_saved, why);
     if (printed != NULL) sodium_memzero(printed, change->token_count * sizeof *printed);
     free(printed);
     free(rows);
     return status;
 }
 
+/* The store takes off the former key in the same transaction. */
 static cairn_status save_curve(struct coord *cluster, struct sentence *why)
 {
-    struct coord_roster *roster = cluster->roster;
+    const struct coord_roster *roster = cluster->roster;
     char secret[2 * CAIRN_CURVE_BYTES + 1];
     const struct stored_curve row = roster_curve_row(&roster->change.curve, secret);
-    cairn_status status = CAIRN_OK;
-    if (roster->curve_count == CAIRN_ROSTER_CURVES_MAX) {
-        const struct stored_curve former = { roster->curves[0].number, "", 0 };
-        status = coord_save(cluster, CAIRN_STORE_CURVE_DROP, &former, 1, 0, on_dropped, why);
-    }
-    if (status == CAIRN_OK)
-        status = coord_save(cluster, CAIRN_STORE_CURVE, &row, 1, 0, on_change_saved, why);
+    const cairn_status status = coord_save(cluster, CAIRN_STORE_CURVE, &row, 1, 0, on_change_saved,
+                                           why);
     sodium_memzero(secret, sizeof secret);
     return status;
 }
@@ -307,6 +309,7 @@ static cairn_status begin_change(struct coord *cluster, enum key_change op, stru
     struct roster_change *change = &roster->change;
     if (change->is_under_way)
         return fail_with(why, CAIRN_ERR_BUSY, "the roster is being changed: ask again");
+    change->dropped_count = 0;
     if (op == CAIRN_KEY_ADD || op == CAIRN_KEY_ROTATE) CAIRN_TRY(make_room(cluster, 2, why));
     change->tokens = calloc(roster->token_count + 2, sizeof *change->tokens);
     if (change->tokens == NULL)

@@ -197,10 +197,8 @@ static const struct change {
     [CAIRN_STORE_EVENTS] = { CAIRN_STORED_EVENTS, PUT },
     [CAIRN_STORE_AUDIT] = { CAIRN_STORED_AUDIT, PUT },
     [CAIRN_STORE_TOKEN] = { CAIRN_STORED_TOKENS, PUT },
-    [CAIRN_STORE_TOKEN_DROP] = { CAIRN_STORED_TOKENS, DROP },
     [CAIRN_STORE_SEEN] = { CAIRN_STORED_TOKENS, SET },
     [CAIRN_STORE_CURVE] = { CAIRN_STORED_CURVES, PUT },
-    [CAIRN_STORE_CURVE_DROP] = { CAIRN_STORED_CURVES, DROP },
     [CAIRN_STORE_NODE] = { CAIRN_STORED_NODES, PUT },
     [CAIRN_STORE_NODE_DROP] = { CAIRN_STORED_NODES, DROP },
     [CAIRN_STORE_TENANT] = { CAIRN_STORED_TENANTS, PUT },
@@ -211,13 +209,17 @@ static const struct change {
 
 /* The triggers run in the same transaction as the change. The store remembers a dropped job,
  * because parts of it on shards are leftovers of this cluster. The triggers also delete the oldest
- * dropped jobs and the oldest events. */
+ * dropped jobs, events and keys of the coordinator, and the tokens that lost their secret. */
 static const char schema_triggers[] =
     "CREATE TRIGGER IF NOT EXISTS drops AFTER DELETE ON jobs BEGIN INSERT OR REPLACE INTO dropped "
     "(job) VALUES (old.id); DELETE FROM dropped WHERE place <= (SELECT max(place) FROM dropped) - "
     "%d; END; CREATE TRIGGER IF NOT EXISTS notes AFTER INSERT ON events BEGIN DELETE FROM events "
     "WHERE number <= new.number - %d; END; CREATE TRIGGER IF NOT EXISTS audits AFTER INSERT ON "
-    "audit BEGIN DELETE FROM audit WHERE number <= new.number - %d; END";
+    "audit BEGIN DELETE FROM audit WHERE number <= new.number - %d; END; CREATE TRIGGER IF NOT "
+    "EXISTS lets_go AFTER UPDATE OF secret ON tokens WHEN new.secret = '' BEGIN DELETE FROM tokens "
+    "WHERE id = new.id; END; CREATE TRIGGER IF NOT EXISTS replaces AFTER INSERT ON curves BEGIN "
+    "DELETE FROM curves WHERE number NOT IN (SELECT number FROM curves ORDER BY number DESC LIMIT "
+    "%d); END";
 static const char schema_end[] =
     "INSERT INTO meta VALUES (0, 0, 0, 0); PRAGMA application_id = %d; PRAGMA user_version = %d";
 
@@ -636,7 +638,7 @@ static cairn_status create_tables(struct coord_store *store, struct sentence *wh
         if (status == CAIRN_OK) status = run_sql(store, sql.text, why);
     }
     sentence_set(&sql, schema_triggers, CAIRN_STORE_DROPPED_MAX, CAIRN_STORE_EVENTS_MAX,
-                 CAIRN_STORE_EVENTS_MAX);
+                 CAIRN_STORE_EVENTS_MAX, CAIRN_STORE_CURVES_MAX);
     return status == CAIRN_OK ? run_sql(store, sql.text, why) : status;
 }
 

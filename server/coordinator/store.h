@@ -86,6 +86,7 @@ struct coord_store;
 /* the most events that the store keeps, which are those with the highest numbers; the same for the audit
  * log */
 #define CAIRN_STORE_EVENTS_MAX 4096
+#define CAIRN_STORE_CURVES_MAX 2
 
 /* Texts and bytes in rows are borrowed for the length of a call, whether the row is written or read. */
 
@@ -235,12 +236,11 @@ enum store_change {
     /* Adds events, or replaces the events with the same numbers. Events survive the end of the process.
      * They survive the loss of power only after another kind of change has been committed. */
     CAIRN_STORE_EVENTS,
-    CAIRN_STORE_AUDIT,      /* the same for entries of the audit log */
-    CAIRN_STORE_TOKEN,      /* adds tokens, or replaces those with their ids */
-    CAIRN_STORE_TOKEN_DROP, /* deletes the token with this id */
-    CAIRN_STORE_SEEN,       /* writes `seen_unix_s` of tokens */
-    CAIRN_STORE_CURVE,
-    CAIRN_STORE_CURVE_DROP,
+    CAIRN_STORE_AUDIT, /* the same for entries of the audit log */
+    /* adds tokens, or replaces those with their ids; deletes those that are there and get no secret */
+    CAIRN_STORE_TOKEN,
+    CAIRN_STORE_SEEN,  /* writes `seen_unix_s` of tokens */
+    CAIRN_STORE_CURVE, /* adds a key, and deletes all but the newest CAIRN_STORE_CURVES_MAX */
     CAIRN_STORE_NODE,
     CAIRN_STORE_NODE_DROP,
     CAIRN_STORE_TENANT, /* writes whose the job is */
