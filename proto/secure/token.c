@@ -195,8 +195,8 @@ static cairn_status check_mode(const char *path, const struct stat *info, bool i
     if ((mode & shut) != 0)
         return fail_with(why, CAIRN_ERR_REFUSED,
                          "%.300s has the mode %04o, so others may read the token or write it: "
-                         "chmod 600 %.300s; if others could read it for long, replace the token "
-                         "(cairn key rotate)",
+                         "chmod 600 %.300s; if others could read it for long, revoke the token "
+                         "(cairn key revoke) and make another (cairn key add)",
                          path, mode, path);
     return CAIRN_OK;
 }
@@ -368,7 +368,8 @@ static cairn_status check_path(const char *where, const char *path, struct sente
         return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_REFUSED,
                      "%s holds a token, which others can read there: write the token into a file "
-                     "of mode 0600, name the file here, and replace the token (cairn key rotate)",
+                     "of mode 0600, name the file here, and have the token revoked (cairn key "
+                     "revoke) and another made (cairn key add)",
                      where);
 }
 
