@@ -63,11 +63,13 @@ struct ctl_table *ctl_table_open(const char *columns)
     return table;
 }
 
+/* Nobody's text makes a line of its own. */
 static void add_cell(struct ctl_table *table, const char *text)
 {
     const bool has_room = ctl_grow(&table->cells, &table->capacity, table->cell_count + 1,
                                    sizeof *table->cells);
-    table->cells[table->cell_count++] = must(has_room ? strdup(text) : NULL);
+    char *cell = table->cells[table->cell_count++] = must(has_room ? strdup(text) : NULL);
+    text_mend(cell, "");
 }
 
 static size_t column_width(const struct ctl_table *table, size_t column, bool headers)
