@@ -138,8 +138,8 @@ TEST(no_step_fails_while_everything_is_rotated)
         "key rotate alice -o json",
         "key rotate test -o json",
         "key rotate --cluster",
-        "key rotate alice --grace 0 -o json",
-        "key rotate test --grace 0 -o json",
+        "key rotate alice --grace 2h -o json",
+        "key rotate test --grace 2h -o json",
     };
     uint64_t steps = 0;
     become("alice", "worker,reader");
