@@ -94,6 +94,14 @@ static bool is_match(const char *pattern, size_t length, const char *text)
     return at == length;
 }
 
+bool access_owner_ok(const char *text, size_t length, bool is_pattern)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                  "._:@+-*";
+    return length > 0 && length < CAIRN_OWNER_BYTES && strspn(text, letters) >= length &&
+           (is_pattern || memchr(text, '*', length) == NULL);
+}
+
 bool access_listed(const char *list, const char *name)
 {
     for (const char *at = list; at != NULL && *at != '\0';) {

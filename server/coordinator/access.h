@@ -66,6 +66,10 @@ CAIRN_MUST_CHECK cairn_status access_job(const struct identity *who, const char 
                                          const char *owner, const char *allowed,
                                          enum access_kind kind, struct sentence *why);
 
+/* True if the first `length` bytes are an owner, or, as a pattern, may have '*' in it: letters that need no
+ * quoting anywhere. */
+bool access_owner_ok(const char *text, size_t length, bool is_pattern);
+
 /* True if `name` is one of the names of `list`, which are separated by ',' and may have '*' for any text. */
 bool access_listed(const char *list, const char *name);
 

@@ -454,9 +454,10 @@ static cairn_status read_terms(const Cairn__KeyChange *message, struct roster_to
                          "\"%.60s\" are no roles: give some of worker, reader, shard, admin, "
                          "monitor, separated by ','",
                          message->roles);
-    if (message->owner[0] != '\0' && !is_word(message->owner, sizeof token->owner, "._-:"))
+    if (message->owner[0] != '\0' &&
+        !access_owner_ok(message->owner, strlen(message->owner), false))
         return fail_with(why, CAIRN_ERR_INVALID,
-                         "an owner has 1 to %d letters, digits, '.', '_', '-' and ':'",
+                         "an owner has 1 to %d letters, digits, '.', '_', '-', ':', '@' and '+'",
                          CAIRN_OWNER_BYTES - 1);
     if (message->jobs[0] != '\0' && !is_word(message->jobs, sizeof token->jobs, "._-*,"))
         return fail_with(why, CAIRN_ERR_INVALID,

@@ -257,18 +257,10 @@ void coord_owner_leave(struct coord_session *session)
 
 /* Gives a job to another owner, or shares it with others. */
 
-/* An owner's text or pattern: letters that need no quoting anywhere. */
-static bool owner_ok(const char *text, size_t length)
-{
-    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-                                  "._:@+-*";
-    return length > 0 && length < CAIRN_OWNER_BYTES && strspn(text, letters) >= length;
-}
-
 static cairn_status judge_owners(const Cairn__JobShare *share, struct sentence *why)
 {
     const char *at = share->owners;
-    if (share->owner && (!owner_ok(at, strlen(at)) || strchr(at, '*') != NULL))
+    if (share->owner && (!access_owner_ok(at, strlen(at), false)))
         return fail_with(why, CAIRN_ERR_INVALID,
                          "\"%.100s\" is no owner: `cairn job show` and `cairn key list` show those "
                          "there are, such as team-a or uid:1000",
@@ -278,7 +270,7 @@ static cairn_status judge_owners(const Cairn__JobShare *share, struct sentence *
                          CAIRN_SHARED_BYTES - 1);
     while (*at != '\0' && !share->owner) {
         const size_t length = strcspn(at, ",");
-        if (!owner_ok(at, length))
+        if (!access_owner_ok(at, length, true))
             return fail_with(why, CAIRN_ERR_INVALID,
                              "\"%.100s\" is no list of owners: give names separated by ',', with * "
                              "for any text, or \"\" for nobody",
@@ -429,7 +421,7 @@ static cairn_status read_owner(char *line, struct coord_quotas *quotas, struct s
     line += strspn(line, " ");
     const char *owner = strsep(&line, " ");
     if (*owner == '\0') return CAIRN_OK;
-    if (!owner_ok(owner, strlen(owner)) || strchr(owner, '*') != NULL)
+    if (!access_owner_ok(owner, strlen(owner), false))
         return fail_with(why, CAIRN_ERR_CONFIG,
                          "owner in [quota]: \"%.100s\" is no owner, with which a line begins: "
                          "team-a jobs=4",

@@ -214,6 +214,17 @@ TEST_EACH(a_bad_change_is_refused_and_changes_nothing, 0, sizeof bad / sizeof *b
     ck_assert_uint_eq(fake_call(&admin, Keys, KeysGet)->n_tokens, 1);
 }
 
+/* Whoever can be given a job can have a token. */
+TEST(an_owner_is_the_same_text_for_tokens_and_jobs)
+{
+    change(.op = CAIRN_KEY_ADD, .name = wire_text("alice"), .roles = wire_text("worker"),
+           .owner = wire_text("alice+red@site"));
+    ck_assert_str_eq(row_named("alice", "valid")->owner, "alice+red@site");
+    refused(ask_change(.op = CAIRN_KEY_ADD, .name = wire_text("bob"), .roles = wire_text("worker"),
+                       .owner = wire_text("a*")),
+            CAIRN_ERR_INVALID, "an owner has");
+}
+
 TEST(a_revoked_token_hears_why_also_after_a_restart)
 {
     const struct token token = added("alice", "worker");
