@@ -10,17 +10,19 @@
 
 /* ==== init ==== */
 
-/* Each word stands in the one command that uses it. */
+/* No word stands in a command line, so none comes into a shell's history. */
 const struct ctl_question ctl_cluster_init = {
     CTL_ASKS(CLUSTER_INIT, cluster_init, CLUSTER_INITED),
     .fill = "",
     .page = "cluster|{cluster}\n"
             "reached at|{address?}\n"
             "reached at|{!address}{listens}, which no other host reaches: set network.listen\n"
-            "on each node|cairn-shard --join [{?address}{address}][{!address}HOST] {nodes}\n"
-            "for trainers|(umask 077; echo {trainers} > cairn-token); "
+            "on each node|cairn-shard --join [{?address}{address}][{!address}HOST] -\n"
+            "then type|{nodes}\n"
+            "for trainers|(umask 077; head -n 1 > cairn-token); "
             "export CAIRN_TOKEN_FILE=$PWD/cairn-token "
-            "CAIRN_ENDPOINT=[{?address}{address}][{!address}HOST]",
+            "CAIRN_ENDPOINT=[{?address}{address}][{!address}HOST]\n"
+            "then type|{trainers}",
     .quiet = "{nodes}\n{trainers}",
 };
 
