@@ -18,8 +18,12 @@ const struct identity *coord_who(const struct coord_session *session)
 void coord_tenant_make(struct coord_tenant *tenant, const struct coord_session *maker)
 {
     *tenant = (struct coord_tenant) { .owner = "" };
-    snprintf(tenant->owner, sizeof tenant->owner, "%s", coord_who(maker)->owner);
+    const struct identity *who = coord_who(maker);
+    snprintf(tenant->owner, sizeof tenant->owner, "%s", who->owner);
     snprintf(tenant->made_by, sizeof tenant->made_by, "%s %s", role_name(maker->role), maker->name);
+    if (!who->is_local) // its name is what it says, and this is what it has shown
+        snprintf(tenant->made_by, sizeof tenant->made_by, "%s %s (token %s)",
+                 role_name(maker->role), maker->name, who->name);
     snprintf(tenant->made_from, sizeof tenant->made_from, "%s", peer_name(maker->peer));
     tenant->made_unix_s = wall_unix_s();
 }

@@ -27,7 +27,7 @@ struct coord_tenant {
      * (access.h); shared_read: LOOK and READ */
     char shared[CAIRN_SHARED_BYTES], shared_read[CAIRN_SHARED_BYTES];
     /* "worker w3", and its address "10.0.0.3:4123" or "pid=4,uid=1000"; "": not known */
-    char made_by[CAIRN_NAME_MAX + 16], made_from[CAIRN_ADDRESS_TEXT_BYTES];
+    char made_by[CAIRN_NAME_MAX + CAIRN_OWNER_BYTES + 32], made_from[CAIRN_ADDRESS_TEXT_BYTES];
     uint64_t made_unix_s; /* 0: not known */
 };
 
