@@ -174,15 +174,27 @@ void fork_watch(const void *owner, int fd)
     }
 }
 
-void fork_forget(const void *owner)
+/* fd -1: all that the owner has. */
+static void forget(const void *owner, int fd)
 {
     HOLD_LOCK(&watched_lock);
     for (size_t i = 0; i < watched_count; i++)
-        if (watched_list[i].owner == owner) watched_list[i--] = watched_list[--watched_count];
+        if (watched_list[i].owner == owner && (fd < 0 || watched_list[i].fd == fd))
+            watched_list[i--] = watched_list[--watched_count];
     if (watched_count == 0) {
         free(watched_list);
         watched_list = NULL;
     }
+}
+
+void fork_forget_socket(const void *owner, int fd)
+{
+    forget(owner, fd);
+}
+
+void fork_forget(const void *owner)
+{
+    forget(owner, -1);
 }
 
 /* ==== handle ==== */

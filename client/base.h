@@ -79,6 +79,8 @@ void client_differ(const Cairn__Difference *row);
  * runs out, the child keeps its copy, and the peer learns of this process's death only when the
  * lease expires. */
 void fork_watch(const void *owner, int fd);
+/* Called before one of the sockets is closed, while its owner keeps others. */
+void fork_forget_socket(const void *owner, int fd);
 /* Called when the owner's sockets are closed, or about to be closed. */
 void fork_forget(const void *owner);
 

@@ -55,6 +55,17 @@ static void on_refused(void *session, const char *what)
     session_say(session, what);
 }
 
+/* A forked child, such as a loader of data, closes its copies: while it had them, the shards would not notice
+ * that this process was killed. */
+static void on_socket(void *session, int fd, bool is_open)
+{
+    struct session *s = session;
+    if (is_open)
+        fork_watch(&s->path, fd);
+    else
+        fork_forget_socket(&s->path, fd);
+}
+
 static cairn_status open_on(struct session *s, const char *devices, const char *transports,
                             bool has_loopback, unsigned ways, struct sentence *why)
 {
@@ -67,6 +78,7 @@ static cairn_status open_on(struct session *s, const char *devices, const char *
         .on_message = link_on_message,
         .on_message_arg = s,
         .on_refused = on_refused,
+        .on_socket = on_socket,
         .on_mapping = mapped_on_mapping,
         .on_mapping_gone = mapped_on_gone,
         .max_payload = CAIRN_CHUNK_PAYLOAD_MAX,

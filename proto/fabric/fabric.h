@@ -190,6 +190,11 @@ struct fabric_options {
      * closed its last peer of a node that it does not expect, the node's connections end */
     bool is_strict;
 
+    /* "stream" and "sealed": called with each TCP socket of the fabric, and again before the socket is closed
+     * (is_open false), on the owner's thread: a child that this process forks has to close its copy, or the
+     * others do not notice when this process is killed. May be NULL */
+    void (*on_socket)(void *on_message_arg, int fd, bool is_open);
+
     /* "auto": some peers are reached over the network "lo", so "auto" listens on "lo", too */
     bool has_loopback;
     /* "auto": the ways to other hosts, bits of enum fabric_way. Default: CAIRN_WAY_SEALED */

@@ -76,6 +76,12 @@ void remote_tick_soon(struct remote_fabric *fabric)
     set_timer(fabric, TICK_MS);
 }
 
+void remote_note_socket(const struct remote_fabric *fabric, int fd, bool is_open)
+{
+    const struct fabric_options *options = &fabric->common.options;
+    if (options->on_socket != NULL) options->on_socket(options->on_message_arg, fd, is_open);
+}
+
 /* ---- connections ---- */
 
 static void leave_strangers(struct remote_conn *conn)
@@ -115,6 +121,7 @@ static struct remote_conn *conn_new(struct remote_fabric *fabric, int fd)
     TAILQ_INIT(&conn->landings);
     TAILQ_INIT(&conn->landed);
     TAILQ_INIT(&conn->arrived);
+    remote_note_socket(fabric, fd, true);
     return conn;
 }
 
@@ -142,6 +149,7 @@ static void conn_bury(struct remote_conn *conn)
     conn->state = REMOTE_ENDED;
     remote_unwatch(conn);
     (void)shutdown(conn->fd, SHUT_RDWR); // also where a forked child has the socket, too
+    remote_note_socket(fabric, conn->fd, false);
     close(conn->fd);
     conn->fd = -1;
     remote_conn_return(conn);
@@ -719,7 +727,10 @@ static void remote_set_patience(struct fabric *common, uint32_t ms)
 
 static void close_own(struct remote_fabric *fabric)
 {
-    for (uint32_t i = 0; i < fabric->listener_count; i++) close(fabric->listeners[i].fd);
+    for (uint32_t i = 0; i < fabric->listener_count; i++) {
+        remote_note_socket(fabric, fabric->listeners[i].fd, false);
+        close(fabric->listeners[i].fd);
+    }
     if (fabric->timer_fd >= 0) close(fabric->timer_fd);
     if (fabric->news_fd >= 0) close(fabric->news_fd);
     if (fabric->common.event_fd >= 0) close(fabric->common.event_fd);

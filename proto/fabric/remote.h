@@ -391,6 +391,8 @@ void remote_watch(struct remote_conn *conn, uint32_t events);
 void remote_unwatch(struct remote_conn *conn);
 /* Closes the socket, ends what the connection had to do, and frees it at the end of this progress. */
 void remote_conn_end(struct remote_conn *conn);
+/* Tells the owner that there is a socket, or that it is about to be closed. */
+void remote_note_socket(const struct remote_fabric *fabric, int fd, bool is_open);
 /* Begins a connection to the node of a link. False: it could not even begin. */
 bool remote_dial(struct remote_link *link, const struct sockaddr_storage *to, bool is_pulse);
 /* Lets in the connections of a node that the owner has named now. */

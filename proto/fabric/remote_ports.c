@@ -96,6 +96,7 @@ static cairn_status listen_on(struct remote_fabric *fabric, const char *device,
     *listener = (struct remote_listener) { .fd = fd, .ip = *ip };
     snprintf(listener->device, sizeof listener->device, "%s", device);
     listener->ip.port = port_of(fd);
+    remote_note_socket(fabric, fd, true);
     return CAIRN_OK;
 }
 
