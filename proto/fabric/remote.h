@@ -312,7 +312,9 @@ struct remote_link {
     uint32_t conn_count, up_count; /* up_count: that carry data and are up */
     uint32_t pulse_count;
     bool is_lost, was_up;
-    bool is_topped; /* the other connections were dialed, too */
+    struct sockaddr_storage top_to; /* where we dial the other connections; no family: not we do */
+    uint64_t top_ms;                /* when to dial those that are missing */
+    uint32_t top_delay_ms;
     bool is_paused; /* nothing is read: too many answers wait */
     uint32_t held;  /* messages that refer to this link */
     struct fabric_flights flights;

@@ -23,6 +23,9 @@ enum {
     ADMIT_MS = 500,      /* for a connection that the node has made already */
     /* if the node refuses: it may connect to us, if it is behind a firewall, and is about to */
     REFUSED_MS = 1000,
+    /* a lane or a pulse that could not be made is tried again, after twice the time each time */
+    TOP_AGAIN_MS = 1000,
+    TOP_AGAIN_MAX_MS = 60000,
     LINGER_MS = 500, /* for the last messages to a node without peers */
     /* how long a send may wait for its receiver after its peer was closed */
     GRACE_MS = 500,
@@ -275,13 +278,17 @@ void remote_link_on_failed(struct remote_link *link, bool is_refused)
     if (!link->is_lost && !link->was_up) dial_next(link);
 }
 
-/* Makes the other connections of a link to which we made the first one. */
-static void top_up(struct remote_link *link, const struct sockaddr_storage *to)
+/* Makes the other connections of a link to which we made the first one; also later, those that failed. */
+static void top_up(struct remote_link *link, uint64_t now_ms)
 {
-    if (link->is_topped) return;
-    link->is_topped = true;
-    if (link->pulse_count == 0) (void)remote_dial(link, to, true);
-    for (uint32_t i = link->up_count; i < REMOTE_LANES; i++) (void)remote_dial(link, to, false);
+    if (link->top_to.ss_family == AF_UNSPEC || now_ms < link->top_ms ||
+        link->conn_count > link->up_count + link->pulse_count) // some are being made
+        return;
+    if (link->pulse_count == 0) (void)remote_dial(link, &link->top_to, true);
+    for (uint32_t i = link->up_count; i < REMOTE_LANES; i++)
+        (void)remote_dial(link, &link->top_to, false);
+    link->top_ms = now_ms + link->top_delay_ms;
+    if (link->top_delay_ms < TOP_AGAIN_MAX_MS) link->top_delay_ms *= 2;
 }
 
 void remote_link_on_up(struct remote_conn *conn)
@@ -295,7 +302,11 @@ void remote_link_on_up(struct remote_conn *conn)
     link->was_up = true;
     link->up_count++;
     link->dial_ms = link->limit_ms = 0;
-    if (conn->is_dialed) top_up(link, &conn->to);
+    if (conn->is_dialed && link->top_to.ss_family == AF_UNSPEC) {
+        link->top_to = conn->to;
+        link->top_delay_ms = TOP_AGAIN_MS;
+        top_up(link, monotonic_ms());
+    }
     while ((item = TAILQ_FIRST(&link->waiting)) != NULL) {
         TAILQ_REMOVE(&link->waiting, item, entry);
         put(conn, item);
@@ -477,14 +488,6 @@ void remote_disconnect(struct fabric_peer *common)
 
 /* ---- the clock ---- */
 
-static bool has_queue(const struct remote_link *link)
-{
-    struct remote_conn *conn;
-    TAILQ_FOREACH (conn, &link->conns, entry)
-        if (atomic_load_explicit(&conn->queued_bytes, memory_order_relaxed) > 0) return true;
-    return !TAILQ_EMPTY(&link->waiting);
-}
-
 /* True if the connection's host has not acknowledged anything for too long of what is under way. A process
  * that is stopped is not meant: its kernel answers, even if it has no room. */
 static bool is_silent(struct remote_conn *conn, uint64_t now_ms)
@@ -514,8 +517,7 @@ static bool has_silent(const struct remote_link *link, uint64_t now_ms)
 bool remote_link_tick(struct remote_link *link, uint64_t now_ms)
 {
     if (link->is_lost) return false;
-    if (link->linger_ms != 0 &&
-        (now_ms >= link->linger_ms || (link->up_count > 0 && !has_queue(link)))) {
+    if (link->linger_ms != 0 && now_ms >= link->linger_ms) {
         remote_link_lose(link, CAIRN_ERR_CLOSED);
         return false;
     }
@@ -527,6 +529,7 @@ bool remote_link_tick(struct remote_link *link, uint64_t now_ms)
         link->dial_ms = 0;
         dial_next(link);
     }
+    top_up(link, now_ms);
     if (has_silent(link, now_ms)) {
         say_lost(link, "its host has acknowledged nothing of what was sent for longer than the "
                        "patience of this fabric");

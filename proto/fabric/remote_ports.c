@@ -60,7 +60,11 @@ static int bind_port(const struct remote_ip *ip, uint16_t port)
     const int fd = socket(to.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -1;
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (to.ss_family == AF_INET6) (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one);
+    if (to.ss_family == AF_INET6) {
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one);
+        // while the kernel still asks whether another host has the address
+        (void)setsockopt(fd, IPPROTO_IPV6, IPV6_FREEBIND, &one, sizeof one);
+    }
     if (bind(fd, (const struct sockaddr *)&to, bytes) == 0 && listen(fd, BACKLOG) == 0) return fd;
     const int error = errno;
     close(fd);
@@ -90,8 +94,9 @@ static cairn_status listen_on(struct remote_fabric *fabric, const char *device,
     }
     if (fd < 0)
         return fail_with(why, CAIRN_ERR_UNREACHABLE,
-                         "fabric %s: no port of %s on device %s can be listened on: %m",
-                         fabric->common.backend->kind, range != NULL ? range : "any range", device);
+                         "fabric %s: no port%s%s on device %s can be listened on: %m",
+                         fabric->common.backend->kind, range != NULL ? " of " : "",
+                         range != NULL ? range : "", device);
     struct remote_listener *listener = &fabric->listeners[fabric->listener_count++];
     *listener = (struct remote_listener) { .fd = fd, .ip = *ip };
     snprintf(listener->device, sizeof listener->device, "%s", device);
