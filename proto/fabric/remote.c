@@ -29,8 +29,9 @@ enum {
     EVENTS_PER_PROGRESS = 64,
     ACCEPTS_PER_TURN = 16,
     FLUSHES_PER_TURN = 256,
-    GREETING_BYTES = 512, /* read at a time before a connection is up */
-    TICK_MS = 100,        /* while something has a deadline */
+    HANDSHAKES_PER_TURN = 8, /* of strangers: about a millisecond */
+    GREETING_BYTES = 512,    /* read at a time before a connection is up */
+    TICK_MS = 100,           /* while something has a deadline */
     SLOW_TICK_MS = 1000,
     PATIENCE_MS = 5000,
     TRY_MS = 1500, /* for one connection to be up */
@@ -140,6 +141,7 @@ static void conn_bury(struct remote_conn *conn)
 {
     struct remote_fabric *fabric = conn->fabric;
     struct remote_link *link = conn->link;
+    assert(!conn->is_kicked);
     if (conn->is_dirty) TAILQ_REMOVE(&fabric->dirty, conn, dirty);
     pthread_mutex_lock(&fabric->lock);
     if (conn->is_news) TAILQ_REMOVE(&fabric->news, conn, news);
@@ -299,15 +301,32 @@ static struct remote_link *find_own_link(struct remote_conn *conn)
     return link;
 }
 
+/* Ends the oldest of those that wait, with this key (NULL: any), if there are `max`. Keys cost nothing, so
+ * neither one node nor one that invents many keeps others from waiting. True: one was ended. */
+static bool make_room_to_wait(struct remote_fabric *fabric, const uint8_t *key, uint32_t max)
+{
+    struct remote_conn *conn, *oldest = NULL;
+    uint32_t count = 0;
+    TAILQ_FOREACH (conn, &fabric->strangers, entry) {
+        if (conn->state != REMOTE_WAITS ||
+            (key != NULL &&
+             memcmp(conn->result->peer_key, key, sizeof conn->result->peer_key) != 0))
+            continue;
+        if (oldest == NULL || conn->since_ms < oldest->since_ms) oldest = conn;
+        count++;
+    }
+    if (count < max) return false;
+    fabric->common.stats.connections_refused++;
+    remote_conn_end(oldest);
+    return true;
+}
+
 static void wait_for_owner(struct remote_conn *conn)
 {
     struct remote_fabric *fabric = conn->fabric;
     if (conn->state == REMOTE_WAITS || conn->state >= REMOTE_LEAVES) return;
-    if (fabric->waiting_count >= REMOTE_WAITING_MAX) {
-        fabric->common.stats.connections_refused++;
-        remote_conn_end(conn);
-        return;
-    }
+    if (!make_room_to_wait(fabric, conn->result->peer_key, REMOTE_LANES + 1))
+        (void)make_room_to_wait(fabric, NULL, REMOTE_WAITING_MAX);
     fabric->stranger_count--;
     fabric->waiting_count++;
     conn->state = REMOTE_WAITS;
@@ -365,14 +384,21 @@ static void on_hello(struct remote_conn *conn)
         on_failed(conn, false);
 }
 
+/* The newest connection first: what waits of a former link of the node, which has given that up, ends. */
 void remote_admit(struct remote_fabric *fabric, const uint8_t *key)
 {
-    struct remote_conn *conn = TAILQ_FIRST(&fabric->strangers), *next;
-    for (; conn != NULL; conn = next) {
-        next = TAILQ_NEXT(conn, entry);
-        if (conn->state == REMOTE_WAITS &&
-            memcmp(conn->result->peer_key, key, sizeof conn->result->peer_key) == 0)
+    struct remote_conn *conn = TAILQ_LAST(&fabric->strangers, remote_conns), *before;
+    uint64_t newest = 0;
+    for (; conn != NULL; conn = before) {
+        before = TAILQ_PREV(conn, remote_conns, entry);
+        if (conn->state != REMOTE_WAITS ||
+            memcmp(conn->result->peer_key, key, sizeof conn->result->peer_key) != 0)
+            continue;
+        if (newest == 0) newest = conn->hello.incarnation;
+        if (conn->hello.incarnation == newest)
             on_hello(conn);
+        else
+            remote_conn_end(conn);
     }
 }
 
@@ -443,6 +469,7 @@ static bool send_handshake(struct remote_conn *conn)
 {
     size_t count;
     const uint8_t *bytes = handshake_to_send(conn->handshake, &count);
+    if (count > 0) conn->knows_secret = true; // a stranger is not answered before
     return send_greeting(conn, bytes, count);
 }
 
@@ -480,6 +507,8 @@ static void read_handshake(struct remote_conn *conn)
     if (got > 0) state = handshake_take(conn->handshake, bytes, (size_t)got, &used, &status, &why);
     if (state == CAIRN_HANDSHAKE_FAILED && got > 0)
         conn->fabric->common.stats.connections_refused++;
+    else if (conn->is_stranger)
+        conn->fabric->handshakes_left--;
     const bool is_sent = got > 0 && send_handshake(conn);
     if (state == CAIRN_HANDSHAKE_FAILED || !is_sent)
         on_failed(conn, false);
@@ -527,14 +556,22 @@ bool remote_dial(struct remote_link *link, const struct sockaddr_storage *to, bo
     return true;
 }
 
-/* One more stranger ends the one that has been silent for longest: a flood of them keeps nobody waiting. */
+/* One more stranger ends the oldest, of those that have not proved to know the secret if there are any: a flood
+ * of them keeps nobody waiting. */
 static void make_room(struct remote_fabric *fabric)
 {
-    struct remote_conn *conn = TAILQ_FIRST(&fabric->strangers);
-    while (conn != NULL && conn->state == REMOTE_WAITS) conn = TAILQ_NEXT(conn, entry);
-    if (fabric->stranger_count < REMOTE_STRANGERS_MAX || conn == NULL) return;
+    struct remote_conn *conn, *oldest = NULL;
+    if (fabric->stranger_count < REMOTE_STRANGERS_MAX) return;
+    TAILQ_FOREACH (conn, &fabric->strangers, entry) {
+        if (conn->state == REMOTE_WAITS) continue;
+        if (oldest == NULL) oldest = conn;
+        if (conn->knows_secret) continue;
+        oldest = conn;
+        break;
+    }
+    if (oldest == NULL) return;
     fabric->common.stats.connections_refused++;
-    remote_conn_end(conn);
+    remote_conn_end(oldest);
 }
 
 static void accept_one(struct remote_fabric *fabric, int fd)
@@ -637,7 +674,10 @@ static unsigned serve_conn(struct remote_conn *conn, uint32_t events)
 {
     switch (conn->state) {
     case REMOTE_DIALS: on_dialed(conn); return 1;
-    case REMOTE_GREETS: read_handshake(conn); return 1;
+    case REMOTE_GREETS:
+        if (conn->is_stranger && conn->fabric->handshakes_left == 0) return 0; // in the next turn
+        read_handshake(conn);
+        return 1;
     case REMOTE_HELLOS: read_hello(conn); return 1;
     case REMOTE_WAITS: // it has given up
         remote_conn_end(conn);
@@ -698,6 +738,7 @@ static unsigned remote_progress(struct fabric *common)
 {
     struct remote_fabric *fabric = remote_of(common);
     struct epoll_event events[EVENTS_PER_PROGRESS];
+    fabric->handshakes_left = HANDSHAKES_PER_TURN;
     unsigned count = flush(fabric);
     const int ready = epoll_wait(common->event_fd, events, EVENTS_PER_PROGRESS, 0);
     for (int i = 0; i < ready; i++) count += serve(fabric, events[i].data.ptr, events[i].events);

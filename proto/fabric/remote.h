@@ -240,6 +240,7 @@ struct remote_conn {
     int fd;
     enum remote_state state;
     bool is_dialed, is_pulse, is_dirty, is_stranger;
+    bool knows_secret; /* is_stranger: it has proved that */
     uint64_t since_ms;
     struct sockaddr_storage to; /* is_dialed */
     struct handshake *handshake;
@@ -372,6 +373,7 @@ struct remote_fabric {
     LIST_HEAD(, remote_expected) expected;
     struct remote_conns strangers; /* the oldest first; with those that wait to be named */
     uint32_t stranger_count, waiting_count;
+    uint32_t handshakes_left;  /* that strangers may go on with in this turn */
     struct remote_conns dirty; /* with something to write */
     struct remote_conn *ended;
     struct remote_items spare;

@@ -19,6 +19,7 @@
 #include "proto/fabric/remote.h"
 
 enum {
+    NEXT_MS = 250,       /* before the next address is tried besides */
     DIAL_AGAIN_MS = 250, /* after all addresses of a node were tried */
     ADMIT_MS = 500,      /* for a connection that the node has made already */
     /* if the node refuses: it may connect to us, if it is behind a firewall, and is about to */
@@ -79,7 +80,7 @@ static bool carries(const struct remote_conn *conn)
 
 static void mark_dirty(struct remote_conn *conn)
 {
-    if (conn->is_dirty) return;
+    if (conn->is_dirty || conn->state >= REMOTE_LEAVES) return;
     conn->is_dirty = true;
     TAILQ_INSERT_TAIL(&conn->fabric->dirty, conn, dirty);
 }
@@ -255,15 +256,27 @@ void remote_link_on_pulse(struct remote_conn *conn)
 
 /* ---- dialing ---- */
 
-/* Tries the addresses that have not been tried in this round, until one attempt is under way. */
+static bool is_dialing(const struct remote_link *link)
+{
+    const struct remote_conn *conn;
+    TAILQ_FOREACH (conn, &link->conns, entry)
+        if (conn->is_dialed && conn->state < REMOTE_IS_UP) return true;
+    return false;
+}
+
+/* Tries the next address of this round, or one after it if it fails at once. The one behind that is tried soon,
+ * too: an address that does not answer holds nobody up. */
 static void dial_next(struct remote_link *link)
 {
     while (link->ip_next < link->ip_count) {
         struct sockaddr_storage to;
         socklen_t bytes;
         remote_ip_to(&link->ips[link->ip_next++], &to, &bytes);
+        link->dial_ms = link->ip_next < link->ip_count ? monotonic_ms() + NEXT_MS : 0;
         if (remote_dial(link, &to, false)) return;
     }
+    link->dial_ms = 0;
+    if (is_dialing(link)) return; // the last that fails begins the next round
     const uint64_t now_ms = monotonic_ms(), refused_ms = link->since_ms + REFUSED_MS;
     if (link->refused_count >= link->ip_count && refused_ms < link->limit_ms)
         link->limit_ms = refused_ms;
@@ -291,6 +304,16 @@ static void top_up(struct remote_link *link, uint64_t now_ms)
     if (link->top_delay_ms < TOP_AGAIN_MAX_MS) link->top_delay_ms *= 2;
 }
 
+/* Ends the attempts by other addresses, unless the node may have heard of them already. */
+static void end_losers(struct remote_link *link)
+{
+    struct remote_conn *conn = TAILQ_FIRST(&link->conns), *next;
+    for (; conn != NULL; conn = next) {
+        next = TAILQ_NEXT(conn, entry);
+        if (conn->is_dialed && conn->state <= REMOTE_GREETS) remote_conn_end(conn);
+    }
+}
+
 void remote_link_on_up(struct remote_conn *conn)
 {
     struct remote_link *link = conn->link;
@@ -299,6 +322,7 @@ void remote_link_on_up(struct remote_conn *conn)
         link->pulse_count++;
         return;
     }
+    if (!link->was_up) end_losers(link);
     link->was_up = true;
     link->up_count++;
     link->dial_ms = link->limit_ms = 0;
