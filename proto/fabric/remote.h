@@ -269,6 +269,7 @@ struct remote_conn {
     bool is_paused;    /* the thread is not to read: the owner has too many answers to write */
     bool is_broken;    /* the socket is of no use */
     bool is_finished;  /* the other end said CLOSE */
+    bool is_cut;       /* the stream ended, and the other end had not said CLOSE */
     const char *fault; /* the rule that the other end broke; static */
     TAILQ_ENTRY(remote_conn) news;
     atomic_size_t queued_bytes; /* in urgent and bulk */
@@ -373,6 +374,7 @@ struct remote_fabric {
     LIST_HEAD(, remote_expected) expected;
     struct remote_conns strangers; /* the oldest first; with those that wait to be named */
     uint32_t stranger_count, waiting_count;
+    uint64_t cut_said_ms;      /* when a link was last said to be cut off */
     uint32_t handshakes_left;  /* that strangers may go on with in this turn */
     struct remote_conns dirty; /* with something to write */
     struct remote_conn *ended;

@@ -448,6 +448,11 @@ static ssize_t receive_parts(struct remote_conn *conn, struct iovec *parts, size
     do got = recvmsg(conn->fd, &message, MSG_DONTWAIT);
     while (got < 0 && errno == EINTR);
     if (got > 0) return got;
+    if (got == 0) {
+        pthread_mutex_lock(&conn->lock);
+        conn->is_cut = !conn->is_finished;
+        pthread_mutex_unlock(&conn->lock);
+    }
     if (got == 0 || (errno != EAGAIN && errno != ENOMEM && errno != ENOBUFS))
         break_conn(conn, NULL);
     return -1;

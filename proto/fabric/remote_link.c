@@ -27,6 +27,7 @@ enum {
     /* a lane or a pulse that could not be made is tried again, after twice the time each time */
     TOP_AGAIN_MS = 1000,
     TOP_AGAIN_MAX_MS = 60000,
+    CUT_SAID_MS = 10000,
     LINGER_MS = 500, /* for the last messages to a node without peers */
     /* how long a send may wait for its receiver after its peer was closed */
     GRACE_MS = 500,
@@ -934,12 +935,26 @@ static unsigned take_arrived(struct remote_conn *conn)
     return count;
 }
 
-static void on_broken(struct remote_conn *conn, const char *fault)
+/* Many nodes may end at once; one of them is named. */
+static void say_cut(struct remote_link *link)
+{
+    const uint64_t now_ms = monotonic_ms();
+    struct remote_fabric *fabric = link->fabric;
+    if (fabric->cut_said_ms != 0 && now_ms - fabric->cut_said_ms < CUT_SAID_MS) return;
+    fabric->cut_said_ms = now_ms;
+    say_lost(link,
+             "one was cut off, and the node had not closed it: the node was killed, or somebody on "
+             "the network ends its connections");
+}
+
+static void on_broken(struct remote_conn *conn, const char *fault, bool is_cut)
 {
     struct remote_link *link = conn->link;
     if (fault != NULL) {
         conn->fabric->common.stats.connections_refused++;
         say_lost(link, fault);
+    } else if (is_cut && link->linger_ms == 0) {
+        say_cut(link);
     }
     remote_link_lose(link, CAIRN_ERR_CLOSED);
 }
@@ -953,6 +968,7 @@ unsigned remote_conn_harvest(struct remote_conn *conn)
     TAILQ_CONCAT(&written, &conn->written, entry);
     TAILQ_CONCAT(&landed, &conn->landed, entry);
     const bool is_broken = conn->is_broken;
+    const bool is_cut = conn->is_cut;
     const char *fault = conn->fault;
     pthread_mutex_unlock(&conn->lock);
     unsigned count = !TAILQ_EMPTY(&written) || !TAILQ_EMPTY(&landed) || is_broken;
@@ -961,6 +977,6 @@ unsigned remote_conn_harvest(struct remote_conn *conn)
     if (conn->state != REMOTE_IS_UP) return count;
     count += take_arrived(conn);
     if (conn->state == REMOTE_IS_UP) judge_pause(conn->link);
-    if (is_broken && conn->state == REMOTE_IS_UP) on_broken(conn, fault);
+    if (is_broken && conn->state == REMOTE_IS_UP) on_broken(conn, fault, is_cut);
     return count;
 }
