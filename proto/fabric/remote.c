@@ -26,6 +26,7 @@
 
 enum {
     VERSION = 1,
+    EVENTS_AT_ONCE = 8, /* the kernel puts those that it has shown behind the others */
     EVENTS_PER_PROGRESS = 64,
     ACCEPTS_PER_TURN = 16,
     FLUSHES_PER_TURN = 256,
@@ -721,7 +722,8 @@ static unsigned flush(struct remote_fabric *fabric)
 {
     struct remote_conn *conn;
     unsigned count = 0;
-    for (int i = 0; i < FLUSHES_PER_TURN && (conn = TAILQ_FIRST(&fabric->dirty)) != NULL; i++) {
+    for (int i = 0; i < FLUSHES_PER_TURN && !remote_is_turn_over(fabric); i++) {
+        if ((conn = TAILQ_FIRST(&fabric->dirty)) == NULL) break;
         TAILQ_REMOVE(&fabric->dirty, conn, dirty);
         conn->is_dirty = false;
         if (conn->io->is_thread) {
@@ -737,11 +739,17 @@ static unsigned flush(struct remote_fabric *fabric)
 static unsigned remote_progress(struct fabric *common)
 {
     struct remote_fabric *fabric = remote_of(common);
-    struct epoll_event events[EVENTS_PER_PROGRESS];
+    struct epoll_event events[EVENTS_AT_ONCE];
     fabric->handshakes_left = HANDSHAKES_PER_TURN;
+    fabric->turn_bytes = 0;
     unsigned count = flush(fabric);
-    const int ready = epoll_wait(common->event_fd, events, EVENTS_PER_PROGRESS, 0);
-    for (int i = 0; i < ready; i++) count += serve(fabric, events[i].data.ptr, events[i].events);
+    for (int seen = 0; seen < EVENTS_PER_PROGRESS && !remote_is_turn_over(fabric);) {
+        const int ready = epoll_wait(common->event_fd, events, EVENTS_AT_ONCE, 0);
+        for (int i = 0; i < ready; i++)
+            count += serve(fabric, events[i].data.ptr, events[i].events);
+        if (ready < EVENTS_AT_ONCE) break;
+        seen += ready;
+    }
     count += flush(fabric);
     remote_links_sweep(fabric);
     free_ended(fabric);
@@ -846,6 +854,7 @@ static cairn_status start_sealed(struct fabric *common, const struct fabric_opti
 static void remote_stop(struct fabric *common)
 {
     struct remote_fabric *fabric = remote_of(common);
+    for (uint32_t i = 0; i < fabric->thread_count; i++) remote_io_finish(fabric->threads[i]);
     for (uint32_t i = 0; i < fabric->thread_count; i++) remote_io_join(fabric->threads[i]);
     while (!TAILQ_EMPTY(&fabric->strangers)) remote_conn_end(TAILQ_FIRST(&fabric->strangers));
     while (!LIST_EMPTY(&fabric->links)) {

@@ -51,6 +51,9 @@ enum {
     REMOTE_REPLIES_MAX =
         1024, /* answers that a node may leave unread before we stop reading from it */
     REMOTE_ARRIVED_MAX = 1 << 20, /* bytes of frames that wait for the owner's thread */
+    /* about what the owner's thread moves before it has to return; a frame costs as much as so many bytes */
+    REMOTE_TURN_BYTES = 16 << 20,
+    REMOTE_CHUNK_COST = 4 << 10,
     REMOTE_THREADS_MAX = 4,
     REMOTE_NAME_BYTES = 16, /* of a device's name, with NUL */
 };
@@ -375,6 +378,7 @@ struct remote_fabric {
     struct remote_conns strangers; /* the oldest first; with those that wait to be named */
     uint32_t stranger_count, waiting_count;
     uint64_t cut_said_ms;      /* when a link was last said to be cut off */
+    size_t turn_bytes;         /* read, written and taken in this turn of the owner's thread */
     uint32_t handshakes_left;  /* that strangers may go on with in this turn */
     struct remote_conns dirty; /* with something to write */
     struct remote_conn *ended;
@@ -389,6 +393,12 @@ struct remote_fabric {
 static inline struct remote_fabric *remote_of(struct fabric *fabric)
 {
     return (struct remote_fabric *)fabric;
+}
+
+/* True if the owner's thread has done enough for one turn: what is left waits for the next. */
+static inline bool remote_is_turn_over(const struct remote_fabric *fabric)
+{
+    return fabric->turn_bytes >= REMOTE_TURN_BYTES;
 }
 
 /* ---- remote.c ---- */
@@ -454,6 +464,8 @@ void remote_drop(struct fabric_message *message);
 /* ---- remote_io.c ---- */
 
 cairn_status remote_io_init(struct remote_io *io, struct remote_fabric *fabric, bool is_thread);
+/* Tells the thread to end. */
+void remote_io_finish(struct remote_io *io);
 /* Ends the thread: from then on the io is the caller's own. */
 void remote_io_join(struct remote_io *io);
 void remote_io_release(struct remote_io *io);

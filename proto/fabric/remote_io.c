@@ -651,7 +651,7 @@ static bool may_read(struct remote_conn *conn)
 }
 
 /* Reads and writes; returns the events to wait for. */
-static uint32_t take_turn(struct remote_conn *conn, uint32_t events, unsigned *count)
+static uint32_t take_turn(struct remote_conn *conn, uint32_t events, size_t *bytes_out)
 {
     bool is_full = false;
     size_t bytes = 0, once = 1;
@@ -660,16 +660,21 @@ static uint32_t take_turn(struct remote_conn *conn, uint32_t events, unsigned *c
             once = conn->sealed != NULL ? read_sealed(conn) : read_plain(conn);
     if (!conn->is_broken && is_ours(conn))
         bytes += conn->sealed != NULL ? write_sealed(conn, &is_full) : write_plain(conn, &is_full);
-    *count += bytes > 0;
+    *bytes_out = bytes;
     return (may_read(conn) ? EPOLLIN : 0u) | (is_full ? EPOLLOUT : 0u);
 }
 
 unsigned remote_io_serve(struct remote_conn *conn, uint32_t events)
 {
-    unsigned count = 0;
-    const uint32_t wanted = take_turn(conn, events, &count);
-    if (conn->state == REMOTE_IS_UP && !conn->is_broken) remote_watch(conn, wanted);
-    return count;
+    size_t bytes;
+    const uint32_t wanted = take_turn(conn, events, &bytes);
+    conn->fabric->turn_bytes += bytes;
+    if (conn->state != REMOTE_IS_UP || conn->is_broken) return bytes > 0;
+    if (wanted != 0)
+        remote_watch(conn, wanted);
+    else
+        remote_unwatch(conn); // its end would be reported again and again
+    return bytes > 0;
 }
 
 /* ---- threads ---- */
@@ -725,13 +730,13 @@ static void let_go(struct remote_conn *conn)
 
 static void thread_serve(struct remote_conn *conn, uint32_t events)
 {
-    unsigned count = 0;
+    size_t bytes;
     if (conn->is_broken) {
         io_unwatch(conn);
         return;
     }
-    const uint32_t wanted = take_turn(conn, events, &count);
-    if (conn->is_broken)
+    const uint32_t wanted = take_turn(conn, events, &bytes);
+    if (conn->is_broken || wanted == 0) // paused: its end would be reported again and again
         io_unwatch(conn);
     else
         io_watch(conn, wanted);
@@ -776,11 +781,13 @@ static void *run_thread(void *arg)
     return NULL;
 }
 
-/* Signals are the business of the process's own threads. */
+/* Signals are the business of the process's own threads, but for those that the thread itself causes. */
 static bool start_thread(struct remote_io *io)
 {
+    static const int own[] = { SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT };
     sigset_t all, before;
     sigfillset(&all);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&all, own[i]);
     pthread_sigmask(SIG_BLOCK, &all, &before);
     const bool ok = pthread_create(&io->thread, NULL, run_thread, io) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -804,13 +811,19 @@ cairn_status remote_io_init(struct remote_io *io, struct remote_fabric *fabric, 
     return CAIRN_ERR_NO_MEMORY;
 }
 
-void remote_io_join(struct remote_io *io)
+void remote_io_finish(struct remote_io *io)
 {
     if (!io->is_thread) return;
     pthread_mutex_lock(&io->lock);
     io->is_over = true;
     pthread_mutex_unlock(&io->lock);
     (void)eventfd_write(io->kick_fd, 1);
+}
+
+void remote_io_join(struct remote_io *io)
+{
+    if (!io->is_thread) return;
+    remote_io_finish(io);
     pthread_join(io->thread, NULL);
     io->is_thread = false;
 }

@@ -827,6 +827,30 @@ static bool offer_waiting(struct remote_link *link, const struct remote_frame *f
     return true;
 }
 
+/* Stops reading from a node that does not read our answers, so that it cannot make us keep more of them. */
+static void judge_pause(struct remote_link *link)
+{
+    struct remote_conn *conn;
+    uint32_t replies = 0;
+    TAILQ_FOREACH (conn, &link->conns, entry) {
+        if (!carries(conn)) continue;
+        pthread_mutex_lock(&conn->lock);
+        replies += conn->reply_count;
+        pthread_mutex_unlock(&conn->lock);
+    }
+    const bool is_paused = replies > (link->is_paused ? REMOTE_REPLIES_MAX / 2u
+                                                      : (uint32_t)REMOTE_REPLIES_MAX);
+    if (is_paused == link->is_paused) return;
+    link->is_paused = is_paused;
+    TAILQ_FOREACH (conn, &link->conns, entry) {
+        if (!carries(conn)) continue;
+        pthread_mutex_lock(&conn->lock);
+        conn->is_paused = is_paused;
+        pthread_mutex_unlock(&conn->lock);
+        mark_dirty(conn);
+    }
+}
+
 bool remote_on_frames(struct remote_conn *conn, const uint8_t *bytes, size_t count)
 {
     struct remote_link *link = conn->link;
@@ -846,6 +870,7 @@ bool remote_on_frames(struct remote_conn *conn, const uint8_t *bytes, size_t cou
         default: break;
         }
     }
+    if (conn->state == REMOTE_IS_UP) judge_pause(link); // before more is read
     return is_ok;
 }
 
@@ -885,36 +910,16 @@ void remote_conn_return(struct remote_conn *conn)
     }
 }
 
-/* Stops reading from a node that does not read our answers, so that it cannot make us keep more of them. */
-static void judge_pause(struct remote_link *link)
-{
-    struct remote_conn *conn;
-    uint32_t replies = 0;
-    TAILQ_FOREACH (conn, &link->conns, entry) {
-        if (!carries(conn)) continue;
-        pthread_mutex_lock(&conn->lock);
-        replies += conn->reply_count;
-        pthread_mutex_unlock(&conn->lock);
-    }
-    const bool is_paused = replies > (link->is_paused ? REMOTE_REPLIES_MAX / 2u
-                                                      : (uint32_t)REMOTE_REPLIES_MAX);
-    if (is_paused == link->is_paused) return;
-    link->is_paused = is_paused;
-    TAILQ_FOREACH (conn, &link->conns, entry) {
-        if (!carries(conn)) continue;
-        pthread_mutex_lock(&conn->lock);
-        conn->is_paused = is_paused;
-        pthread_mutex_unlock(&conn->lock);
-        mark_dirty(conn);
-    }
-}
-
 /* Takes the frames that a thread has read. */
 static unsigned take_arrived(struct remote_conn *conn)
 {
     struct remote_link *link = conn->link;
     unsigned count = 0;
     while (conn->state == REMOTE_IS_UP && !link->is_paused) {
+        if (remote_is_turn_over(conn->fabric)) {
+            mark_dirty(conn); // the rest in the next turn
+            break;
+        }
         pthread_mutex_lock(&conn->lock);
         struct remote_chunk *chunk = TAILQ_FIRST(&conn->arrived);
         const bool was_full = conn->arrived_bytes >= REMOTE_ARRIVED_MAX;
@@ -925,12 +930,12 @@ static unsigned take_arrived(struct remote_conn *conn)
         const bool is_room = was_full && conn->arrived_bytes < REMOTE_ARRIVED_MAX;
         pthread_mutex_unlock(&conn->lock);
         if (chunk == NULL) break;
+        conn->fabric->turn_bytes += chunk->bytes + REMOTE_CHUNK_COST;
         if (is_room) mark_dirty(conn); // which makes the thread read again
         const bool is_ok = remote_on_frames(conn, chunk->data, chunk->bytes);
         free(chunk);
         count++;
         if (!is_ok) remote_link_lose(link, CAIRN_ERR_CLOSED);
-        if (conn->state == REMOTE_IS_UP) judge_pause(link);
     }
     return count;
 }

@@ -12,6 +12,10 @@
 #include <openssl/evp.h>
 #include <sodium.h>
 #include <string.h>
+#if defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 #include "proto/base/machine.h"
 #include "proto/fabric/remote.h"
@@ -23,6 +27,8 @@ bool sealed_has_aes(void)
 {
 #if defined(__x86_64__)
     return __builtin_cpu_supports("aes") && __builtin_cpu_supports("pclmul");
+#elif defined(__aarch64__)
+    return (getauxval(AT_HWCAP) & HWCAP_AES) != 0 && (getauxval(AT_HWCAP) & HWCAP_PMULL) != 0;
 #else
     return false;
 #endif
