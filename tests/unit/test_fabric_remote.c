@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -22,7 +23,7 @@
 enum { BIG = 1 << 20, KINDS = 2, WAIT_MS = 8000 };
 
 static const char *const kinds[KINDS] = { "stream", "sealed" };
-static struct node a, b;
+static struct node a, b, c;
 static uint8_t bytes[BIG];
 
 /* ---- addresses that are not quite right ---- */
@@ -163,6 +164,120 @@ TEST_EACH(addresses_are_tried_in_turn, 0, KINDS)
     both.head.count = 2;
     forge_end(&both, &b);
     node_carry(&a, &b, node_connect(&a, both.bytes, both.count), 1, bytes, BIG);
+}
+
+TEST_EACH(an_address_that_does_not_answer_delays_nobody, 0, KINDS)
+{
+    enum { FILLERS = 3, SLOW_MS = 1200 };
+    struct forged both;
+    struct sockaddr_in deaf = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+    socklen_t count = sizeof deaf;
+    int fds[1 + FILLERS];
+    fds[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert(bind(fds[0], (struct sockaddr *)&deaf, count) == 0 && listen(fds[0], 0) == 0 &&
+              getsockname(fds[0], (struct sockaddr *)&deaf, &count) == 0);
+    for (int i = 1; i <= FILLERS; i++) { // its queue is full: who connects now is not answered
+        fds[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        (void)connect(fds[i], (struct sockaddr *)&deaf, count);
+    }
+    node_open(&a, kinds[_i], NULL);
+    node_open(&b, kinds[_i], NULL);
+    forge_begin(&both, &b);
+    both.ips[1] = both.ips[0];
+    both.ips[0].port = ntohs(deaf.sin_port);
+    both.head.count = 2;
+    forge_end(&both, &b);
+    const int64_t begin_ms = now_ms();
+    struct fabric_peer *to_b = node_connect(&a, both.bytes, both.count);
+    node_carry(&a, &b, to_b, 1, bytes, BIG);
+    ck_assert_int_lt(now_ms() - begin_ms, SLOW_MS);
+    pump_for_ms(&a, &b, 2000); // the attempt that lost ends without consequences
+    node_carry(&a, &b, to_b, 2, bytes, BIG);
+    for (int i = 0; i <= FILLERS; i++) close(fds[i]);
+}
+
+/* Only the first connection finds a descriptor. */
+TEST(lanes_and_a_pulse_that_could_not_be_made_are_made_later)
+{
+    struct rlimit kept, few;
+    int fd;
+    const pid_t pid = node_fork(&fd);
+    if (pid == 0) {
+        node_open(&b, "stream", NULL);
+        node_tell_address(fd, &b);
+        pump_for_ms(&b, NULL, NODE_DEADLINE_MS);
+        _exit(0);
+    }
+    node_open(&a, "stream", NULL);
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &kept), 0);
+    struct fabric_peer *to_b = node_hear_address(fd, &a);
+    const int next = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    close(next);
+    few = kept;
+    few.rlim_cur = (rlim_t)next;
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
+    const struct remote_link *link = LIST_FIRST(&remote_of(a.fabric)->links);
+    for (int i = 0; i < WAIT_MS && link->up_count == 0; i++) pump_for_ms(&a, NULL, 1);
+    ck_assert_uint_eq(link->up_count, 1);
+    pump_for_ms(&a, NULL, 200);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &kept), 0);
+    ck_assert_uint_eq(link->conn_count, 1);
+    for (int i = 0; i < WAIT_MS && link->pulse_count + link->up_count < REMOTE_LANES + 1; i++)
+        pump_for_ms(&a, NULL, 1);
+    ck_assert_uint_eq(link->up_count, REMOTE_LANES);
+    ck_assert_uint_eq(link->pulse_count, 1);
+    node_send(&a, to_b, 1, NULL, 0);
+    pump(&a, NULL, &a.sent, 1);
+    node_kill(pid, fd);
+}
+
+/* ---- a forked child ---- */
+
+enum { SOCKETS_MAX = 64 };
+static int sockets[SOCKETS_MAX];
+static unsigned socket_count;
+
+static void note_socket(void *arg, int fd, bool is_open)
+{
+    (void)arg;
+    ck_assert_uint_lt(socket_count, SOCKETS_MAX);
+    if (is_open) sockets[socket_count++] = fd;
+    for (unsigned i = 0; i < socket_count && !is_open; i++)
+        if (sockets[i] == fd) sockets[i] = sockets[--socket_count], is_open = true;
+    ck_assert(is_open); // it was told of before
+}
+
+static bool has_tcp_socket(void)
+{
+    for (int fd = 3; fd < 1024; fd++) {
+        int protocol = 0;
+        socklen_t count = sizeof protocol;
+        if (getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &count) == 0 &&
+            protocol == IPPROTO_TCP)
+            return true;
+    }
+    return false;
+}
+
+TEST_EACH(a_forked_child_can_close_every_socket_of_the_fabric, 0, KINDS)
+{
+    const struct fabric_options options = { .on_socket = note_socket };
+    int status;
+    node_open(&a, kinds[_i], &options);
+    node_open(&b, kinds[_i], &options);
+    node_carry(&a, &b, node_connect_to(&a, &b), 1, bytes, BIG);
+    pump_for_ms(&a, &b, 100); // all connections are up
+    const pid_t pid = fork();
+    if (pid == 0) {
+        if (!has_tcp_socket()) _exit(1);
+        for (unsigned i = 0; i < socket_count; i++) close(sockets[i]);
+        _exit(has_tcp_socket() ? 2 : 0);
+    }
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert_int_eq(status, 0);
+    node_close(&a);
+    node_close(&b);
+    ck_assert_uint_eq(socket_count, 0);
 }
 
 /* ---- who gets in ---- */
@@ -332,6 +447,8 @@ TEST_EACH(those_who_say_nothing_are_few_end_in_time_and_keep_nobody_out, 0, KIND
 /* A member that does its handshake by hand, and then says what it wants. */
 struct liar {
     int fd;
+    struct curve_key own;
+    uint64_t incarnation; /* 0: 77 */
     struct handshake_result keys;
     struct sealed sealed;
 };
@@ -339,38 +456,39 @@ struct liar {
 static void read_all(struct node *node, int fd, void *to, size_t count)
 {
     for (size_t at = 0; at < count;) {
-        pump_for_ms(node, NULL, 1);
         const ssize_t got = recv(fd, (uint8_t *)to + at, count - at, MSG_DONTWAIT);
         ck_assert(got != 0);
-        if (got > 0) at += (size_t)got;
+        if (got > 0)
+            at += (size_t)got;
+        else
+            pump_for_ms(node, NULL, 1);
     }
 }
 
 static void liar_say_hello(struct liar *liar)
 {
     struct remote_hello hello = { .version = 1, .incarnation = 77, .flags = 1 };
+    if (liar->incarnation != 0) hello.incarnation = liar->incarnation;
     memcpy(hello.magic, "CAIRNST1", 8);
     crypto_generichash(hello.mac, sizeof hello.mac, (const uint8_t *)&hello,
                        offsetof(struct remote_hello, mac), liar->keys.send_key, 32);
     ck_assert_int_eq(send(liar->fd, &hello, sizeof hello, 0), sizeof hello);
 }
 
-static void liar_open(struct liar *liar, struct node *to, bool is_sealed)
+/* Proves that it knows the secret, under the key liar->own, and says hello. */
+static void liar_knock(struct liar *liar, struct node *to, bool is_sealed)
 {
     struct forged address;
     struct handshake *handshake;
-    struct curve_key own;
     struct sentence why;
-    struct remote_hello hello;
     cairn_status status;
     const char *context = is_sealed ? "cairn fabric sealed 1" : "cairn fabric stream 1";
     forge_begin(&address, to);
-    curve_key_make(&own);
     struct handshake_options options = { .is_initiator = true,
                                          .purpose = CAIRN_PURPOSE_DATA,
                                          .context = context,
                                          .context_bytes = strlen(context),
-                                         .own = &own,
+                                         .own = &liar->own,
                                          .expected = address.head.key };
     memcpy(options.key_id, remote_of(to->fabric)->key_id, sizeof options.key_id);
     memcpy(options.secret, address.head.secret, sizeof options.secret);
@@ -392,6 +510,14 @@ static void liar_open(struct liar *liar, struct node *to, bool is_sealed)
     handshake_result(handshake, &liar->keys);
     handshake_close(handshake);
     liar_say_hello(liar);
+}
+
+static void liar_open(struct liar *liar, struct node *to, bool is_sealed)
+{
+    struct remote_hello hello;
+    liar->incarnation = 0;
+    curve_key_make(&liar->own);
+    liar_knock(liar, to, is_sealed);
     read_all(to, liar->fd, &hello, sizeof hello);
     if (is_sealed)
         ck_assert_int_eq(sealed_begin(&liar->sealed, sealed_has_aes(), &liar->keys), CAIRN_OK);
@@ -407,6 +533,87 @@ static void liar_say(struct liar *liar, bool is_sealed, const void *what, size_t
         count += SEALED_EXTRA;
     }
     ck_assert_int_eq(send(liar->fd, what, count, MSG_NOSIGNAL), (ssize_t)count);
+}
+
+TEST_EACH(those_who_invent_keys_keep_nobody_from_waiting, 0, 2 * KINDS)
+{
+    enum { LIARS = REMOTE_WAITING_MAX + 6 };
+    const struct fabric_options strict = { .is_strict = true };
+    static struct liar liars[LIARS];
+    const bool is_one_key = _i >= KINDS, is_sealed = _i % KINDS == 1;
+    node_open(&a, kinds[_i % KINDS], &strict);
+    node_open(&b, kinds[_i % KINDS], NULL);
+    const struct remote_fabric *fabric = remote_of(a.fabric);
+    struct fabric_peer *to_a = node_connect_to(&b, &a);
+    if (is_one_key) { // then the room is never full, and who waits already goes on to wait
+        node_send(&b, to_a, 1, bytes, 100);
+        while (fabric->waiting_count == 0) pump_for_ms(&a, &b, 1);
+    }
+    for (int i = 0; i < LIARS; i++) {
+        liars[i].incarnation = 1 + (uint64_t)i;
+        if (i == 0 || !is_one_key) curve_key_make(&liars[i].own);
+        if (i > 0 && is_one_key) liars[i].own = liars[0].own;
+        liar_knock(&liars[i], &a, is_sealed);
+        pump_for_ms(&a, NULL, 2);
+        ck_assert_uint_le(fabric->waiting_count,
+                          is_one_key ? REMOTE_LANES + 2 : REMOTE_WAITING_MAX);
+    }
+    if (!is_one_key) node_send(&b, to_a, 1, bytes, 100);
+    pump_for_ms(&a, &b, 200);
+    ck_assert_uint_eq(a.arrived, 0);
+    (void)node_connect_to(&a, &b);
+    pump(&a, &b, &a.arrived, 1);
+    for (int i = 0; i < LIARS; i++) close(liars[i].fd);
+}
+
+TEST_EACH(the_newest_of_a_nodes_waiting_connections_is_let_in, 0, KINDS)
+{
+    const struct fabric_options strict = { .is_strict = true };
+    struct liar older = { .incarnation = 1 }, newer = { .incarnation = 2 };
+    struct forged address;
+    struct remote_hello hello;
+    const bool is_sealed = _i == 1;
+    node_open(&a, kinds[_i], &strict);
+    const struct remote_fabric *fabric = remote_of(a.fabric);
+    curve_key_make(&older.own);
+    newer.own = older.own;
+    liar_knock(&older, &a, is_sealed);
+    liar_knock(&newer, &a, is_sealed);
+    while (fabric->waiting_count < 2) pump_for_ms(&a, NULL, 1);
+    forge_begin(&address, &a);
+    memcpy(address.head.key, older.own.open, sizeof address.head.key);
+    forge_end(&address, &a);
+    ck_assert_int_eq(fabric_expect(a.fabric, address.bytes, address.count), CAIRN_OK);
+    read_all(&a, newer.fd, &hello, sizeof hello);
+    await_end(&a, older.fd, true);
+    ck_assert_uint_eq(node_stats(&a).endpoints_made, 1);
+    ck_assert_uint_eq(node_stats(&a).endpoints_now, 1);
+    close(older.fd);
+    close(newer.fd);
+}
+
+TEST_EACH(a_connection_that_is_cut_off_is_said_and_one_that_is_closed_is_not, 0, 2 * KINDS)
+{
+    struct liar liar;
+    const bool is_sealed = _i % KINDS == 1, is_closed = _i >= KINDS;
+    struct remote_frame bye = { .kind = REMOTE_CLOSE };
+    uint8_t record[SEALED_EXTRA];
+    node_open(&a, kinds[_i % KINDS], NULL);
+    liar_open(&liar, &a, is_sealed);
+    pump_for_ms(&a, NULL, 20);
+    bye.check = remote_frame_check(&bye, NULL);
+    if (is_closed && is_sealed) {
+        ck_assert(sealed_put(&liar.sealed, SEALED_CLOSE, NULL, 0, record));
+        ck_assert_int_eq(send(liar.fd, record, sizeof record, 0), sizeof record);
+    } else if (is_closed) {
+        ck_assert_int_eq(send(liar.fd, &bye, sizeof bye, 0), sizeof bye);
+    }
+    shutdown(liar.fd, SHUT_WR);
+    await_end(&a, liar.fd, false);
+    ck_assert_uint_eq(a.refusals, is_closed ? 0 : 1);
+    if (!is_closed) ck_assert_ptr_nonnull(strstr(a.refused, "cut off"));
+    close(liar.fd);
+    if (is_sealed) sealed_end(&liar.sealed);
 }
 
 static const struct remote_frame lies[] = {
@@ -579,6 +786,25 @@ TEST_EACH(a_node_that_is_silent_from_the_first_is_given_up, 0, KINDS)
     node_cut_sockets(false);
 }
 
+/* What is sent after a rest has had no time to be acknowledged. */
+TEST_EACH(a_late_acknowledgement_after_a_rest_is_not_silence, 0, KINDS)
+{
+    enum { PATIENCE_MS = 4000, REST_MS = 5000, LATE_MS = 1200 };
+    node_open(&a, kinds[_i], NULL);
+    node_open(&b, kinds[_i], NULL);
+    fabric_set_patience(a.fabric, PATIENCE_MS);
+    fabric_set_patience(b.fabric, PATIENCE_MS);
+    struct fabric_peer *to_b = node_connect_to(&a, &b);
+    node_carry(&a, &b, to_b, 1, bytes, BIG);
+    pump_for_ms(&a, &b, REST_MS);
+    node_cut_sockets(true);
+    node_send(&a, to_b, 2, bytes, 100);
+    pump_for_ms(&a, &b, LATE_MS); // the clock ticks in it
+    node_cut_sockets(false);
+    pump(&a, &b, &b.arrived, 2);
+    ck_assert_uint_eq(a.downs + b.downs + a.refusals + b.refusals, 0);
+}
+
 /* A process that is stopped is not dead, however much waits for it. */
 TEST_EACH(a_node_that_is_stopped_is_not_given_up_and_gets_everything_later, 0, KINDS)
 {
@@ -631,6 +857,70 @@ TEST_EACH(a_closed_peers_buffers_come_back_though_the_other_end_holds_its_messag
     ck_assert_uint_eq(b.receive_errors, COUNT);
     node_carry(&a, &b, other, 99, bytes, BIG); // the link lives on
     ck_assert_uint_eq(a.downs + b.downs, 0);
+}
+
+/* Takes two payloads, and is stopped while they come. */
+static void stop_in_the_midst(int fd, const char *kind, const struct fabric_options *options)
+{
+    node_open(&b, kind, options);
+    node_tell_address(fd, &b);
+    node_tell_address(fd, &b);
+    pump(&b, NULL, &b.arrived, 3);
+    node_receive(&b, 1);
+    node_receive(&b, 2);
+    pump_for_ms(&b, NULL, 20);
+    raise(SIGSTOP);
+    _exit(0);
+}
+
+TEST_EACH(a_closed_peers_payload_that_is_half_written_ends_with_the_link_and_holds_nobody, 0, KINDS)
+{
+    enum { HUGE = 256 << 20, PATIENCE_MS = 1000, LIMIT_MS = 500 + PATIENCE_MS + 2500 };
+    const struct fabric_options options = { .max_payload = HUGE };
+    int fd, status;
+    const pid_t pid = node_fork(&fd);
+    if (pid == 0) stop_in_the_midst(fd, kinds[_i], &options);
+    node_open(&a, kinds[_i], &options);
+    node_open(&c, kinds[_i], &options);
+    fabric_set_patience(a.fabric, PATIENCE_MS);
+    struct fabric_peer *leaves = node_hear_address(fd, &a), *stays = node_hear_address(fd, &a);
+    uint8_t *huge = calloc(1, HUGE);
+    node_pass(&a, &c, node_connect_to(&a, &c), 1, bytes, 100000); // of another link, and held there
+    node_send(&a, stays, 2, bytes, 100000);
+    node_send(&a, leaves, 3, huge, HUGE);
+    node_send(&a, leaves, 4, huge, HUGE);
+    while (waitpid(pid, &status, WUNTRACED | WNOHANG) == 0) pump_for_ms(&a, &c, 1);
+    ck_assert(WIFSTOPPED(status));
+    pump_for_ms(&a, &c, 50);
+    ck_assert_uint_eq(a.sent, 0);
+    const int64_t begin_ms = now_ms();
+    fabric_peer_close(leaves);
+    pump(&a, &c, &a.sent, 3);
+    ck_assert_int_lt(now_ms() - begin_ms, LIMIT_MS);
+    ck_assert_uint_eq(a.send_errors, 3);
+    ck_assert_uint_eq(a.downs, 1); // the peer that stays shares the link
+    node_drop(&c, 0);
+    pump(&a, &c, &a.sent, 4);
+    ck_assert_uint_eq(a.send_errors, 3);
+    node_kill(pid, fd);
+    free(huge);
+}
+
+/* A burst fills the queue of answers, and reading pauses. */
+TEST_EACH(what_was_read_before_a_pause_is_not_left_over, 0, KINDS)
+{
+    enum { COUNT = 4000, EACH = 40000, BUSY_MS = 400 };
+    node_open(&a, kinds[_i], NULL);
+    node_open(&b, kinds[_i], NULL);
+    b.manner = NODE_DROPS;
+    struct fabric_peer *to_b = node_connect_to(&a, &b);
+    node_pass(&a, &b, to_b, 0, NULL, 0);
+    pump_for_ms(&a, &b, 100); // all connections are up
+    for (unsigned i = 1; i < COUNT; i++) node_send(&a, to_b, i, bytes, EACH);
+    pump_for_ms(&a, NULL, BUSY_MS); // while the other is busy with something else
+    pump(&a, &b, &b.arrived, COUNT);
+    pump(&a, &b, &a.sent, COUNT);
+    ck_assert_uint_eq(a.send_errors, 0);
 }
 
 SUITE(60, .tear_down = nodes_close);
