@@ -557,8 +557,8 @@ bool remote_dial(struct remote_link *link, const struct sockaddr_storage *to, bo
     return true;
 }
 
-/* One more stranger ends the oldest, of those that have not proved to know the secret if there are any: a flood
- * of them keeps nobody waiting. */
+/* One more stranger ends the oldest, of those that have not proved to know the secret if there are any: a
+ * flood of them keeps nobody waiting. */
 static void make_room(struct remote_fabric *fabric)
 {
     struct remote_conn *conn, *oldest = NULL;

@@ -469,7 +469,7 @@ void remote_io_finish(struct remote_io *io);
 /* Ends the thread: from then on the io is the caller's own. */
 void remote_io_join(struct remote_io *io);
 void remote_io_release(struct remote_io *io);
-/* The thread that has the fewest connections; the owner's own for "stream". NULL: none can be started. */
+/* The threads get connections in turn; the owner's own for "stream". NULL: none can be started. */
 struct remote_io *remote_io_choose(struct remote_fabric *fabric);
 /* Hands a connection that is up to its io. */
 void remote_io_adopt(struct remote_conn *conn);

@@ -265,8 +265,8 @@ static bool is_dialing(const struct remote_link *link)
     return false;
 }
 
-/* Tries the next address of this round, or one after it if it fails at once. The one behind that is tried soon,
- * too: an address that does not answer holds nobody up. */
+/* Tries the next address of this round, or one after it if it fails at once. The one behind that is tried
+ * soon, too: an address that does not answer holds nobody up. */
 static void dial_next(struct remote_link *link)
 {
     while (link->ip_next < link->ip_count) {
