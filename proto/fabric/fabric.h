@@ -256,14 +256,14 @@ bool fabric_address_host(const void *address, size_t bytes, char *out, size_t ou
 bool fabric_host_is_name(const char *host);
 
 /* Makes a peer of a node's address; several peers of one address share its connections (not over mapped).
- * Does not wait for an answer: the first sends are queued. If no node listens, the call returns CAIRN_ERR_UNREACHABLE, or
- * on_down is called later: either may happen. The bytes are copied. CAIRN_ERR_MALFORMED: the bytes are no
- * address (wrong magic, length or checksum), or the address of another kind of fabric. The checksum keeps
- * damaged addresses from UCX, which aborts on them. The checksum does not stop a liar: connect only to
- * addresses that an authenticated member sent. If the network drops packets to the node: on_down, with
- * CAIRN_ERR_UNREACHABLE, after the patience (fabric_set_patience); "ucx": the call returns
- * CAIRN_ERR_UNREACHABLE after 100 ms, and the next attempt returns the error at once, unless the node's
- * answer has arrived in the meantime. */
+ * Does not wait for an answer: the first sends are queued. If no node listens, the call returns
+ * CAIRN_ERR_UNREACHABLE, or on_down is called later: either may happen. The bytes are copied.
+ * CAIRN_ERR_MALFORMED: the bytes are no address (wrong magic, length or checksum), or the address of
+ * another kind of fabric. The checksum keeps damaged addresses from UCX, which aborts on them. The
+ * checksum does not stop a liar: connect only to addresses that an authenticated member sent. If the
+ * network drops packets to the node: on_down, with CAIRN_ERR_UNREACHABLE, after the patience
+ * (fabric_set_patience); "ucx": the call returns CAIRN_ERR_UNREACHABLE after 100 ms, and the next attempt
+ * returns the error at once, unless the node's answer has arrived in the meantime. */
 CAIRN_MUST_CHECK cairn_status fabric_connect_to(struct fabric *fabric, const void *address,
                                                 size_t bytes, fabric_down_fn *on_down, void *arg,
                                                 struct fabric_peer **peer_out);
@@ -277,11 +277,12 @@ CAIRN_MUST_CHECK cairn_status fabric_expect(struct fabric *fabric, const void *a
 void fabric_forget(struct fabric *fabric, const void *address, size_t bytes);
 
 /* Closes the peer. Sends in flight complete in a later progress, with CAIRN_OK or CAIRN_ERR_CLOSED, and
- * may or may not arrive; messages that the other side neither receives nor drops end with
- * CAIRN_ERR_CLOSED after half a second. On the other side, the peer that stands for us may go down (mem;
- * "stream" and "sealed", half a second after the last peer of the address) or stay up (UCX, whose connection
- * lives as long as both nodes): say goodbye in a message if this matters. If a send or a receive can be ended only together with the
- * connection, the connection ends, and all peers that share the connection get on_down. NULL is allowed. */
+ * may or may not arrive; messages that the other side neither receives nor drops end with CAIRN_ERR_CLOSED
+ * after half a second. On the other side, the peer that stands for us may go down (mem; "stream" and
+ * "sealed", half a second after the last peer of the address) or stay up (UCX, whose connection lives as
+ * long as both nodes): say goodbye in a message if this matters. If a send or a receive can be ended only
+ * together with the connection, the connection ends, and all peers that share the connection get on_down.
+ * NULL is allowed. */
 void fabric_peer_close(struct fabric_peer *peer);
 
 /* Sends header and payload. The header is copied; the payload is on loan until on_sent runs. For a large
