@@ -69,17 +69,41 @@ enum { FDS = 256, FILLERS = 3, OPEN_MS = 1500 };
 
 static char endpoint[64];
 
-/* Sockets of this process that ask for a connection and have no answer. */
-static int count_asking(void)
+/* TCP sockets of this process in this state; -1: in any. */
+static int count_sockets(int state)
 {
     int count = 0;
     for (int fd = 0; fd < FDS; fd++) {
         struct tcp_info info = { 0 };
         socklen_t bytes = sizeof info;
         if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0)
-            count += info.tcpi_state == TCP_SYN_SENT;
+            count += state < 0 || info.tcpi_state == state;
     }
     return count;
+}
+
+/* Sockets that ask for a connection and have no answer. */
+static int count_asking(void)
+{
+    return count_sockets(TCP_SYN_SENT);
+}
+
+static const char *const kinds[] = { "stream", "sealed" };
+
+TEST_EACH(a_child_keeps_no_socket_of_the_data_path, 0, (int)(sizeof kinds / sizeof *kinds))
+{
+    char kind[32];
+    snprintf(kind, sizeof kind, "fabric.kind=%s", kinds[_i]);
+    const char *const shard_set[] = { "memory.limit=256MiB", kind, NULL };
+    setenv("CAIRN_FABRIC", kinds[_i], 1);
+    start(1, .coordinator_ip = "127.0.0.1", .shard_set = shard_set);
+    join("tiny", TINY(1000));
+    train(1);
+    const pid_t child = fork_child();
+    if (child == 0) _exit(count_sockets(-1));
+    ck_assert_int_gt(count_sockets(-1), 2); // the coordinator's, a listener, and data
+    ck_assert_int_eq(cluster_wait(child, CLUSTER_WAIT_MS), 0);
+    train(1); // the parent trains on
 }
 
 /* Whose queue is full: who connects now is not answered. */
