@@ -217,7 +217,7 @@ static void start_coordinator(struct cluster *cluster)
     char listen[2 * PATH_BYTES], shards[PATH_BYTES], store[PATH_BYTES], snapshots[PATH_BYTES];
     const bool is_tcp = cluster->options.coordinator_ip != NULL;
     snprintf(listen, sizeof listen, "network.listen=%s%s%s", cluster->socket, is_tcp ? " " : "",
-             is_tcp ? cluster->address : "");
+             is_tcp ? cluster->listens : "");
     snprintf(shards, sizeof shards, "cluster.shards=%d", cluster->shards_expected);
     snprintf(store, sizeof store, "store.path=%s/coordinator", cluster->folder);
     snprintf(snapshots, sizeof snapshots, "snapshots.path=%s", cluster->snapshots_path);
@@ -232,8 +232,12 @@ static void start_coordinator(struct cluster *cluster)
         add(&args, "--set", "snapshots.foreign=yes");
     cluster->coordinator = start_daemon(cluster, &args, "coordinator",
                                         cluster->options.coordinator_set, ready, sizeof ready);
+    if (is_tcp) snprintf(cluster->listens, sizeof cluster->listens, "%s", strchr(ready, ' ') + 1);
     snprintf(cluster->address, sizeof cluster->address, "%s",
-             is_tcp ? strchr(ready, ' ') + 1 : cluster->socket);
+             is_tcp ? cluster->listens : cluster->socket);
+    if (is_tcp && cluster->options.coordinator_name != NULL)
+        snprintf(cluster->address, sizeof cluster->address, "%s%s",
+                 cluster->options.coordinator_name, strrchr(cluster->listens, ':'));
 }
 
 /* A token with which one may do everything, for this process and its children: what is tried here is not who
@@ -321,7 +325,7 @@ void cluster_start(struct cluster *cluster, int shard_count, const struct cluste
         snprintf(cluster->snapshots_path, sizeof cluster->snapshots_path, "%s/snapshots",
                  cluster->folder);
     if (cluster->options.coordinator_ip != NULL)
-        snprintf(cluster->address, sizeof cluster->address, "%s:0",
+        snprintf(cluster->listens, sizeof cluster->listens, "%s:0",
                  cluster->options.coordinator_ip);
     snprintf(cluster->socket, sizeof cluster->socket, "%s/coordinator.sock", cluster->folder);
     if (cluster->options.both_ways) setenv("CAIRN_HOST", HOST, 1);

@@ -43,6 +43,7 @@ struct cluster_options {
     const char *
         coordinator_ip; /* it listens there, too, on a port of its choice, and everybody comes by that port
                            with a token (CAIRN_TOKEN_FILE). Default: at a socket in the folder alone */
+    const char *coordinator_name; /* with coordinator_ip: what everybody comes by instead of it */
     /* The shards and this process name their host, so that trainers reach them by mapped and by ucx;
      * default: by mapped alone */
     bool both_ways;
@@ -55,6 +56,8 @@ struct cluster {
     char snapshots_path[CAIRN_SCRATCH_BYTES + 32];
     char address[CAIRN_SCRATCH_BYTES + 32]; /* of the coordinator; the same after a restart */
     char socket[CAIRN_SCRATCH_BYTES + 32]; /* the same as a path, also of one with coordinator_ip */
+    char listens
+        [96]; /* where it listens for TCP; a test that moves it writes another, then restarts it */
     struct cluster_options options;
     const char *settings[2][CLUSTER_SETTINGS_MAX + 1]; /* the coordinator's, the shards' */
     int shards_expected; /* cluster.shards: as many as it was started with */

@@ -1,9 +1,12 @@
 #include "tests/support/netns.h"
 
+#include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/support/suite.h"
@@ -46,8 +49,63 @@ bool netns_is_up(const char *name, const char *device)
     return false;
 }
 
+int netns_enter(const char *name)
+{
+    char path[NETNS_NAME_BYTES + 32];
+    snprintf(path, sizeof path, "/run/netns/%s", name);
+    const int home = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+    const int there = open(path, O_RDONLY | O_CLOEXEC);
+    if (there < 0 || setns(there, CLONE_NEWNET) != 0) {
+        close(home);
+        if (there >= 0) close(there);
+        return -1;
+    }
+    close(there);
+    return home;
+}
+
+void netns_leave(int home)
+{
+    if (setns(home, CLONE_NEWNET) != 0) abort(); // all else would happen on the wrong host
+    close(home);
+}
+
+#define FOLDER "/etc/netns"
+
+/* The file is written in place: programs see it by a mount of its own. */
+bool netns_hosts(const char *name, const char *lines)
+{
+    char folder[NETNS_NAME_BYTES + 32], path[NETNS_NAME_BYTES + 48];
+    snprintf(folder, sizeof folder, FOLDER "/%s", name);
+    snprintf(path, sizeof path, "%s/hosts", folder);
+    if (lines == NULL) {
+        (void)unlink(path);
+        (void)rmdir(folder);
+        (void)rmdir(FOLDER); // others' stay
+        return true;
+    }
+    (void)mkdir(FOLDER, 0755);
+    (void)mkdir(folder, 0755);
+    FILE *file = fopen(path, "we");
+    if (file == NULL) return false;
+    fputs(lines, file);
+    return fclose(file) == 0;
+}
+
+bool netns_nft(const char *name, const char *format, ...)
+{
+    char rules[512], command[640];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(rules, sizeof rules, format, arguments);
+    va_end(arguments);
+    snprintf(command, sizeof command, "ip netns exec %s nft '%s' >/dev/null 2>&1", name, rules);
+    return system(command) == 0;
+}
+
 bool netns_drop(const char *name)
 {
+    (void)netns_hosts(name, NULL);
     return netns_ip("netns delete %s", name);
 }
 
