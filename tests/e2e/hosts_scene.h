@@ -11,8 +11,8 @@
 
 enum { NODES = 3, OUTSIDE = 3, HOSTS = 4, HOSTS_ELEMS = 1 << 16, FIRST_PORT = 7100 };
 
-/* What the gradients of hosts_worker consist of, again and again, as two floats. */
-#define HOSTS_GRADIENT      "GRADIENTgradientGRADIENTgradient"
+/* What the gradients of hosts_worker consist of, again and again, as floats whose squares are finite. */
+#define HOSTS_GRADIENT      "GRADIENTGRADIENTGRADIENTGRADIENT"
 #define HOSTS_GRADIENT_SIZE 32
 
 extern char router[NETNS_NAME_BYTES], hosts[HOSTS][NETNS_NAME_BYTES];

@@ -30,18 +30,25 @@ enum { STRANGERS = 1000, STANDING = 200, WINDOW_MS = 250, WARM_STEPS = 20, DAEMO
 
 static struct hosts_words words;
 
-static void set_up(void)
+static void set_up_nodes(int nodes, const char *lease)
 {
     static const char *first_node[1] = { hosts[0] };
+    static char shards[32];
+    snprintf(shards, sizeof shards, "cluster.shards=%d", nodes);
     hosts_settle(false, 1);
     unsetenv("CAIRN_FABRIC_DEVICE");
     start(1,
-          .coordinator_set = SETTINGS("lease.heartbeat=500ms", "lease.timeout=4s",
-                                      "network.hello_timeout=500ms", "cluster.shards=3"),
+          .coordinator_set = SETTINGS("lease.heartbeat=500ms", lease, "network.hello_timeout=500ms",
+                                      shards),
           .shard_set = SETTINGS("fabric.device=eth0", "fabric.port_range=7100-7100"),
           .shard_netns = first_node, .coordinator_ip = hosts_ip(0, 0));
     hosts_init(&words);
-    for (int n = 1; n < NODES; n++) hosts_join(&words, n, n, "eth0", "7100-7100", false);
+    for (int n = 1; n < nodes; n++) hosts_join(&words, n, n, "eth0", "7100-7100", false);
+}
+
+static void set_up(void)
+{
+    set_up_nodes(NODES, "lease.timeout=4s");
 }
 
 static double asked_pace(double loose)
@@ -208,19 +215,29 @@ static const struct bad {
     { "50 ms", NULL, false },
     { "nothing arrives", "drop", true },
 };
-enum { BADS = sizeof bads / sizeof *bads, BAD_WINDOWS = 4 };
+enum { BADS = sizeof bads / sizeof *bads, BAD_WINDOWS = 3 };
+
+static void spoil_wire(int host, const char *rule)
+{
+    ck_assert(
+        netns_nft(router,
+                  "add table inet bad; add chain inet bad way { type filter hook forward "
+                  "priority 0; }; add rule inet bad way iifname n%deth0 %s; add rule inet bad "
+                  "way oifname n%deth0 %s",
+                  host + 1, rule, host + 1, rule));
+}
 
 static void spoil(const struct bad *bad)
 {
-    if (bad->rule == NULL) {
+    if (bad->rule == NULL)
         slow_wire_begin(router, "n4eth0", DELAY_MS);
-        return;
-    }
-    ck_assert(netns_nft(router,
-                        "add table inet bad; add chain inet bad way { type filter hook forward "
-                        "priority 0; }; add rule inet bad way iifname n4eth0 %s; add rule inet bad "
-                        "way oifname n4eth0 %s",
-                        bad->rule, bad->rule));
+    else
+        spoil_wire(OUTSIDE, bad->rule);
+}
+
+static void mend_wire(void)
+{
+    ck_assert(netns_nft(router, "delete table inet bad"));
 }
 
 static void mend(const struct bad *bad)
@@ -228,7 +245,7 @@ static void mend(const struct bad *bad)
     if (bad->rule == NULL)
         slow_wire_end();
     else
-        ck_assert(netns_nft(router, "delete table inet bad"));
+        mend_wire();
 }
 
 /* The job of the fourth host goes on where its network lets it, and keeps its place; another one's keeps its
@@ -266,6 +283,39 @@ TEST_EACH(a_worker_with_a_bad_network_slows_itself_alone, 0, BADS)
 }
 
 SUITE(100, set_up, stop);
+
+/* ---- a node that falls silent ---- */
+
+static void set_up_two(void)
+{
+    set_up_nodes(2, "lease.timeout=2s");
+}
+
+enum { LEASE_MS = 2000, LATE_MS = 3000 };
+
+/* It has a part of no job: those that there are go on as before. */
+TEST(a_node_that_falls_silent_is_named_within_its_lease_and_comes_back)
+{
+    const pid_t good = hosts_train(1, words.trainers_path, "good", 0, 1);
+    hosts_await_steps("good", 0, WARM_STEPS);
+    hosts_join(&words, 2, 2, "eth0", "7100-7100", false);
+    const uint64_t before = steps_in_window("good", 4 * WINDOW_MS);
+    spoil_wire(2, "drop");
+    const int64_t cut_ms = now_ms();
+    const uint64_t beside = steps_in_window("good", 4 * WINDOW_MS);
+    await(logged("coordinator.log", "shard shard-2 is away (nothing heard for 2") > 0);
+    await(logged("shard-2.log", "no coordinator: nothing heard for 2") > 0);
+    ck_assert_int_lt(now_ms() - cut_ms, LEASE_MS + LATE_MS);
+    mend_wire();
+    await(logged("coordinator.log", "shard shard-2 is up at 10.84.3.2") == 2);
+    printf("note: %lu steps before, %lu after a node fell silent\n", (unsigned long)before,
+           (unsigned long)beside);
+    ck_assert_double_gt((double)beside, (double)before * asked_pace(0.3));
+    hosts_stop();
+    hosts_end(good, "good", 0);
+}
+
+SUITE(100, set_up_two, stop);
 
 int main(int argc, char **argv)
 {
