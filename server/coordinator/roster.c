@@ -467,13 +467,28 @@ static void save_seen(struct coord *cluster)
     free(rows);
 }
 
+/* Closes the connections of the token. Whoever has another one by now comes again with that, and its jobs
+ * go on; whoever has not is refused then, and hears why. */
+static void cut_off(struct coord *cluster, const struct roster_token *token, const char *why)
+{
+    for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
+        if (s->closing || !is_by_token(s, token->id)) continue;
+        log_info("%s %s has to come again: %s", role_name(s->role), s->name, why);
+        s->closing = true;
+        peer_close(s->peer, CAIRN_ERR_REFUSED, "%s", why);
+    }
+}
+
 void coord_roster_look(struct coord *cluster, uint64_t now_unix_s)
 {
     const struct coord_roster *roster = cluster->roster;
     for (size_t i = 0; i < roster->token_count; i++) {
         const struct roster_token *token = &roster->tokens[i];
         struct sentence why;
-        if (roster_judge(token, now_unix_s, &why) != CAIRN_OK)
+        if (roster_judge(token, now_unix_s, &why) == CAIRN_OK) continue;
+        if (roster_state(token, now_unix_s) == CAIRN_TOKEN_REPLACED)
+            cut_off(cluster, token, why.text);
+        else
             coord_roster_put_out(cluster, token, why.text);
     }
     save_seen(cluster);

@@ -1,10 +1,10 @@
 /* Who may connect over TCP: the tokens that were given out, the coordinator's own keys, and the keys of the
  * nodes that the shards came from.
  *
- * The lists are in memory, and a change that an admin makes is in the store before anybody is told of it. The key of
- * a node that says a name for the first time, and when tokens were seen, are stored a moment later. Secrets leave the
- * process only in the store's file, in its backups, and in the words that `cairn cluster init` and `cairn
- * key` print.
+ * The lists are in memory, and a change that an admin makes is in the store before anybody is told of it.
+ * The key of a node that says a name for the first time, and when tokens were seen, are stored a moment
+ * later. Secrets leave the process only in the store's file, in its backups, and in the words that `cairn
+ * cluster init` and `cairn key` print.
  *
  *   token    whoever has its word has its roles. A name may have several tokens: `rotate` makes a new one,
  *            and those before it are valid until their grace is over. A token that is not valid any more
@@ -14,8 +14,9 @@
  *   node     a shard's name belongs to the node that first said it with a token for shards, until an
  *            operator lets go of it (`cairn key revoke shard:NAME`).
  *
- * A revocation ends each connection of the token at once, and a rotation at the end of its grace. Whether a
- * token has expired, or its grace is over, is judged by this host's wall clock, when it connects and once a minute from then on.
+ * A revocation ends each connection of the token at once, and its jobs. A rotation closes those that there
+ * are when the grace is over, so that they come again with the new token. Whether a token has expired, or
+ * its grace is over, is judged by this host's wall clock, when it connects and once a minute from then on.
  *
  * Loop thread only. */
 #ifndef CAIRN_COORDINATOR_ROSTER_H
@@ -67,7 +68,8 @@ CAIRN_MUST_CHECK cairn_status roster_judge(const struct roster_token *token, uin
  * begins. Blocks. */
 CAIRN_MUST_CHECK cairn_status coord_roster_open(struct coord *cluster, struct sentence *why);
 void coord_roster_close(struct coord *cluster); /* wipes */
-/* Puts out those whose token has expired or was replaced, and stores who was seen: once a minute. */
+/* Puts out those whose token has expired, closes the connections of tokens that were replaced, and stores who
+ * was seen: once a minute. */
 void coord_roster_tick(struct coord *cluster);
 
 /* The same look, at a time that the caller gives. */

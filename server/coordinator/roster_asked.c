@@ -182,7 +182,8 @@ static bool is_dropped(const struct roster_change *change, const struct roster_t
     return false;
 }
 
-/* Makes room for `count` more tokens: the change takes off the oldest of those that are not valid any more. */
+/* Makes room for `count` more tokens: the change takes off the oldest of those that are not valid any
+ * more. */
 static cairn_status make_room(struct coord *cluster, size_t count, struct sentence *why)
 {
     struct coord_roster *roster = cluster->roster;

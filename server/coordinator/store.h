@@ -438,14 +438,15 @@ void coord_events_faults(const struct coord *cluster, const char *job, struct ev
 
 /* The audit log: what admins did, and what was refused to whom, with the time, the identity, the address,
  * the request and its outcome. `cairn cluster audit` shows it. It is kept as the events are,
- * CAIRN_STORE_EVENTS_MAX entries apart from theirs, so it has a bound, and no event takes an entry away. Nothing
- * is refused because an entry cannot be written: a full disk is logged, and the entry is written later.
+ * CAIRN_STORE_EVENTS_MAX entries apart from theirs, so it has a bound, and no event takes an entry away.
+ * Nothing is refused because an entry cannot be written: a full disk is logged, and the entry is written
+ * later.
  *
  * A peer may ask, and be refused, again and again. A refusal that was noted is counted from then on, and the
  * count is noted after CAIRN_REFUSALS_MS; if it goes on, after twice that time, and so on up to
  * CAIRN_REFUSALS_MS_MAX. So are the requests of one who is no admin, after the first CAIRN_ASKED_FIRST in
- * CAIRN_REFUSALS_MS_MAX; those that are counted are no events either. So one identity makes at most some fifty
- * entries in an hour, unless it is an admin. Loop thread only. */
+ * CAIRN_REFUSALS_MS_MAX; those that are counted are no events either. So one identity makes at most some
+ * fifty entries in an hour, unless it is an admin. Loop thread only. */
 
 #define CAIRN_REFUSALS_MAX    256 /* what is counted apart; all else is counted together */
 #define CAIRN_REFUSALS_EACH   4   /* kinds of refusals of one identity that are counted apart */
@@ -453,7 +454,7 @@ void coord_events_faults(const struct coord *cluster, const char *job, struct ev
 #define CAIRN_REFUSALS_MS     10000
 #define CAIRN_REFUSALS_MS_MAX (60 * 60 * 1000)
 
-/* What is counted; the last place is for the others. */
+/* All that is counted; the last place is for the others. */
 struct coord_refusals {
     struct coord_refusal {
         const char *kind;        /* of the entries: "refused" or "begun" */

@@ -114,7 +114,7 @@ TEST(a_token_in_the_environment_itself_is_not_used)
     char word[CAIRN_TOKEN_TEXT_BYTES];
     token_print(&good, word);
     setenv("CAIRN_TOKEN_FILE", word, 1);
-    expect_refused("holds a token, which others can read there", "cairn key rotate");
+    expect_refused("holds a token, which others can read there", "cairn key revoke");
 }
 
 /* ---- the token ---- */
