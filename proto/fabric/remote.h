@@ -54,6 +54,7 @@ enum {
     /* about what the owner's thread moves before it has to return; a frame costs as much as so many bytes */
     REMOTE_TURN_BYTES = 16 << 20,
     REMOTE_CHUNK_COST = 4 << 10,
+    REMOTE_SPARE_MAX = 4096, /* items that are kept for the next use */
     REMOTE_THREADS_MAX = 4,
     REMOTE_NAME_BYTES = 16, /* of a device's name, with NUL */
 };
@@ -383,6 +384,7 @@ struct remote_fabric {
     struct remote_conns dirty; /* with something to write */
     struct remote_conn *ended;
     struct remote_items spare;
+    uint32_t spare_count;
     struct remote_io own; /* the owner's thread */
     struct remote_io *threads[REMOTE_THREADS_MAX];
     uint32_t thread_count, thread_next;

@@ -44,10 +44,12 @@ static struct remote_item *item_new(struct remote_fabric *fabric, enum remote_ki
                                     uint64_t serial)
 {
     struct remote_item *item = TAILQ_FIRST(&fabric->spare);
-    if (item != NULL)
+    if (item != NULL) {
         TAILQ_REMOVE(&fabric->spare, item, entry);
-    else if ((item = malloc(sizeof *item)) == NULL)
+        fabric->spare_count--;
+    } else if ((item = malloc(sizeof *item)) == NULL) {
         return NULL;
+    }
     item->op = NULL;
     item->payload = NULL;
     item->payload_bytes = item->payload_done = 0;
@@ -66,6 +68,11 @@ static void item_seal(struct remote_item *item)
 
 static void item_free(struct remote_fabric *fabric, struct remote_item *item)
 {
+    if (fabric->spare_count >= REMOTE_SPARE_MAX) {
+        free(item);
+        return;
+    }
+    fabric->spare_count++;
     TAILQ_INSERT_HEAD(&fabric->spare, item, entry);
 }
 

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -16,6 +17,7 @@
 
 #include "proto/fabric/remote.h"
 #include "tests/support/fabric_node.h"
+#include "tests/support/netns.h"
 #include "tests/support/now.h"
 #include "tests/support/random.h"
 #include "tests/support/suite.h"
@@ -164,6 +166,18 @@ TEST_EACH(addresses_are_tried_in_turn, 0, KINDS)
     both.head.count = 2;
     forge_end(&both, &b);
     node_carry(&a, &b, node_connect(&a, both.bytes, both.count), 1, bytes, BIG);
+}
+
+/* The kernel still asks whether another host has it. */
+TEST(an_ipv6_address_that_is_tentative_is_listened_on)
+{
+    if (geteuid() != 0 || unshare(CLONE_NEWNET) != 0 || !netns_ip("link set lo up")) return;
+    if (!netns_ip("link add e0 type veth peer name f0")) return;
+    ck_assert(netns_ip("link set f0 up") && netns_ip("link set e0 up"));
+    ck_assert(netns_ip("address add 10.8.0.1/24 dev e0"));
+    ck_assert(netns_ip("-6 address add fd00:8::1/64 dev e0"));
+    node_open(&a, "sealed", &(struct fabric_options) { .net_devices = "e0" });
+    ck_assert_ptr_nonnull(strstr(fabric_describe(a.fabric), "fd00:8::1"));
 }
 
 TEST_EACH(an_address_that_does_not_answer_delays_nobody, 0, KINDS)
