@@ -392,7 +392,7 @@ const struct ctl_shape ctl_shapes[] = {
                 "heaviest_over_mean? leases held_up_by=straggler groups owner? shared shared_read "
                 "made.by=made_by? made.from=made_from? made.at=made_unix_ms/instant?",
         .columns =
-            "JOB|name\nOWNER|[{owner}][{!owner}everybody]\nSTATE|state\nGENERATION|generation!"
+            "JOB|name\nOWNER|[{owner}][{!owner}-]\nSTATE|state\nGENERATION|generation!"
             "version_unknown\n"
             "STEP|step!version_unknown\nLAST STEP|{?stepped}{stepped_ms_ago/s} ago\n"
             "WORKERS|[{!workers_max}{workers} ({workers_min} or more)]"

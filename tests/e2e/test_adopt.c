@@ -148,7 +148,7 @@ static void slip_and_adopt(enum slip slip)
     says(0, "nothing was adopted", "cluster adopt");
     says(0, "run", "cluster adopt --yes");
     // shards do not know whose a job is, so a store that knew it keeps that
-    says(0, slip == OLDER ? "owner             uid:" : "owner             everybody",
+    says(0, slip == OLDER ? "owner             uid:" : "owner             not known",
          "job show run");
 }
 

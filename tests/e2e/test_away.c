@@ -11,7 +11,7 @@ static void train_one_step(void)
 
 TEST(after_a_restart_a_job_is_waiting_and_its_step_unknown_until_its_shards_have_told)
 {
-    char name[32], state[32], generation[32], step[32];
+    char name[32], owner[32], state[32], generation[32], step[32];
     start(2);
     train_one_step();
     kill_coordinator();
@@ -19,7 +19,8 @@ TEST(after_a_restart_a_job_is_waiting_and_its_step_unknown_until_its_shards_have
     restart_coordinator();
     await_said("shard shard-1 (it is away)", "job list --no-headers"); // the other one is back
     ask("job list --no-headers");
-    ck_assert_int_eq(sscanf(said.out, "%31s %31s %31s %31s", name, state, generation, step), 4);
+    ck_assert_int_eq(
+        sscanf(said.out, "%31s %31s %31s %31s %31s", name, owner, state, generation, step), 5);
     ck_assert_str_eq(state, "waiting");
     ck_assert_str_eq(generation, "-");
     ck_assert_str_eq(step, "-");

@@ -18,7 +18,7 @@ static const uint64_t psi = 4 * 300 * 211 + 2 * 211 * 200 + 4 * 77;
 /* What was added up in the client is pushed in fp32. */
 static const uint64_t psi_added = 4 * (300 * 211 + 211 * 200 + 77);
 
-static const char *const kinds[] = { "ucx", "auto" };
+static const char *const kinds[] = { "sealed", "auto" };
 
 static struct cairn_mem mem_of(int t, void *memory)
 {

@@ -33,7 +33,7 @@ TEST(every_way_makes_the_same_bits)
     static const struct {
         const char *name, *fabric;
         bool allocated;
-    } ways[] = { { "a", "ucx", false }, { "b", "auto", false }, { "c", "auto", true } };
+    } ways[] = { { "a", "sealed", false }, { "b", "auto", false }, { "c", "auto", true } };
     char root[65];
     for (int i = 0; i < 3; i++) {
         open_job(ways[i].name, ways[i].fabric);
@@ -166,7 +166,7 @@ TEST(units_are_mapped_while_another_thread_prefetches_them)
 TEST(a_wait_that_times_out_names_the_shard_that_owes_it)
 {
     static float param[CARD_BIG_ELEMS];
-    open_job("w", "ucx");
+    open_job("w", "sealed");
     const struct cairn_version version = train_from(1, false);
     const struct cairn_mem mem = trainer_mem(param, CAIRN_F32);
     cairn_op *op;

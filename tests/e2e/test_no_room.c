@@ -91,7 +91,7 @@ TEST(with_just_the_bytes_that_a_refusal_says_a_job_trains)
     static float values[1 << 16];
     struct tiny_job *tiny = TINY(1 << 16, .chunk_leaves = 1);
     start_with(1 << 20);
-    session = tiny_session(&cluster, "ucx");
+    session = tiny_session(&cluster, "sealed");
     ck_assert_int_eq(cairn_job_open(session, "tight", &tiny->spec, CAIRN_WORKER, WAIT_MS, &job),
                      CAIRN_ERR_NO_MEMORY);
     const char *needs = strstr(cairn_error(), ") needs ");
@@ -100,7 +100,7 @@ TEST(with_just_the_bytes_that_a_refusal_says_a_job_trains)
     stop();
 
     start_with(bytes);
-    session = tiny_session(&cluster, "ucx");
+    session = tiny_session(&cluster, "sealed");
     job = tiny_open(session, "tight", tiny);
     for (int step = 1; step <= 3; step++) {
         ck_assert_uint_eq(tiny_step(job), (uint64_t)step);

@@ -24,7 +24,7 @@ enum {
 };
 #define MIB ((uint64_t)1 << 20)
 
-static const char *const fabrics[] = { "auto", "ucx" };
+static const char *const fabrics[] = { "auto", "sealed" };
 
 static void set_up(void)
 {

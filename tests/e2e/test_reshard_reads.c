@@ -18,7 +18,7 @@ static const struct cairn_tensor model[TENSORS] = {
 static const char *const units[] = { "u", "v", "w" };
 static const char *const planes[] = { "param", "exp_avg", "exp_avg_sq" };
 
-static cairn *reading; // a reader's session, by way of ucx
+static cairn *reading; // a reader's session, by way of sealed
 static cairn_job *jobs[JOBS], *read_jobs[JOBS];
 static float gradients[TENSORS][ELEMS_MAX];
 static uint8_t seen[JOBS][ELEMS_MAX * 4];
@@ -28,7 +28,7 @@ static void set_up(void)
     const struct cairn_job_spec spec = TRAINER_SPEC(model, TENSORS, .chunk_leaves = 4);
     start(SHARDS, .coordinator_set = SETTINGS("cluster.shards=2"), .both_ways = true);
     session = trainer_session(cluster.address, NULL);
-    reading = trainer_session(cluster.address, "ucx");
+    reading = trainer_session(cluster.address, "sealed");
     for (int j = 0; j < JOBS; j++) {
         const char *name = j == 0 ? "moved" : "still";
         jobs[j] = trainer_ready(session, name, &spec);
@@ -256,7 +256,7 @@ TEST(readers_that_come_in_the_middle_read_what_is_there)
         cluster_cli_begin(&cluster, &command, "reshard apply moved --shards %d",
                           i % 2 == 0 ? 4 : 3);
         cairn *other;
-        cairn_job *reader = join_reader("moved", i % 2 == 0 ? "auto" : "ucx", &other);
+        cairn_job *reader = join_reader("moved", i % 2 == 0 ? "auto" : "sealed", &other);
         struct cairn_version leased;
         good(cairn_lease(reader, newest(reader), 60000, CLUSTER_WAIT_MS, &leased));
         static float values[ELEMS_MAX];

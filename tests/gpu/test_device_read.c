@@ -89,7 +89,7 @@ TEST(what_a_reader_elsewhere_asks_for_is_all_of_a_step_that_comes_to_the_host)
     static uint64_t after[STEPS];
     start_on("cuda", SHARDS, .both_ways = true, .log_level = "debug");
     card = emulated_open(NULL);
-    struct worker t = worker_open("card", ALLOCATED), reader = worker_reads("card", "ucx");
+    struct worker t = worker_open("card", ALLOCATED), reader = worker_reads("card", "sealed");
     for (int step = 0; step < STEPS; step++) {
         const struct cairn_version version = worker_train(&t, 1);
         for (int twice = 0; twice < 2; twice++) worker_fetch(&reader, version, ASKED, out);

@@ -44,7 +44,7 @@ struct cluster_options {
         coordinator_ip; /* it listens there, too, on a port of its choice, and everybody comes by that port
                            with a token (CAIRN_TOKEN_FILE). Default: at a socket in the folder alone */
     const char *coordinator_name; /* with coordinator_ip: what everybody comes by instead of it */
-    /* The shards and this process name their host, so that trainers reach them by mapped and by ucx;
+    /* The shards and this process name their host, so that trainers reach them by mapped and by sealed;
      * default: by mapped alone */
     bool both_ways;
     const char *snapshots_path; /* default: "snapshots" in the folder */

@@ -55,7 +55,8 @@ static struct coord_options options_of(struct rooms *rooms)
         .store_path = rooms->store,
         .snapshots_path = rooms->snapshots,
         .network = { .listen = rooms->address,
-                     .connections_max = 32 + rooms->workers_max,
+                     .connections_max = 2 *
+                                        (32 + rooms->workers_max), // an owner may have half of them
                      .half_open_max = 32,
                      .hello_timeout_ms = 5000,
                      .send_queue_bytes = 8 << 20 },

@@ -325,7 +325,7 @@ class Choice(Case):
 
     def test_where_nothing_is_shared_it_is_given_back_after_a_step(self):
         for mapped, kept in ((None, False), (True, True)):
-            session = cairn.Session(self.cluster.endpoint, fabric="ucx")
+            session = cairn.Session(self.cluster.endpoint, fabric="sealed")
             self.addCleanup(session.close)
             m = trained(self.attach(session, mapped_gradients=mapped, name=f"given{kept}"), 2)
             self.assertEqual(m.job.stats().shared_pushed_bytes, 0)
@@ -355,7 +355,7 @@ class Recording(Case):
         trained(m, 1)  # and goes on without it
 
     def test_it_shows_each_unit_of_stage_3_fetched_while_the_one_before_is_used(self):
-        for fabric in ("auto", "ucx"):
+        for fabric in ("auto", "sealed"):
             session = cairn.Session(self.cluster.endpoint, fabric=fabric)
             self.addCleanup(session.close)
             m = self.attach(session, gpt.gpt(layers=4), stage=3, name=f"ahead-{fabric}")

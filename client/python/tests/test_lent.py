@@ -75,7 +75,7 @@ class Sharing(Case):
             self.assertEqual(len(roots), 1)
 
     def test_what_is_not_of_this_host_is_copied_and_asked_for_more_and_more_rarely(self):
-        session = self.connect(fabric="ucx")
+        session = self.connect(fabric="sealed")
         m = self.attach(gpt.gpt(layers=3), session)
         tried = []
         for step in range(8):

@@ -95,7 +95,7 @@ class Memory(unittest.TestCase):
 
     def test_a_gradient_is_there_until_it_is_pushed(self):
         """Pushes keep up with the backward pass, over shared memory and as to another host."""
-        for fabric in ("auto", "ucx"):
+        for fabric in ("auto", "sealed"):
             with self.subTest(fabric=fabric):
                 before, model, most = resident(), Layers(), []
                 m = self.attach(model, fabric, rank=0, workers_min=1, mapped_parameters=False)
@@ -118,7 +118,7 @@ class Memory(unittest.TestCase):
 
         def build(**options):
             with torch.no_grad():
-                made.append(self.attach(Layers("meta"), "ucx", mapped_gradients=False, **options))
+                made.append(self.attach(Layers("meta"), "sealed", mapped_gradients=False, **options))
                 loss_of(made[-1].model)
 
         taken = most_resident(lambda: build(rank=0, workers_min=1, init={"*": cairn.Init("normal", 0.0, 0.02)}))
