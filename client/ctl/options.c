@@ -597,7 +597,7 @@ static const struct option_row rows[] = {
       "owner's)" },
     { "until", "DATE|TIME", BY(parse_until), "it is valid until then: 2027-01-31, 90d, 12h" },
     { "grace", "TIME", AS(DURATION, key.grace_s, GRACE_S_MAX),
-      "how long the former token is valid, too (1h); those that are connected go on after that" },
+      "how long the former token is valid, too (1h); then its connections are closed" },
     { "cluster", NULL, GIVEN, "the key by which nodes and trainers know the coordinator" },
     { "to", "FILE", AS(TEXT, to, 0),
       "write the token into this file, mode 0600, and print no secret", .of = "key" },
