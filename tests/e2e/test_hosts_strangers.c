@@ -175,6 +175,7 @@ TEST(strangers_of_another_host_hear_nothing_and_slow_nobody)
         ck_assert_int_eq(cluster_wait(daemon_of(i), 0), -1);
         ck_assert_uint_le(after[i], before[i] + SLACK_BYTES);
     }
+    fflush(stdout);
     ck_assert_uint_eq(heard_bytes, 0);
     ck_assert_double_gt((double)beside, (double)alone * asked_pace(0.3));
     hosts_stop();
