@@ -59,8 +59,9 @@
  * there is then no such thing, or it has its default. A reader accepts nothing else. It refuses a key that
  * is unknown, missing or repeated, a number that is out of range, a path that no snapshot has, and a spec
  * that spec_check refuses. Any change of this table needs a new version. Older versions are read, too.
- * Version 4 has no "owner". In version 3 each file has one "xxh3_128" over the whole file instead of "blocks". Version 2 also lacks the
- * hash of the manifest, and version 1 also has no keys with a question mark. */
+ * Version 4 has no "owner". In version 3 each file has one "xxh3_128" over the whole file instead of
+ * "blocks". Version 2 also lacks the hash of the manifest, and version 1 also has no keys with a question
+ * mark. */
 
 #define CAIRN_MANIFEST_NAME        "manifest.json"
 #define CAIRN_MANIFEST_VERSION     5

@@ -21,8 +21,8 @@
  * in the values, so that these three always agree.
  *
  * The file is in INI format, with [section], key = value, and comments that begin with # or ;. Unknown
- * sections and keys, most keys given twice, wrong units and impossible values are refused; the error names the
- * file, the line, the value and what is allowed. Numbers need their unit (64MiB, 250ms), except 0. The
+ * sections and keys, most keys given twice, wrong units and impossible values are refused; the error names
+ * the file, the line, the value and what is allowed. Numbers need their unit (64MiB, 250ms), except 0. The
  * command line (--set section.key=value) overrides the file. Only for start-up, on one thread. */
 
 enum option_type {

@@ -39,8 +39,10 @@ static const struct kind {
     const char *what, *of, *first, *stride;
     const char *fabric; /* NULL: the default */
 } kinds[] = {
-    { "memory", "libcairn.so", "9", "31", NULL },   { "memory", "libcairn.so", "20", "41", "sealed" },
-    { "memory", "libprotobuf-c", "6", "37", NULL }, { "descriptors", "", "8", "27", NULL },
+    { "memory", "libcairn.so", "9", "31", NULL },
+    { "memory", "libcairn.so", "20", "41", "sealed" },
+    { "memory", "libprotobuf-c", "6", "37", NULL },
+    { "descriptors", "", "8", "27", NULL },
     { "threads", "libcairn.so", "1", "1", NULL },
 };
 

@@ -131,7 +131,8 @@ struct refusal {
 };
 
 static const struct refusal refusals[] = {
-    { "[shard]\nnmae = x\n", ":2: there is no key \"nmae\" in [shard]; there are: name data friend loud" },
+    { "[shard]\nnmae = x\n",
+      ":2: there is no key \"nmae\" in [shard]; there are: name data friend loud" },
     { "\n[shrad]\nname = x\n", ":3: there is no section [shrad]; there are: [shard] [limits]" },
     { "name = x\n", ":1: \"name\" stands before any section" },
     { "[shard]\nname = x\n\nname = y\n", ":4: name in [shard] was given before, in line 2" },

@@ -16,8 +16,8 @@ DEADLINE_S = 60
 
 class Cluster:
     def __init__(self, shards: int = 1, *of_shards: str, both_ways: bool = False):
-        """`of_shards`: more settings of each, KEY=VALUE. `both_ways`: trainers reach shards by mapped and by sealed, since
-        shards and this process name their host; else by mapped alone."""
+        """`of_shards`: more settings of each, KEY=VALUE. `both_ways`: trainers reach shards by mapped and by sealed,
+        since shards and this process name their host; else by mapped alone."""
         self._of_shards = of_shards + (("fabric.host=here",) if both_ways else ())
         self._both_ways = both_ways
         if both_ways:
