@@ -278,9 +278,9 @@ const struct handshake_result *channel_peer(const struct channel *channel);
  * record if this call has appended plain_max bytes or more (plain_max is above 0), so a call appends less
  * than plain_max + CAIRN_RECORD_BYTES_MAX, and after CAIRN_TAKE_RECORDS records; *used_out says how many
  * bytes were taken: call again while there are more. Errors: CAIRN_ERR_PROTOCOL (a stranger, or a peer
- * that lies), CAIRN_ERR_REFUSED, _VERSION (the other end says why), CAIRN_ERR_CLOSED (the
- * peer's CLOSE record; `plain` has what came before it), CAIRN_ERR_NO_MEMORY. After an error the channel
- * takes nothing more. After any call there may be something to greet with, also after an error (a refusal). */
+ * that lies), CAIRN_ERR_REFUSED, _VERSION (the other end says why), CAIRN_ERR_CLOSED (the peer's CLOSE
+ * record; `plain` has what came before it), CAIRN_ERR_NO_MEMORY. After an error the channel takes nothing
+ * more. After any call there may be something to greet with, also after an error (a refusal). */
 CAIRN_MUST_CHECK cairn_status channel_take(struct channel *channel, const uint8_t *bytes,
                                            size_t count, size_t plain_max, size_t *used_out,
                                            struct byte_queue *plain, struct sentence *why);
