@@ -29,7 +29,7 @@
 #define SHARED_PAGE             \
     "job|{name}\n"              \
     "owner|{owner?}\n"          \
-    "owner|{!owner}everybody\n" \
+    "owner|{!owner}not known\n" \
     "shared with|{shared?}\n"   \
     "to be read by|{shared_read?}"
 

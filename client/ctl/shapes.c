@@ -434,7 +434,7 @@ const struct ctl_shape ctl_shapes[] = {
           .json = "owner? jobs.used=jobs jobs.most=jobs_max? sessions.used=sessions "
                   "sessions.most=sessions_max? bytes.used=bytes bytes.most=bytes_max? "
                   "in_flight.used=in_flight in_flight.most=in_flight_max?",
-          .columns = "OWNER|[{owner}][{!owner}everybody]\nJOBS|{jobs}[ of {jobs_max}]\n"
+          .columns = "OWNER|[{owner}][{!owner}-]\nJOBS|{jobs}[ of {jobs_max}]\n"
                      "SESSIONS|{sessions}[ of {sessions_max}]\n"
                      "STATE|{bytes/bytes}[ of {bytes_max/bytes}]\n"
                      "IN FLIGHT|{in_flight/bytes}[ of {in_flight_max/bytes}]"),

@@ -743,7 +743,8 @@ static unsigned remote_progress(struct fabric *common)
     fabric->handshakes_left = HANDSHAKES_PER_TURN;
     fabric->turn_bytes = 0;
     unsigned count = flush(fabric);
-    for (int seen = 0; seen < EVENTS_PER_PROGRESS && !remote_is_turn_over(fabric);) {
+    // The sockets are asked once whatever the first flush took, so that no node's records hide all others.
+    for (int seen = 0; seen == 0 || (seen < EVENTS_PER_PROGRESS && !remote_is_turn_over(fabric));) {
         const int ready = epoll_wait(common->event_fd, events, EVENTS_AT_ONCE, 0);
         for (int i = 0; i < ready; i++)
             count += serve(fabric, events[i].data.ptr, events[i].events);

@@ -971,6 +971,14 @@ static void on_broken(struct remote_conn *conn, const char *fault, bool is_cut)
     remote_link_lose(link, CAIRN_ERR_CLOSED);
 }
 
+/* True if frames that came before the end wait for the next turn. The connection is dirty then. */
+static bool is_put_off(struct remote_conn *conn)
+{
+    HOLD_LOCK(&conn->lock);
+    return conn->is_dirty && !conn->link->is_paused && remote_is_turn_over(conn->fabric) &&
+           !TAILQ_EMPTY(&conn->arrived);
+}
+
 unsigned remote_conn_harvest(struct remote_conn *conn)
 {
     struct remote_items written = TAILQ_HEAD_INITIALIZER(written);
@@ -989,6 +997,7 @@ unsigned remote_conn_harvest(struct remote_conn *conn)
     if (conn->state != REMOTE_IS_UP) return count;
     count += take_arrived(conn);
     if (conn->state == REMOTE_IS_UP) judge_pause(conn->link);
-    if (is_broken && conn->state == REMOTE_IS_UP) on_broken(conn, fault, is_cut);
+    if (is_broken && conn->state == REMOTE_IS_UP && !is_put_off(conn))
+        on_broken(conn, fault, is_cut);
     return count;
 }

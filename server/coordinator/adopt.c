@@ -595,8 +595,8 @@ static void reload_job(struct coord *cluster, const struct stored_job *row)
     if (job != NULL) job->tenant = tenant; // the store has kept it, if it had it
     if (job != NULL && tenant.owner[0] == '\0')
         log_warn(
-            "job %s is everybody's, because shards do not know whose a job is: `cairn job chown` "
-            "gives it an owner",
+            "job %s is an admin's for now, because shards do not know whose a job is: `cairn job "
+            "chown` gives it an owner",
             row->name);
     if (status != CAIRN_OK)
         log_error("job %s is in the store, but was not loaded: %s; start again", row->name,

@@ -224,6 +224,7 @@ struct coord_session {
     struct coord_unheard *unheard; /* owned: the shards that the peer does not hear; NULL: none */
     /* true: the session is being closed, and its frames are dropped */
     bool closing;
+    bool has_old_token; /* a shard whose token is replaced, which the log has said */
 };
 
 /* Each of these functions does nothing if the session is NULL or closing. If sending fails, the session is

@@ -586,7 +586,7 @@ static bool lacks_owner(const struct coord_session *session, const struct coord_
     for (const struct coord_member *m = session->members; m != NULL; m = m->next_of_session) {
         if (m->phase != CAIRN_MEMBER_WAITING || !coord_job_lacks_owner(m, job)) continue;
         sentence_set(
-            out, "an admin to say whose job %s is, which was adopted: `cairn job chown %s OWNER`",
+            out, "an admin to say whose job %s is, which has no owner: `cairn job chown %s OWNER`",
             job->spec.name, job->spec.name);
         return true;
     }

@@ -103,10 +103,12 @@ static uint64_t next_generation(const struct coord_restore *restore, const struc
     return newest + 1;
 }
 
-/* Returns whose a job is that is not there yet. Whoever brings one back does so for its owner. */
+/* Returns whose a job is that is not there yet. Whoever brings one back does so for its owner. If the
+ * snapshot names none, only an admin may, and the job is that admin's. */
 static const char *owner_of(const struct coord_restore *restore)
 {
-    return restore->manifest.owner != NULL ? restore->manifest.owner : "";
+    const char *owner = restore->manifest.owner;
+    return owner != NULL && owner[0] != '\0' ? owner : restore->maker.owner;
 }
 
 /* Gives the restored job its generation, and what it keeps of the former job: the id, the epoch,

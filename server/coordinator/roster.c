@@ -468,11 +468,21 @@ static void save_seen(struct coord *cluster)
 }
 
 /* Closes the connections of the token. Whoever has another one by now comes again with that, and its jobs
- * go on; whoever has not is refused then, and hears why. */
+ * go on; whoever has not is refused then, and hears why. Shards stay connected: a shard that a supervisor
+ * gave its token has the word of its start, and would lose its state when it were refused. */
 static void cut_off(struct coord *cluster, const struct roster_token *token, const char *why)
 {
     for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
         if (s->closing || !is_by_token(s, token->id)) continue;
+        if (s->role == CAIRN_ROLE_WIRE_SHARD) {
+            if (!s->has_old_token)
+                log_warn("shard %s is connected with a token that is replaced, and is refused when "
+                         "its connection is lost: give its host the new one, and restart it after "
+                         "`cairn member drain %s` if its unit holds a copy",
+                         s->name, s->name);
+            s->has_old_token = true;
+            continue;
+        }
         log_info("%s %s has to come again: %s", role_name(s->role), s->name, why);
         s->closing = true;
         peer_close(s->peer, CAIRN_ERR_REFUSED, "%s", why);

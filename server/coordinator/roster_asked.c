@@ -476,7 +476,9 @@ static cairn_status read_terms(const Cairn__KeyChange *message, struct roster_to
         snprintf(token->owner, sizeof token->owner, "%s", message->owner);
     if (message->jobs[0] != '\0') snprintf(token->jobs, sizeof token->jobs, "%s", message->jobs);
     if (message->not_after_unix_ms != 0) token->not_after_s = message->not_after_unix_ms / 1000;
-    if ((token->roles & CAIRN_MAY_ADMIN) != 0 && token->jobs[0] != '\0')
+    const bool is_admin = (token->roles & CAIRN_MAY_ADMIN) != 0;
+    if (is_admin && message->jobs[0] == '\0') token->jobs[0] = '\0'; // of a former version
+    if (is_admin && token->jobs[0] != '\0')
         return fail_with(why, CAIRN_ERR_INVALID,
                          "an admin may do everything to all jobs, so --jobs would not limit it: "
                          "leave out --jobs, or give the token other roles");

@@ -161,7 +161,8 @@ cairn_status coord_judge_access(const struct coord_session *session, uint16_t ty
     const char *name = field_text(message, touch->field);
     const struct coord_job *job = coord_job_find(session->cluster, name);
     if (job != NULL) return coord_job_judge_access(who, job, touch->kind, why);
-    return access_by_role(who, name, touch->kind, why);
+    // A list of everything has what the asker may look at.
+    return access_by_role(who, name, name[0] == '\0' ? CAIRN_ACCESS_LOOK : touch->kind, why);
 }
 
 cairn_status coord_judge_opener(const struct coord_session *session, const struct coord_job *job,

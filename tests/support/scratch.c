@@ -3,6 +3,9 @@
 #include <arpa/inet.h>
 #include <ftw.h>
 #include <netinet/in.h>
+#include <grp.h>
+#include <sys/wait.h>
+#include <sys/stat.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +39,25 @@ void cairn_scratch_make(char folder_out[CAIRN_SCRATCH_BYTES])
 void cairn_scratch_make_quick(char folder_out[CAIRN_SCRATCH_BYTES])
 {
     make_in(access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : "/tmp", folder_out);
+}
+
+bool cairn_scratch_has_nobody(void)
+{
+    char folder[CAIRN_SCRATCH_BYTES];
+    int status = 1;
+    if (geteuid() != 0) return false;
+    cairn_scratch_make_quick(folder);
+    stop_unless(chmod(folder, 0711) == 0, "chmod");
+    const pid_t pid = fork();
+    stop_unless(pid >= 0, "fork");
+    if (pid == 0)
+        _exit(setgroups(0, NULL) == 0 && setgid(65534) == 0 && setuid(65534) == 0 &&
+                      access(folder, X_OK) == 0 && access(CAIRN_BIN_DIR "/cairn", X_OK) == 0
+                  ? 0
+                  : 1);
+    stop_unless(waitpid(pid, &status, 0) == pid, "waitpid");
+    cairn_scratch_remove(folder);
+    return status == 0;
 }
 
 static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *walk)

@@ -2,6 +2,7 @@
 #ifndef CAIRN_SUPPORT_SCRATCH_H
 #define CAIRN_SUPPORT_SCRATCH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,6 +15,10 @@ void cairn_scratch_make(char folder_out[CAIRN_SCRATCH_BYTES]);
 void cairn_scratch_make_quick(char folder_out[CAIRN_SCRATCH_BYTES]);
 /* Removes it with everything in it. */
 void cairn_scratch_remove(const char *folder);
+
+/* True if a child may be the user nobody (65534), and that user reaches our folders and programs: the caller
+ * is root, and no folder on the way is closed to others. */
+bool cairn_scratch_has_nobody(void);
 
 /* A loopback port that was free a moment ago. Better: listen on port 0 and ask which it is. */
 uint16_t cairn_scratch_port(void);
