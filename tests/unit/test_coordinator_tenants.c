@@ -360,7 +360,7 @@ TEST(the_name_of_anothers_snapshots_is_taken)
 {
     open_saved();
     struct fake_peer blue = worker_of("blue"), red = peer_of("red", CAIRN_ROLE_WIRE_WORKER, "r");
-    const struct job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     fake_expect_error(&blue, fake_ask_open(&blue, 20, 0, 1), CAIRN_ERR_REFUSED,
                       "another owner has snapshots of a job of the name toy");
     fake_expect_error(&blue, fake_ask_resume(&blue, &spec), CAIRN_ERR_REFUSED,
@@ -369,6 +369,7 @@ TEST(the_name_of_anothers_snapshots_is_taken)
     ck_assert_str_eq(show_job("toy")->owner, "red");
     fake_peer_close(&blue);
     fake_peer_close(&red);
+    spec_release(&spec);
 }
 
 TEST(an_admin_brings_a_job_back_for_its_owner)
@@ -427,7 +428,7 @@ TEST(a_name_whose_snapshots_cannot_be_read_is_an_admins)
     open_saved();
     damage_manifest();
     struct fake_peer blue = worker_of("blue");
-    const struct job_spec_data spec = fake_spec(1);
+    struct job_spec_data spec = fake_spec(1);
     fake_expect_error(&blue, fake_ask_open(&blue, 20, 0, 1), CAIRN_ERR_NOT_READY,
                       "an admin begins it");
     fake_expect_error(&blue, fake_ask_resume(&blue, &spec), CAIRN_ERR_NOT_READY,
@@ -440,6 +441,7 @@ TEST(a_name_whose_snapshots_cannot_be_read_is_an_admins)
               fake_ask(&admin, SnapshotRemove, .job = "toy", .id = ID, .force = true));
     fake_peer_close(&command);
     fake_peer_close(&blue);
+    spec_release(&spec);
 }
 
 TEST(a_former_owners_snapshots_are_not_the_new_owners)
