@@ -878,7 +878,7 @@ void coord_asked_done(const struct coord_session *session, const ProtobufCMessag
     describe_peer(session->peer, &who);
     sentence_add(&who, " at %s", peer_name(session->peer));
     sentence_set(&text, "%s", what->text);
-    if (status != CAIRN_OK) sentence_add(&text, ": %s: %s", status_code_name(status), why);
+    if (status != CAIRN_OK) sentence_add(&text, ": %s: %s", status_code_name((int)status), why);
     add_event(&session->cluster->audit, status == CAIRN_OK ? "begun" : "failed", job_of(message),
               who.text, text.text);
 }

@@ -24,7 +24,7 @@ enum {
     BIG = 1 << 20,
     WINDOW = 6,
     KILLS = 40,
-    KILLS_REMOTE = 100,
+    KILLS_REMOTE = 40,
     KILLS_LONG = 3000,
     DEADLINE_MS = 10000
 };
