@@ -864,7 +864,7 @@ void coord_asked_note(const struct coord_session *session, const struct coord_ro
     const char *job = job_of(message);
     sentence_set(what, "%s", verb);
     add_fields(message, 1, what);
-    sentence_add(&who, " as %s at %s", session->name, peer_name(session->peer));
+    sentence_add(&who, " as admin %s at %s", session->name, peer_name(session->peer));
     log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", job, 0 }, { "who", who.text, 0 }), "asked: %s",
                what->text);
     coord_event_note(session->cluster, CAIRN_EVENT_ASKED, job, who.text, "%s", what->text);
