@@ -79,8 +79,10 @@ TEST(what_was_found_damaged_is_said_by_list_and_is_not_latest)
 {
     char command[700];
     snprintf(command, sizeof command,
-             "cd %s/tiny && until [ -e checks/%s ]; do sleep 0.02; done && rm -f latest && "
-             "echo damaged 1700000000 >checks/%s",
+             "cd %s/tiny && until [ -e checks/%s ]; do sleep 0.02; done && "
+             "echo damaged 1700000000 >checks/%s && "
+             // it writes `latest` behind the check
+             "while rm -f latest && sleep 0.2 && [ -e latest ]; do :; done",
              cluster.snapshots_path, id, id);
     ck_assert_int_eq(system(command), 0);
     ask("snapshot list tiny");
