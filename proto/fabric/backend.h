@@ -1,5 +1,5 @@
-/* The interface between fabric.c and its backends, which carry bytes (ucx*.c, mapped.c, and a network that
- * tests bring). Private to proto/fabric.
+/* The interface between fabric.c and its backends, which carry bytes (ucx*.c, mapped.c, remote*.c, and a
+ * network that tests bring). Private to proto/fabric.
  *
  * fabric.c validates arguments, owns the objects, counts, and runs the owner's callbacks at the one place
  * where callbacks may run. A backend moves bytes and reports: fabric_op_done when a buffer is free again,

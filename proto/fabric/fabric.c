@@ -135,7 +135,8 @@ cairn_status fabric_open(const char *kind, const struct fabric_options *options,
     fabric->backend = backend;
     fabric->options = resolved;
     fabric->event_fd = -1;
-    sentence_set(&fabric->device_why, "nothing goes to other hosts: there is no ucx here");
+    sentence_set(&fabric->device_why,
+                 "data of a card goes through host memory: there is no ucx here");
     LIST_INIT(&fabric->peers);
     LIST_INIT(&fabric->held);
     TAILQ_INIT(&fabric->flying);

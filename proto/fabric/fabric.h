@@ -156,8 +156,8 @@ enum fabric_way {
     /* neither: for a network that is trusted, and cards that "stream" cannot use */
     CAIRN_WAY_UCX = 4,
 };
-/* Returns the ways by which a fabric with this place is reached; 0: it listens on no network. */
 struct fabric_place;
+/* Returns the ways by which a fabric with this place is reached; 0: it listens on no network. */
 unsigned fabric_ways_of_place(const struct fabric_place *place);
 /* True if the transports are UCX's, and more than TCP. NULL: false. */
 bool fabric_transports_have_cards(const char *transports);

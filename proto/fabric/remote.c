@@ -143,12 +143,11 @@ static void conn_bury(struct remote_conn *conn)
     struct remote_fabric *fabric = conn->fabric;
     struct remote_link *link = conn->link;
     assert(!conn->is_kicked);
-    if (conn->is_dirty) TAILQ_REMOVE(&fabric->dirty, conn, dirty);
+    assert(!conn->is_dirty);
     pthread_mutex_lock(&fabric->lock);
     if (conn->is_news) TAILQ_REMOVE(&fabric->news, conn, news);
     conn->is_news = false;
     pthread_mutex_unlock(&fabric->lock);
-    conn->is_dirty = false;
     conn->state = REMOTE_ENDED;
     remote_unwatch(conn);
     (void)shutdown(conn->fd, SHUT_RDWR); // also where a forked child has the socket, too
@@ -470,7 +469,6 @@ static bool send_handshake(struct remote_conn *conn)
 {
     size_t count;
     const uint8_t *bytes = handshake_to_send(conn->handshake, &count);
-    if (count > 0) conn->knows_secret = true; // a stranger is not answered before
     return send_greeting(conn, bytes, count);
 }
 
@@ -534,13 +532,11 @@ static void on_dialed(struct remote_conn *conn)
 
 bool remote_dial(struct remote_link *link, const struct sockaddr_storage *to, bool is_pulse)
 {
-    const socklen_t bytes = to->ss_family == AF_INET ? sizeof(struct sockaddr_in)
-                                                     : sizeof(struct sockaddr_in6);
     const int fd = socket(to->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return false;
     set_number(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     struct remote_conn *conn = NULL;
-    if ((connect(fd, (const struct sockaddr *)to, bytes) == 0 || errno == EINPROGRESS))
+    if (connect(fd, (const struct sockaddr *)to, remote_to_bytes(to)) == 0 || errno == EINPROGRESS)
         conn = conn_new(link->fabric, fd);
     if (conn == NULL) {
         if (errno == ECONNREFUSED) link->refused_count++;
@@ -566,7 +562,7 @@ static void make_room(struct remote_fabric *fabric)
     TAILQ_FOREACH (conn, &fabric->strangers, entry) {
         if (conn->state == REMOTE_WAITS) continue;
         if (oldest == NULL) oldest = conn;
-        if (conn->knows_secret) continue;
+        if (conn->handshake == NULL || handshake_is_proved(conn->handshake)) continue;
         oldest = conn;
         break;
     }
@@ -650,11 +646,11 @@ static void end_slow_dials(struct remote_link *link, uint64_t now_ms)
     }
 }
 
-static unsigned tick(struct remote_fabric *fabric)
+static void tick(struct remote_fabric *fabric)
 {
     const uint64_t now_ms = monotonic_ms();
     uint64_t count;
-    if (read(fabric->timer_fd, &count, sizeof count) < 0) return 0;
+    if (read(fabric->timer_fd, &count, sizeof count) < 0) return;
     hear(fabric, false);
     end_slow_strangers(fabric, now_ms);
     bool is_busy = fabric->stranger_count + fabric->waiting_count > 0;
@@ -666,7 +662,6 @@ static unsigned tick(struct remote_fabric *fabric)
     }
     is_busy |= remote_ops_tick(fabric, now_ms);
     set_timer(fabric, is_busy ? TICK_MS : LIST_EMPTY(&fabric->links) ? 0 : SLOW_TICK_MS);
-    return 0;
 }
 
 /* ---- progress ---- */
@@ -710,7 +705,10 @@ static unsigned take_news(struct remote_fabric *fabric)
 
 static unsigned serve(struct remote_fabric *fabric, void *tag, uint32_t events)
 {
-    if (tag == &fabric->timer_fd) return tick(fabric);
+    if (tag == &fabric->timer_fd) {
+        tick(fabric);
+        return 0;
+    }
     if (tag == &fabric->news_fd) return take_news(fabric);
     for (uint32_t i = 0; i < fabric->listener_count; i++)
         if (tag == &fabric->listeners[i]) return accept_some(fabric, tag);

@@ -2,7 +2,8 @@
  *
  *   remote.c       a node: who may in (the handshake), its clock, its life
  *   remote_ports.c where it listens, and its address
- *   remote_link.c  links: what the owner's thread knows of another node, and every message to and from it
+ *   remote_link.c  links: what the owner's thread knows of another node, and its connections to it
+ *   remote_message.c  what is sent over a link, and what comes over it
  *   remote_io.c    one connection's bytes: what is written and read, and the threads that do it for "sealed"
  *   sealed.c       records: encrypted, authenticated, with keys that change
  *
@@ -86,6 +87,12 @@ uint32_t remote_frame_check(const struct remote_frame *frame, const void *header
 /* How many bytes of `bytes` the frame at the start takes, without the bytes of DATA; 0: it is not complete
  * yet; -1: it breaks the rules. */
 long remote_frame_judge(const uint8_t *bytes, size_t count);
+/* The bytes of a frame that was judged, with all that comes with it in the same buffer. */
+static inline size_t remote_frame_bytes(const struct remote_frame *frame)
+{
+    return sizeof *frame + frame->header_bytes +
+           (frame->kind == REMOTE_MESSAGE ? frame->payload_bytes : 0);
+}
 
 /* Both ends say this right after the handshake, with a MAC under the handshake's keys. */
 struct remote_hello {
@@ -181,7 +188,6 @@ struct sealed_way {
 
 struct sealed {
     struct sealed_way out, in;
-    bool is_aes;
 };
 
 enum sealed_kind { SEALED_FRAMES = 1, SEALED_DATA, SEALED_NONE, SEALED_REKEY, SEALED_CLOSE };
@@ -244,7 +250,6 @@ struct remote_conn {
     int fd;
     enum remote_state state;
     bool is_dialed, is_pulse, is_dirty, is_stranger;
-    bool knows_secret; /* is_stranger: it has proved that */
     uint64_t since_ms;
     struct sockaddr_storage to; /* is_dialed */
     struct handshake *handshake;
@@ -272,12 +277,11 @@ struct remote_conn {
     bool is_leaving;   /* the thread is to let go; under the io's lock */
     bool is_paused;    /* the thread is not to read: the owner has too many answers to write */
     bool is_broken;    /* the socket is of no use */
-    bool is_finished;  /* the other end said CLOSE */
     bool is_cut;       /* the stream ended, and the other end had not said CLOSE */
     const char *fault; /* the rule that the other end broke; static */
     TAILQ_ENTRY(remote_conn) news;
     atomic_size_t queued_bytes; /* in urgent and bulk */
-    uint32_t reply_count;       /* TAKE, DROP and NONE in the queues */
+    atomic_uint reply_count;    /* TAKE, DROP and NONE in the queues */
 
     /* of whoever reads and writes */
     struct remote_batch *batch;
@@ -317,7 +321,7 @@ struct remote_link {
     struct remote_conns conns;
     uint32_t conn_count, up_count; /* up_count: that carry data and are up */
     uint32_t pulse_count;
-    bool is_lost, was_up;
+    bool is_lost;
     struct sockaddr_storage top_to; /* where we dial the other connections; no family: not we do */
     uint64_t top_ms;                /* when to dial those that are missing */
     uint32_t top_delay_ms;
@@ -327,7 +331,6 @@ struct remote_link {
     struct remote_items waiting; /* for the first connection that is up */
     uint64_t linger_ms;          /* when a link without peers ends; 0: it has peers */
     /* to dial */
-    bool has_address;
     struct remote_address address;
     struct remote_ip ips[REMOTE_IPS_MAX];
     uint32_t ip_count, ip_next, refused_count;
@@ -397,6 +400,29 @@ static inline struct remote_fabric *remote_of(struct fabric *fabric)
     return (struct remote_fabric *)fabric;
 }
 
+static inline struct remote_peer *remote_peer_of(struct fabric_peer *peer)
+{
+    return (struct remote_peer *)peer;
+}
+
+/* The bytes of an address of IPv4 or IPv6. */
+static inline socklen_t remote_to_bytes(const struct sockaddr_storage *to)
+{
+    return to->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+}
+
+/* True for an answer, which a node that does not read makes us keep. */
+static inline bool remote_is_reply(const struct remote_item *item)
+{
+    return item->kind == REMOTE_TAKE || item->kind == REMOTE_DROP || item->kind == REMOTE_NONE;
+}
+
+/* True for a connection that is up, and that messages go over. */
+static inline bool remote_carries(const struct remote_conn *conn)
+{
+    return conn->state == REMOTE_IS_UP && !conn->is_pulse;
+}
+
 /* True if the owner's thread has done enough for one turn: what is left waits for the next. */
 static inline bool remote_is_turn_over(const struct remote_fabric *fabric)
 {
@@ -407,7 +433,8 @@ static inline bool remote_is_turn_over(const struct remote_fabric *fabric)
 
 void remote_watch(struct remote_conn *conn, uint32_t events);
 void remote_unwatch(struct remote_conn *conn);
-/* Closes the socket, ends what the connection had to do, and frees it at the end of this progress. */
+/* Closes the socket, ends what the connection had to do, and frees it at the end of a progress: of this one, or
+ * of the one after its thread has let go of it. */
 void remote_conn_end(struct remote_conn *conn);
 /* Tells the owner that there is a socket, or that it is about to be closed. */
 void remote_note_socket(const struct remote_fabric *fabric, int fd, bool is_open);
@@ -426,7 +453,8 @@ cairn_status remote_listen(struct remote_fabric *fabric, const struct fabric_opt
 /* Makes the address, when the node listens. */
 cairn_status remote_publish(struct remote_fabric *fabric);
 void remote_describe(struct remote_fabric *fabric);
-void remote_ip_to(const struct remote_ip *ip, struct sockaddr_storage *out, socklen_t *bytes_out);
+void remote_ip_to(const struct remote_ip *ip, struct sockaddr_storage *out);
+void remote_ip_print(const struct remote_ip *ip, char out[INET6_ADDRSTRLEN]);
 
 /* ---- remote_link.c ---- */
 
@@ -436,22 +464,18 @@ struct remote_link *remote_link_open(struct remote_fabric *fabric, const uint8_t
 void remote_link_lose(struct remote_link *link, cairn_status why);
 /* A connection of this link is up. */
 void remote_link_on_up(struct remote_conn *conn);
-/* An attempt to connect to `to` has failed. */
+/* An attempt to connect has failed. */
 void remote_link_on_failed(struct remote_link *link, bool is_refused);
 /* Something came on a connection that carries no data: its end, or what nobody may send. */
 void remote_link_on_pulse(struct remote_conn *conn);
-/* Both return true if the clock has to go on fast. */
+/* A connection that carries data has ended. `fault` says which rule the node broke; NULL: none. is_cut: the
+ * node had not closed it. */
+void remote_link_on_broken(struct remote_conn *conn, const char *fault, bool is_cut);
+/* Returns true if the clock has to go on fast. */
 bool remote_link_tick(struct remote_link *link, uint64_t now_ms);
-bool remote_ops_tick(struct remote_fabric *fabric, uint64_t now_ms);
 void remote_link_close(struct remote_link *link); /* frees, at the end */
 /* Frees links that nobody refers to. */
 void remote_links_sweep(struct remote_fabric *fabric);
-/* Takes what the reader left: frames, written items, landed payloads. Returns how many things. */
-unsigned remote_conn_harvest(struct remote_conn *conn);
-/* Handles whole frames. False: they break the rules (conn->fault). */
-bool remote_on_frames(struct remote_conn *conn, const uint8_t *bytes, size_t count);
-/* Ends the ops of everything that the connection still had to do. */
-void remote_conn_return(struct remote_conn *conn);
 
 bool remote_expects(const struct remote_fabric *fabric, const uint8_t *key);
 cairn_status remote_expect(struct fabric *fabric, const void *address, size_t bytes,
@@ -459,14 +483,31 @@ cairn_status remote_expect(struct fabric *fabric, const void *address, size_t by
 void remote_forget_all(struct remote_fabric *fabric); /* at the end */
 cairn_status remote_connect(struct fabric_peer *peer, const void *address, size_t bytes);
 void remote_disconnect(struct fabric_peer *peer);
+
+/* ---- remote_message.c ---- */
+
 cairn_status remote_send(struct fabric_peer *peer, struct fabric_op *op, const void *payload);
 void remote_receive(struct fabric_message *message, struct fabric_op *op, void *buffer);
 void remote_drop(struct fabric_message *message);
+/* Queues what waited for the link's first connection. */
+void remote_sends_begin(struct remote_conn *conn);
+/* Gives the sends of a peer that is being closed some time; then they end. */
+void remote_sends_limit(const struct remote_peer *peer);
+/* Ends the sends of a lost link that no connection has. */
+void remote_sends_end(struct remote_link *link);
+/* Ends sends whose time has come. Returns true if the clock has to go on fast. */
+bool remote_ops_tick(struct remote_fabric *fabric, uint64_t now_ms);
+/* Takes what the reader left: frames, written items, landed payloads. Returns how many things. */
+unsigned remote_conn_harvest(struct remote_conn *conn);
+/* Handles whole frames. False: they break the rules (conn->fault). */
+bool remote_on_frames(struct remote_conn *conn, const uint8_t *bytes, size_t count);
+/* Ends the ops of everything that the connection still had to do. */
+void remote_conn_return(struct remote_conn *conn);
 
 /* ---- remote_io.c ---- */
 
 cairn_status remote_io_init(struct remote_io *io, struct remote_fabric *fabric, bool is_thread);
-/* Tells the thread to end. */
+/* Tells the thread to end. Before remote_io_join. */
 void remote_io_finish(struct remote_io *io);
 /* Ends the thread: from then on the io is the caller's own. */
 void remote_io_join(struct remote_io *io);
@@ -475,7 +516,7 @@ void remote_io_release(struct remote_io *io);
 struct remote_io *remote_io_choose(struct remote_fabric *fabric);
 /* Hands a connection that is up to its io. */
 void remote_io_adopt(struct remote_conn *conn);
-/* Tells the thread that there is something new; for the owner's own io, does it. */
+/* Tells the thread that there is something new. Not for a connection of the owner's own io. */
 void remote_io_kick(struct remote_conn *conn);
 /* Takes the connection from its thread. True: it is over; false: a thread says so later, as news. The owner's
  * own connections, and those of a thread that has ended, are let go of at once. */

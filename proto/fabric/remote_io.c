@@ -66,7 +66,7 @@ long remote_frame_judge(const uint8_t *bytes, size_t count)
     const size_t head = sizeof frame + frame.header_bytes;
     if (count < head) return 0;
     if (frame.check != remote_frame_check(&frame, bytes + sizeof frame)) return -1;
-    const size_t all = head + (frame.kind == REMOTE_MESSAGE ? frame.payload_bytes : 0);
+    const size_t all = remote_frame_bytes(&frame);
     return count < all ? 0 : (long)all;
 }
 
@@ -165,8 +165,8 @@ static void move_to_wire(struct remote_conn *conn, struct remote_items *from,
 {
     TAILQ_REMOVE(from, item, entry);
     TAILQ_INSERT_TAIL(&conn->wire, item, entry);
-    if (item->kind == REMOTE_TAKE || item->kind == REMOTE_DROP || item->kind == REMOTE_NONE)
-        conn->reply_count--;
+    if (remote_is_reply(item))
+        atomic_fetch_sub_explicit(&conn->reply_count, 1, memory_order_relaxed);
     queue_shrink(conn, item->head_bytes + (item->kind == REMOTE_DATA ? 0 : item->payload_bytes));
 }
 
@@ -450,7 +450,7 @@ static ssize_t receive_parts(struct remote_conn *conn, struct iovec *parts, size
     if (got > 0) return got;
     if (got == 0) {
         pthread_mutex_lock(&conn->lock);
-        conn->is_cut = !conn->is_finished;
+        conn->is_cut = true; // a node that closes says so, and then nothing is read
         pthread_mutex_unlock(&conn->lock);
     }
     if (got == 0 || (errno != EAGAIN && errno != ENOMEM && errno != ENOBUFS))
@@ -500,8 +500,7 @@ static bool take_own_frame(struct remote_conn *conn, const struct remote_frame *
     if (frame->kind == REMOTE_DATA) return begin_segment(conn, frame);
     conn->in->start += sizeof *frame;
     if (frame->kind == REMOTE_NONE) return end_missing(conn);
-    conn->is_finished = true;
-    break_conn(conn, NULL);
+    break_conn(conn, NULL); // CLOSE
     return false;
 }
 
@@ -601,10 +600,7 @@ static bool take_record(struct remote_conn *conn, const struct sealed_head *head
     switch ((enum sealed_kind)head->kind) {
     case SEALED_FRAMES: return take_sealed_frames(conn, plain, head->bytes);
     case SEALED_NONE: return end_missing(conn);
-    case SEALED_CLOSE:
-        conn->is_finished = true;
-        break_conn(conn, NULL);
-        return false;
+    case SEALED_CLOSE: break_conn(conn, NULL); return false;
     default: return true;
     }
 }
@@ -823,7 +819,6 @@ void remote_io_finish(struct remote_io *io)
 void remote_io_join(struct remote_io *io)
 {
     if (!io->is_thread) return;
-    remote_io_finish(io);
     pthread_join(io->thread, NULL);
     io->is_thread = false;
 }

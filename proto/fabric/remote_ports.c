@@ -16,7 +16,7 @@
 
 enum { BACKLOG = 512 };
 
-void remote_ip_to(const struct remote_ip *ip, struct sockaddr_storage *out, socklen_t *bytes_out)
+void remote_ip_to(const struct remote_ip *ip, struct sockaddr_storage *out)
 {
     struct sockaddr_in *four = (struct sockaddr_in *)out;
     struct sockaddr_in6 *six = (struct sockaddr_in6 *)out;
@@ -25,13 +25,16 @@ void remote_ip_to(const struct remote_ip *ip, struct sockaddr_storage *out, sock
         four->sin_family = AF_INET;
         four->sin_port = htons(ip->port);
         memcpy(&four->sin_addr, ip->ip, sizeof four->sin_addr);
-        *bytes_out = sizeof *four;
     } else {
         six->sin6_family = AF_INET6;
         six->sin6_port = htons(ip->port);
         memcpy(&six->sin6_addr, ip->ip, sizeof six->sin6_addr);
-        *bytes_out = sizeof *six;
     }
+}
+
+void remote_ip_print(const struct remote_ip *ip, char out[INET6_ADDRSTRLEN])
+{
+    inet_ntop(ip->family == 4 ? AF_INET : AF_INET6, ip->ip, out, INET6_ADDRSTRLEN);
 }
 
 static bool read_ip(const struct sockaddr *address, struct remote_ip *out)
@@ -52,11 +55,10 @@ static bool read_ip(const struct sockaddr *address, struct remote_ip *out)
 static int bind_port(const struct remote_ip *ip, uint16_t port)
 {
     struct sockaddr_storage to;
-    socklen_t bytes;
     struct remote_ip at = *ip;
     const int one = 1;
     at.port = port;
-    remote_ip_to(&at, &to, &bytes);
+    remote_ip_to(&at, &to);
     const int fd = socket(to.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -1;
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
@@ -65,7 +67,9 @@ static int bind_port(const struct remote_ip *ip, uint16_t port)
         // while the kernel still asks whether another host has the address
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_FREEBIND, &one, sizeof one);
     }
-    if (bind(fd, (const struct sockaddr *)&to, bytes) == 0 && listen(fd, BACKLOG) == 0) return fd;
+    if (bind(fd, (const struct sockaddr *)&to, remote_to_bytes(&to)) == 0 &&
+        listen(fd, BACKLOG) == 0)
+        return fd;
     const int error = errno;
     close(fd);
     errno = error;
@@ -205,8 +209,8 @@ void remote_describe(struct remote_fabric *fabric)
                                                       : "ChaCha20-Poly1305");
     for (uint32_t i = 0; i < fabric->listener_count && used < room; i++) {
         const struct remote_listener *listener = &fabric->listeners[i];
-        char ip[INET6_ADDRSTRLEN] = "?";
-        inet_ntop(listener->ip.family == 4 ? AF_INET : AF_INET6, listener->ip.ip, ip, sizeof ip);
+        char ip[INET6_ADDRSTRLEN];
+        remote_ip_print(&listener->ip, ip);
         used += (size_t)snprintf(text + used, room - used, ", %s port %u (%s)", ip,
                                  listener->ip.port, listener->device);
     }

@@ -74,7 +74,6 @@ static bool begin_way(struct sealed_way *way, bool is_aes, bool is_out, const ui
 
 cairn_status sealed_begin(struct sealed *sealed, bool is_aes, const struct handshake_result *result)
 {
-    sealed->is_aes = is_aes;
     return begin_way(&sealed->out, is_aes, true, result->send_key, result->session_hash) &&
                    begin_way(&sealed->in, is_aes, false, result->receive_key, result->session_hash)
                ? CAIRN_OK

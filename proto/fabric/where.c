@@ -213,19 +213,22 @@ static int count_networks(const char *devices)
     return count;
 }
 
+static unsigned ways_of(const char *transports)
+{
+    if (strcmp(transports, CAIRN_PLACE_MAPPED) == 0) return 0;
+    if (strcmp(transports, "sealed") == 0) return CAIRN_WAY_SEALED;
+    return strcmp(transports, "stream") == 0 ? CAIRN_WAY_STREAM : CAIRN_WAY_UCX;
+}
+
 unsigned fabric_ways_of_place(const struct fabric_place *place)
 {
-    if (strcmp(place->transports, CAIRN_PLACE_MAPPED) == 0) return 0;
-    if (strcmp(place->transports, "sealed") == 0) return CAIRN_WAY_SEALED;
-    return strcmp(place->transports, "stream") == 0 ? CAIRN_WAY_STREAM : CAIRN_WAY_UCX;
+    return ways_of(place->transports);
 }
 
 bool fabric_transports_have_cards(const char *transports)
 {
-    static const char *const without[] = { "tcp", CAIRN_PLACE_MAPPED, "sealed", "stream" };
-    for (size_t i = 0; i < sizeof without / sizeof *without && transports != NULL; i++)
-        if (strcmp(transports, without[i]) == 0) return false;
-    return transports != NULL;
+    return transports != NULL && strcmp(transports, "tcp") != 0 &&
+           ways_of(transports) == CAIRN_WAY_UCX;
 }
 
 /* Adds a device, or omits it if there is no room for it. */
@@ -290,8 +293,8 @@ void fabric_choose(const struct fabric_place *places, size_t count, const char *
 
 /* ---- with an address ---- */
 
-/* An address of a ucx fabric consists of UCX's own bytes, which contain their length, the place as text,
- * the text's length as one byte, and this magic. */
+/* The address of a fabric between hosts consists of its own bytes, which contain their length, and its places,
+ * each of them as text, the text's length as one byte, and this magic. ucx has one place. */
 static const char tail_magic[8] = "CAIRNAT1";
 
 size_t fabric_add_place(const struct fabric_place *place, uint8_t *raw, size_t bytes, size_t room)
