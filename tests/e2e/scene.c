@@ -12,6 +12,11 @@ enum { TRAIN_ELEMS_MAX = 1 << 17 };
 
 static const char *job_name;
 
+uint16_t coordinator_port(void)
+{
+    return (uint16_t)atoi(strrchr(cluster.address, ':') + 1);
+}
+
 void stop(void)
 {
     leave();

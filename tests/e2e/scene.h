@@ -31,6 +31,8 @@ extern cairn_job *job;
 /* So many shards; options as in struct cluster_options: .both_ways = true. */
 #define start(shards, ...) \
     cluster_start(&cluster, (shards), &(struct cluster_options) { __VA_ARGS__ })
+/* The port of its coordinator, which listens on an IP. */
+uint16_t coordinator_port(void);
 /* The trainer leaves, if there is one; all daemons end, if there are any: SUITE(60, .tear_down = stop). */
 void stop(void);
 

@@ -11,20 +11,13 @@
 
 #include "proto/secure/secure.h"
 #include "proto/wire/wire.h"
+#include "tests/support/asan.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/now.h"
 #include "tests/e2e/scene.h"
 
-#ifdef __has_feature
-#define HAS_FEATURE(name) __has_feature(name)
-#else
-#define HAS_FEATURE(name) 0
-#endif
-#if defined(__SANITIZE_ADDRESS__) || HAS_FEATURE(address_sanitizer)
-enum { SLACK_BYTES = 64 << 20 }; // it keeps what is freed, for a while
-#else
-enum { SLACK_BYTES = 4 << 20 };
-#endif
+/* ASan keeps what is freed, for a while. */
+enum { SLACK_BYTES = HAS_ASAN ? 64 << 20 : 4 << 20 };
 enum { CONNECTIONS = 1000, ELEMS = 512 * 256 };
 
 static void set_up(void)
@@ -83,11 +76,6 @@ static int dial(uint16_t port)
     ck_assert_msg(connect(fd, (const struct sockaddr *)&to, sizeof to) == 0, "connect: %s",
                   strerror(errno));
     return fd;
-}
-
-static uint16_t coordinator_port(void)
-{
-    return (uint16_t)atoi(strrchr(cluster.address, ':') + 1);
 }
 
 /* Until the other side ends the connection. */

@@ -13,19 +13,12 @@
 #include <unistd.h>
 
 #include "proto/secure/secure.h"
+#include "tests/support/asan.h"
 #include "tests/support/slow_wire.h"
 #include "tests/e2e/hosts_scene.h"
 
-#ifdef __has_feature
-#define HAS_FEATURE(name) __has_feature(name)
-#else
-#define HAS_FEATURE(name) 0
-#endif
-#if defined(__SANITIZE_ADDRESS__) || HAS_FEATURE(address_sanitizer)
-enum { SLACK_BYTES = 64 << 20 }; // it keeps what is freed, for a while
-#else
-enum { SLACK_BYTES = 8 << 20 };
-#endif
+/* ASan keeps what is freed, for a while. */
+enum { SLACK_BYTES = HAS_ASAN ? 64 << 20 : 8 << 20 };
 enum { STRANGERS = 1000, STANDING = 200, WINDOW_MS = 250, WARM_STEPS = 20, DAEMONS = 1 + NODES };
 
 static struct hosts_words words;
@@ -60,11 +53,6 @@ static double asked_pace(double loose)
 
 static atomic_bool rest;
 static atomic_uint came, heard_bytes, refused;
-
-static uint16_t coordinator_port(void)
-{
-    return (uint16_t)atoi(strrchr(cluster.address, ':') + 1);
-}
 
 /* To the coordinator, or to the port for data of one of the nodes. */
 static int dial(unsigned which)

@@ -166,8 +166,7 @@ static int dial(void)
 {
     const struct timeval patience = { 10, 0 };
     const struct sockaddr_in to = { .sin_family = AF_INET,
-                                    .sin_port = htons(
-                                        (uint16_t)atoi(strrchr(cluster.address, ':') + 1)),
+                                    .sin_port = htons(coordinator_port()),
                                     .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);

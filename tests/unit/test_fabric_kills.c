@@ -20,14 +20,7 @@
 #include "tests/support/fabric_node.h"
 #include "tests/support/suite.h"
 
-enum {
-    BIG = 1 << 20,
-    WINDOW = 6,
-    KILLS = 40,
-    KILLS_REMOTE = 40,
-    KILLS_LONG = 3000,
-    DEADLINE_MS = 10000
-};
+enum { BIG = 1 << 20, WINDOW = 6, KILLS = 40, KILLS_LONG = 3000, DEADLINE_MS = 10000 };
 
 /* What the survivor says of itself; the test reads it. */
 struct news {
@@ -225,7 +218,7 @@ static unsigned kills_wanted(void)
     const char *wanted = getenv("CAIRN_TEST_KILLS");
     if (wanted != NULL) return (unsigned)atoi(wanted);
     if (getenv("CAIRN_TEST_LONG") != NULL) return KILLS_LONG;
-    return strcmp(kind, "ucx") == 0 ? KILLS : KILLS_REMOTE;
+    return KILLS;
 }
 
 TEST_EACH(no_peers_death_ends_a_process_or_loses_a_receive, 0, 3)

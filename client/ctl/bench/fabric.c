@@ -760,7 +760,7 @@ struct fabric_bench {
     struct end worker;
     struct bench_child shard;
     uint64_t chunks; /* per run, in each direction */
-    bool is_mapped, is_ucx, is_sealed, has_perftest;
+    bool is_mapped, is_sealed, has_perftest;
 };
 /* GB/s, and seconds of CPU per GB; the variants follow, and then the figures of the reference. */
 enum { FIGURE_PUSH, FIGURE_FETCH, FIGURE_PUSH_CPU, FIGURE_FETCH_CPU, FIGURE_TURNS };
@@ -857,9 +857,9 @@ static int prepare_fabric(void *bench)
     f->chunks = RUN_BYTES / chunk;
     // a limit for small chunks, whose number would dominate
     if (f->chunks > 65536) f->chunks = 65536;
-    f->is_ucx = strcmp(path, "ucx") == 0 || strcmp(path, "one-sided") == 0;
+    const bool is_ucx = strcmp(path, "ucx") == 0 || strcmp(path, "one-sided") == 0;
     f->is_sealed = strcmp(path, "sealed") == 0;
-    f->has_perftest = f->is_ucx && local_find_program(PROGRAM, perftest, &why);
+    f->has_perftest = is_ucx && local_find_program(PROGRAM, perftest, &why);
     f->b.result.reference_name = f->is_mapped      ? "memcpy"
                                  : f->has_perftest ? "ucx_perftest -t ucp_am_bw -E sleep -e"
                                  : f->is_sealed    ? "the cipher alone, or raw TCP: the slower one"
