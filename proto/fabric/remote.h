@@ -433,8 +433,8 @@ static inline bool remote_is_turn_over(const struct remote_fabric *fabric)
 
 void remote_watch(struct remote_conn *conn, uint32_t events);
 void remote_unwatch(struct remote_conn *conn);
-/* Closes the socket, ends what the connection had to do, and frees it at the end of a progress: of this one, or
- * of the one after its thread has let go of it. */
+/* Closes the socket, ends what the connection had to do, and frees it at the end of a progress: of this one,
+ * or of the one after its thread has let go of it. */
 void remote_conn_end(struct remote_conn *conn);
 /* Tells the owner that there is a socket, or that it is about to be closed. */
 void remote_note_socket(const struct remote_fabric *fabric, int fd, bool is_open);

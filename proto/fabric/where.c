@@ -293,8 +293,8 @@ void fabric_choose(const struct fabric_place *places, size_t count, const char *
 
 /* ---- with an address ---- */
 
-/* The address of a fabric between hosts consists of its own bytes, which contain their length, and its places,
- * each of them as text, the text's length as one byte, and this magic. ucx has one place. */
+/* The address of a fabric between hosts consists of its own bytes, which contain their length, and its
+ * places, each of them as text, the text's length as one byte, and this magic. ucx has one place. */
 static const char tail_magic[8] = "CAIRNAT1";
 
 size_t fabric_add_place(const struct fabric_place *place, uint8_t *raw, size_t bytes, size_t room)
