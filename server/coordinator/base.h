@@ -410,10 +410,10 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
 
 /* Returns the command line of a request that changes something; NULL: it changes nothing. */
 const char *coord_asked_verb(const struct coord_row *row, const ProtobufCMessage *message);
-/* Notes a request of a command if it changes something, and is not only counted (store.h); `what` then
- * says what was asked, else it is empty. It names the request as the command line does, and has as many of
- * the arguments as fit. It says how many arguments were left out. */
-void coord_asked_note(const struct coord_session *session, const struct coord_row *row,
+/* Notes a request of a command that changes something, unless it is only counted (store.h); `what` then
+ * says what was asked, else it is empty. It names the request as the command line does, by its
+ * coord_asked_verb, and has as many of the arguments as fit. It says how many arguments were left out. */
+void coord_asked_note(const struct coord_session *session, const char *verb,
                       const ProtobufCMessage *message, struct sentence *what);
 /* Notes in the audit log that the request was begun, or why it failed, unless `what` is empty. The work that
  * was begun may still fail later: the events say so. */

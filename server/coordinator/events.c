@@ -850,13 +850,11 @@ const char *coord_asked_verb(const struct coord_row *row, const ProtobufCMessage
     return row->verb;
 }
 
-void coord_asked_note(const struct coord_session *session, const struct coord_row *row,
+void coord_asked_note(const struct coord_session *session, const char *verb,
                       const ProtobufCMessage *message, struct sentence *what)
 {
-    const char *verb = coord_asked_verb(row, message);
     struct sentence who;
     what->text[0] = '\0';
-    if (verb == NULL) return;
     describe_peer(session->peer, &who);
     if (!access_role(coord_who(session), CAIRN_MAY_ADMIN) &&
         !is_of_first(session->cluster, "begun", who.text, "requests", CAIRN_ASKED_FIRST))

@@ -710,9 +710,9 @@ static uint32_t roles_for(const struct coord_row *row, const ProtobufCMessage *m
 
 /* Judges whether the session's identity may send this message, whatever its Hello said. */
 static cairn_status judge_identity(const struct coord_session *session, const struct coord_row *row,
-                                   const ProtobufCMessage *message, struct sentence *why)
+                                   const ProtobufCMessage *message, const char *verb,
+                                   struct sentence *why)
 {
-    const char *verb = row->from == CAIRN_FROM_ADMIN ? coord_asked_verb(row, message) : NULL;
     const uint32_t needs = roles_for(row, message, verb);
     char doing[160];
     const bool names_job = coord_names_job(session, row->type);
@@ -748,12 +748,14 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
         return false; // only a notice may come without a request id
     if (row == NULL) return false;
     struct sentence why = { "" }, asked = { "" };
-    const cairn_status allowed = judge_identity(session, row, message, &why);
+    // of a request of the command line; NULL: the request changes nothing, or is none
+    const char *verb = row->from == CAIRN_FROM_ADMIN ? coord_asked_verb(row, message) : NULL;
+    const cairn_status allowed = judge_identity(session, row, message, verb, &why);
     if (allowed != CAIRN_OK) {
         if (request != 0) coord_session_error(session, request, allowed, why.text);
         return true;
     }
-    if (session->role == CAIRN_ROLE_WIRE_ADMIN) coord_asked_note(session, row, message, &asked);
+    if (verb != NULL) coord_asked_note(session, verb, message, &asked);
     assert(number != NULL || (row->by_part == NULL && row->by_member == NULL));
     if (row->by_frame != NULL) return row->by_frame(session, frame);
     if (row->by_part != NULL) {
