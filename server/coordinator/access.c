@@ -140,6 +140,7 @@ cairn_status access_by_role(const struct identity *who, const char *job, enum ac
                             struct sentence *why)
 {
     struct sentence doing;
+    if (access_role(who, roles_for(kind) | CAIRN_MAY_ADMIN)) return CAIRN_OK;
     if (job[0] != '\0')
         sentence_set(&doing, "%s job %s", verb_for(kind), job);
     else

@@ -714,16 +714,19 @@ static cairn_status judge_identity(const struct coord_session *session, const st
                                    struct sentence *why)
 {
     const uint32_t needs = roles_for(row, message, verb);
-    char doing[160];
     const bool names_job = coord_names_job(session, row->type);
     if (!names_job && needs == 0) return CAIRN_OK;
-    snprintf(doing, sizeof doing, verb != NULL ? "ask for `cairn %s`" : "send %s",
-             verb != NULL ? verb : message_name(row->type));
-    const cairn_status status = names_job ? coord_judge_access(session, row->type, message, why)
-                                          : access_any(coord_who(session), needs, doing, why);
+    const char *name = verb != NULL ? verb : message_name(row->type);
+    cairn_status status;
+    if (names_job) {
+        status = coord_judge_access(session, row->type, message, why);
+    } else {
+        char doing[160];
+        snprintf(doing, sizeof doing, verb != NULL ? "ask for `cairn %s`" : "send %s", name);
+        status = access_any(coord_who(session), needs, doing, why);
+    }
     if (status != CAIRN_OK)
-        coord_audit_refused_peer(session->cluster, session->peer,
-                                 verb != NULL ? verb : message_name(row->type), why->text);
+        coord_audit_refused_peer(session->cluster, session->peer, name, why->text);
     return status;
 }
 

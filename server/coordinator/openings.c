@@ -165,11 +165,10 @@ static cairn_status judge_name(const struct coord_member *member, const struct n
                          "its own another name",
                          job, who->name, who->owner);
     if (status != CAIRN_OK || is_known) return status;
-    const struct sentence said = owner->why;
     return fail_with(why, CAIRN_ERR_NOT_READY,
                      "job %s is not begun, because whose the snapshots of that name are is not "
                      "known: %s; open it when the storage can be read again, or an admin begins it",
-                     job, sentence_brief(said.text, 300).text);
+                     job, sentence_brief(owner->why.text, 300).text);
 }
 
 /* Refuses a member that may not begin a job of that name. True: the member is gone. */
