@@ -157,7 +157,10 @@ static cairn_status open_folders(struct coord *cluster, struct sentence *why)
     return status == CAIRN_OK ? coord_standing_open(cluster, why) : status;
 }
 
-cairn_status coord_options_judge(const struct coord_options *options, struct sentence *why)
+/* Judges the options, and reads the rules of access and the quotas from them. Release the quotas. */
+static cairn_status read_options(const struct coord_options *options,
+                                 struct access_rules *rules_out, struct coord_quotas *quotas_out,
+                                 struct sentence *why)
 {
     if (options->lease_timeout_ms < 2 * options->heartbeat_ms)
         return fail_with(why, CAIRN_ERR_CONFIG,
@@ -177,12 +180,21 @@ cairn_status coord_options_judge(const struct coord_options *options, struct sen
         strcmp(options->snapshots_trust, "any") != 0)
         return fail_with(why, CAIRN_ERR_CONFIG, "snapshots.trust is \"%s\": give signed or any",
                          options->snapshots_trust);
-    struct coord_quotas quotas;
-    CAIRN_TRY(quotas_read(options->quota_others, options->quota_owners, &quotas, why));
-    quotas_release(&quotas);
+    CAIRN_TRY(quotas_read(options->quota_others, options->quota_owners, quotas_out, why));
+    cairn_status status = access_rules_read(options->admin_group, options->socket_roles, rules_out,
+                                            why);
+    if (status == CAIRN_OK) status = listener_judge(&options->network, why);
+    if (status != CAIRN_OK) quotas_release(quotas_out);
+    return status;
+}
+
+cairn_status coord_options_judge(const struct coord_options *options, struct sentence *why)
+{
     struct access_rules rules;
-    CAIRN_TRY(access_rules_read(options->admin_group, options->socket_roles, &rules, why));
-    return listener_judge(&options->network, why);
+    struct coord_quotas quotas;
+    CAIRN_TRY(read_options(options, &rules, &quotas, why));
+    quotas_release(&quotas);
+    return CAIRN_OK;
 }
 
 /* Reads what is stored, and listens. */
@@ -194,9 +206,7 @@ static cairn_status open_parts(struct coord *cluster, struct sentence *why)
                                                    .on_frame = coord_session_on_frame,
                                                    .on_gone = coord_session_on_gone };
     const struct coord_options *options = cluster->options;
-    cairn_status status = quotas_read(options->quota_others, options->quota_owners,
-                                      &cluster->quotas, why);
-    if (status == CAIRN_OK) status = open_folders(cluster, why);
+    cairn_status status = open_folders(cluster, why);
     if (status == CAIRN_OK) clock_open(cluster);
     if (status == CAIRN_OK) status = coord_jobs_load(cluster, why);
     if (status == CAIRN_OK) status = coord_drains_load(cluster, why);
@@ -211,15 +221,17 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
                         struct coord **cluster_out, struct sentence *why)
 {
     struct access_rules rules;
-    CAIRN_TRY(coord_options_judge(options, why));
-    CAIRN_TRY(access_rules_read(options->admin_group, options->socket_roles, &rules, why));
+    struct coord_quotas quotas;
+    CAIRN_TRY(read_options(options, &rules, &quotas, why));
     struct coord *cluster = calloc(1, sizeof *cluster);
     if (cluster == NULL || sodium_init() < 0) {
         free(cluster);
+        quotas_release(&quotas);
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     }
     cluster->options = options;
     cluster->rules = rules;
+    cluster->quotas = quotas;
     cluster->loop = loop;
     cluster->lock_fd = -1;
     cluster->close_step = close_step;
