@@ -218,6 +218,15 @@ struct coord_owner {
     struct stream_share share;
 };
 
+/* NULL: the owner has no connection. */
+static struct coord_owner *find_owner(const struct coord *cluster, const char *name)
+{
+    struct coord_owner *owner;
+    LIST_FOREACH (owner, &cluster->owners, link)
+        if (strcmp(owner->name, name) == 0) break;
+    return owner;
+}
+
 /* An owner that is alone has all the time. */
 static void bound_shares(struct coord_owners *owners)
 {
@@ -230,10 +239,8 @@ void coord_owner_join(struct coord_session *session)
 {
     struct coord_owners *owners = &session->cluster->owners;
     const char *name = coord_who(session)->owner;
-    struct coord_owner *owner;
     if (session->role == CAIRN_ROLE_WIRE_SHARD) return;
-    LIST_FOREACH (owner, owners, link)
-        if (strcmp(owner->name, name) == 0) break;
+    struct coord_owner *owner = find_owner(session->cluster, name);
     if (owner == NULL) {
         owner = calloc(1, sizeof *owner);
         if (owner == NULL) return; // the session's own turn bounds it
@@ -376,11 +383,17 @@ static const struct quota_key {
     const char *name;
     size_t at; /* of the field in struct quota */
     enum option_type type;
+    cairn_status status; /* of a request for too much: BUSY if what there is ends by itself */
+    const char *advice;
 } quota_keys[] = {
-    { "jobs", offsetof(struct quota, jobs), CAIRN_OPTION_INT },
-    { "sessions", offsetof(struct quota, sessions), CAIRN_OPTION_INT },
-    { "bytes", offsetof(struct quota, bytes), CAIRN_OPTION_BYTES },
-    { "in_flight", offsetof(struct quota, in_flight), CAIRN_OPTION_BYTES },
+    { "jobs", offsetof(struct quota, jobs), CAIRN_OPTION_INT, .status = CAIRN_ERR_REFUSED,
+      .advice = "drop a job (`cairn job drop`)" },
+    { "sessions", offsetof(struct quota, sessions), CAIRN_OPTION_INT, .status = CAIRN_ERR_BUSY,
+      .advice = "end a process, or wait until a dead one's lease ends" },
+    { "bytes", offsetof(struct quota, bytes), CAIRN_OPTION_BYTES, .status = CAIRN_ERR_REFUSED,
+      .advice = "drop a job (`cairn job drop`), or make this one smaller" },
+    { "in_flight", offsetof(struct quota, in_flight), CAIRN_OPTION_BYTES, .status = CAIRN_ERR_BUSY,
+      .advice = "give the job a smaller window, or fewer workers" },
 };
 #define QUOTA_KEYS (sizeof quota_keys / sizeof *quota_keys)
 
@@ -556,23 +569,13 @@ static void print_amount(uint64_t amount, const struct quota_key *key, char text
              key->type == CAIRN_OPTION_BYTES ? units[unit] : "");
 }
 
-/* Advice about each limit, by its place in quota_keys. */
-static const char *const quota_advice[QUOTA_KEYS] = {
-    "drop a job (`cairn job drop`)",
-    "end a process, or wait until a dead one's lease ends",
-    "drop a job (`cairn job drop`), or make this one smaller",
-    "give the job a smaller window, or fewer workers",
-};
-
 /* Judges whether an owner may have another session that has no quota for them: so that one token cannot take
  * all connections, an owner has half of them at most. */
 static cairn_status judge_unlimited(const struct coord *cluster, const char *owner,
                                     struct sentence *why)
 {
     const uint64_t limit = ((uint64_t)cluster->options->network.connections_max + 1) / 2;
-    const struct coord_owner *found;
-    LIST_FOREACH (found, &cluster->owners, link)
-        if (strcmp(found->name, owner) == 0) break;
+    const struct coord_owner *found = find_owner(cluster, owner);
     if (found == NULL || found->sessions < limit) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_BUSY,
                      "owner %s has %zu connections, half of what connections_max in [network] of "
@@ -600,13 +603,11 @@ cairn_status coord_quota_judge(struct coord *cluster, const char *owner, const s
         print_amount(has, key, texts[0]);
         print_amount(wants, key, texts[1]);
         print_amount(limit, key, texts[2]);
-        const bool ends_itself = key->at == offsetof(struct quota, sessions) ||
-                                 key->at == offsetof(struct quota, in_flight);
         return fail_with(
-            why, ends_itself ? CAIRN_ERR_BUSY : CAIRN_ERR_REFUSED,
+            why, key->status,
             "owner %s uses %s=%s and wants %s more, and its quota is %s: %s, or ask an "
             "admin for a larger one ([quota] of the coordinator)",
-            owner, key->name, texts[0], texts[1], texts[2], quota_advice[i]);
+            owner, key->name, texts[0], texts[1], texts[2], key->advice);
     }
     return CAIRN_OK;
 }
