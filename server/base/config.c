@@ -90,9 +90,8 @@ static const char *unit_sentence(enum option_type type)
     return "it is not a whole number";
 }
 
-// Parses an optional minus, digits, an optional blank, and a unit. Returns NULL on success, otherwise the
-// error.
-static const char *parse_number(const char *text, enum option_type type, int64_t *number_out)
+// Parses an optional minus, digits, an optional blank, and a unit.
+const char *config_read_number(const char *text, enum option_type type, int64_t *number_out)
 {
     int64_t number = 0;
     const char *p = text;
@@ -134,18 +133,13 @@ static const char *parse_factor(const char *text, int64_t *thousandths_out)
     return NULL;
 }
 
-const char *config_read_number(const char *text, enum option_type type, int64_t *number_out)
-{
-    return parse_number(text, type, number_out);
-}
-
 static cairn_status store_number(const struct config_option *option, const char *text,
                                  int64_t *place, struct sentence *why)
 {
     int64_t number = 0;
     const char *what = option->type == CAIRN_OPTION_FACTOR
                            ? parse_factor(text, &number)
-                           : parse_number(text, option->type, &number);
+                           : config_read_number(text, option->type, &number);
     if (what != NULL) return refuse_value(option, text, what, why);
     if (number < option->min || number > option->max)
         return refuse_value(option, text, "it is out of range", why);
