@@ -99,7 +99,7 @@ static void free_cluster(struct coord *cluster)
     coord_adopt_close(cluster);
     coord_backup_close(cluster);
     free(cluster->identity.dropped);
-    quotas_release(&cluster->quotas);
+    quotas_release(&cluster->tenants.quotas);
     if (is_unread) free(cluster);
 }
 
@@ -231,7 +231,7 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
     }
     cluster->options = options;
     cluster->rules = rules;
-    cluster->quotas = quotas;
+    cluster->tenants.quotas = quotas;
     cluster->loop = loop;
     cluster->lock_fd = -1;
     cluster->close_step = close_step;

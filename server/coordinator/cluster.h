@@ -158,9 +158,7 @@ struct coord {
     struct coord_refusals refusals;
     struct coord_storage storage;
     struct coord_identity identity;
-    struct coord_quotas quotas;
-    LIST_HEAD(coord_owners, coord_owner) owners; /* tenants.h */
-    uint64_t owners_seen;
+    struct coord_tenants tenants;
     struct coord_openings openings;
     struct coord_earlies earlies;
     uint32_t next_request; /* base.c */

@@ -222,7 +222,7 @@ struct coord_owner {
 static struct coord_owner *find_owner(const struct coord *cluster, const char *name)
 {
     struct coord_owner *owner;
-    LIST_FOREACH (owner, &cluster->owners, link)
+    LIST_FOREACH (owner, &cluster->tenants.owners, link)
         if (strcmp(owner->name, name) == 0) break;
     return owner;
 }
@@ -237,7 +237,7 @@ static void bound_shares(struct coord_owners *owners)
 
 void coord_owner_join(struct coord_session *session)
 {
-    struct coord_owners *owners = &session->cluster->owners;
+    struct coord_owners *owners = &session->cluster->tenants.owners;
     const char *name = coord_who(session)->owner;
     if (session->role == CAIRN_ROLE_WIRE_SHARD) return;
     struct coord_owner *owner = find_owner(session->cluster, name);
@@ -245,7 +245,7 @@ void coord_owner_join(struct coord_session *session)
         owner = calloc(1, sizeof *owner);
         if (owner == NULL) return; // the session's own turn bounds it
         snprintf(owner->name, sizeof owner->name, "%s", name);
-        owner->number = ++session->cluster->owners_seen;
+        owner->number = ++session->cluster->tenants.owners_seen;
         LIST_INSERT_HEAD(owners, owner, link);
         bound_shares(owners);
     }
@@ -261,7 +261,7 @@ void coord_owner_leave(struct coord_session *session)
     session->owner = NULL;
     if (owner == NULL || --owner->sessions > 0) return;
     LIST_REMOVE(owner, link);
-    bound_shares(&session->cluster->owners);
+    bound_shares(&session->cluster->tenants.owners);
     free(owner);
 }
 
@@ -480,7 +480,7 @@ void quotas_release(struct coord_quotas *quotas)
 
 static struct quota quota_of(const struct coord *cluster, const char *owner)
 {
-    const struct coord_quotas *quotas = &cluster->quotas;
+    const struct coord_quotas *quotas = &cluster->tenants.quotas;
     for (size_t i = 0; i < quotas->count; i++)
         if (strcmp(quotas->rows[i].owner, owner) == 0) return quotas->rows[i].quota;
     return quotas->others;
@@ -648,8 +648,8 @@ static void on_quota_get(struct coord_session *session, uint32_t request, const 
     for (const struct coord_session *s = cluster->sessions; all && s != NULL; s = s->next)
         if (s->role != CAIRN_ROLE_WIRE_SHARD && s != session)
             show_use(cluster, coord_who(s)->owner, &answer, &quotas);
-    for (size_t i = 0; all && i < cluster->quotas.count; i++)
-        show_use(cluster, cluster->quotas.rows[i].owner, &answer, &quotas);
+    for (size_t i = 0; all && i < cluster->tenants.quotas.count; i++)
+        show_use(cluster, cluster->tenants.quotas.rows[i].owner, &answer, &quotas);
     coord_answer_send(&answer, session, request, CAIRN_MSG_QUOTAS, &quotas.base);
 }
 

@@ -7,6 +7,8 @@
 #ifndef CAIRN_COORDINATOR_TENANTS_H
 #define CAIRN_COORDINATOR_TENANTS_H
 
+#include <sys/queue.h>
+
 #include "proto/base/text.h"
 #include "proto/loop/loop.h"
 #include "proto/secure/secure.h"
@@ -121,6 +123,13 @@ struct coord_quotas {
 CAIRN_MUST_CHECK cairn_status quotas_read(const char *others, const char *lines,
                                           struct coord_quotas *out, struct sentence *why);
 void quotas_release(struct coord_quotas *quotas);
+
+/* The owners, and how much each may have. */
+struct coord_tenants {
+    struct coord_quotas quotas;
+    LIST_HEAD(coord_owners, coord_owner) owners; /* those with connections */
+    uint64_t owners_seen;                        /* the number of the last one that came */
+};
 
 /* Judges whether the owner may have so much more. Owner "": no quota applies. The
  * sentence says what is used, the limit, and what to do. CAIRN_ERR_REFUSED: of jobs and bytes.

@@ -47,8 +47,8 @@ TEST(a_re_sharding_lets_workers_have_no_more_in_flight_than_their_owner_may)
     ck_assert_uint_lt(quota_in_flight(toy()), now);
     ck_assert_uint_lt(quota_in_flight(toy()), quota_in_flight_if(toy(), &toy()->spec, 3));
     snprintf(line, sizeof line, "in_flight=%" PRIu64 "B", quota_in_flight(toy()));
-    quotas_release(&fake.cluster->quotas);
-    ck_assert_int_eq(quotas_read(line, "", &fake.cluster->quotas, &why), CAIRN_OK);
+    quotas_release(&fake.cluster->tenants.quotas);
+    ck_assert_int_eq(quotas_read(line, "", &fake.cluster->tenants.quotas, &why), CAIRN_OK);
     fake_expect_error(&admin, ask_reshard(CAIRN_RESHARD_APPLY, RESHARD_ADD(s2)), CAIRN_ERR_BUSY,
                       "uses in_flight=");
 }

@@ -486,8 +486,8 @@ TEST(whom_a_job_awaits_is_told_to_those_who_may_look_at_it)
 static void limit(const char *others, const char *lines)
 {
     struct sentence why = { "" };
-    quotas_release(&fake.cluster->quotas);
-    ck_assert_msg(quotas_read(others, lines, &fake.cluster->quotas, &why) == CAIRN_OK, "%s",
+    quotas_release(&fake.cluster->tenants.quotas);
+    ck_assert_msg(quotas_read(others, lines, &fake.cluster->tenants.quotas, &why) == CAIRN_OK, "%s",
                   why.text);
 }
 
