@@ -154,8 +154,8 @@ struct coord {
     struct coord_steps *storing; /* borrowed: the operations that wait for the disk; operations.h */
     /* each is used by its module alone */
     struct coord_saves saves;
-    struct coord_events events, audit;
-    struct coord_refusals refusals;
+    struct coord_events events;
+    struct coord_audit audit;
     struct coord_storage storage;
     struct coord_identity identity;
     struct coord_tenants tenants;

@@ -111,7 +111,7 @@ static void note_more(struct coord *cluster, struct coord_refusal *r, bool now)
         return;
     }
     sentence_set(&text, "%s: %" PRIu64 " more", r->what, r->more);
-    add_event(&cluster->audit, r->kind, NULL, r->who, text.text);
+    add_event(&cluster->audit.log, r->kind, NULL, r->who, text.text);
     r->more = 0;
     r->since_ms = now_ms;
     r->wait_ms = 2 * r->wait_ms < CAIRN_REFUSALS_MS_MAX ? 2 * r->wait_ms : CAIRN_REFUSALS_MS_MAX;
@@ -120,7 +120,7 @@ static void note_more(struct coord *cluster, struct coord_refusal *r, bool now)
 static void note_refusals(struct coord *cluster, bool now)
 {
     for (size_t i = 0; i <= CAIRN_REFUSALS_MAX; i++)
-        note_more(cluster, &cluster->refusals.list[i], now);
+        note_more(cluster, &cluster->audit.refusals.list[i], now);
 }
 
 static bool is_same(const char *kept, size_t kept_bytes, const char *text)
@@ -143,7 +143,7 @@ static void take_place(struct coord *cluster, struct coord_refusal *r, const cha
 static struct coord_refusal *place_of_others(struct coord *cluster, const char *who)
 {
     static const char others[] = "others";
-    struct coord_refusal *r = &cluster->refusals.list[CAIRN_REFUSALS_MAX];
+    struct coord_refusal *r = &cluster->audit.refusals.list[CAIRN_REFUSALS_MAX];
     if (r->who[0] == '\0') take_place(cluster, r, "refused", others, "requests");
     const size_t length = strlen(r->who);
     if (strstr(r->who, who) == NULL && length + strlen(who) + 3 < sizeof r->who)
@@ -157,10 +157,10 @@ static struct coord_refusal *place_of_others(struct coord *cluster, const char *
 static struct coord_refusal *place_for(struct coord *cluster, const char *kind, const char *who,
                                        const char *what)
 {
-    struct coord_refusal *end = &cluster->refusals.list[CAIRN_REFUSALS_MAX];
+    struct coord_refusal *end = &cluster->audit.refusals.list[CAIRN_REFUSALS_MAX];
     struct coord_refusal *place = NULL, *last = NULL;
     size_t count = 0;
-    for (struct coord_refusal *r = cluster->refusals.list; r < end; r++) {
+    for (struct coord_refusal *r = cluster->audit.refusals.list; r < end; r++) {
         if (r->who[0] == '\0') {
             place = place != NULL ? place : r;
         } else if (strcmp(r->kind, kind) == 0 && is_same(r->who, sizeof r->who, who)) {
@@ -183,7 +183,7 @@ static bool is_of_first(struct coord *cluster, const char *kind, const char *who
                         uint32_t count)
 {
     struct coord_refusal *r = place_for(cluster, kind, who, what);
-    if (r < &cluster->refusals.list[CAIRN_REFUSALS_MAX] && r->noted < count) {
+    if (r < &cluster->audit.refusals.list[CAIRN_REFUSALS_MAX] && r->noted < count) {
         r->noted++;
         return true;
     }
@@ -196,7 +196,7 @@ bool coord_audit_refused(struct coord *cluster, const char *who, const char *wha
     struct sentence text;
     if (cluster->closing || !is_of_first(cluster, "refused", who, what, 1)) return false;
     sentence_set(&text, "%s: %s", what, why);
-    add_event(&cluster->audit, "refused", NULL, who, text.text);
+    add_event(&cluster->audit.log, "refused", NULL, who, text.text);
     return true;
 }
 
@@ -244,10 +244,10 @@ cairn_status coord_events_open(struct coord *cluster, struct sentence *why)
 {
     cluster->events.kind = CAIRN_STORED_EVENTS;
     cluster->events.change = CAIRN_STORE_EVENTS;
-    cluster->audit.kind = CAIRN_STORED_AUDIT;
-    cluster->audit.change = CAIRN_STORE_AUDIT;
+    cluster->audit.log.kind = CAIRN_STORED_AUDIT;
+    cluster->audit.log.change = CAIRN_STORE_AUDIT;
     CAIRN_TRY(open_events(cluster, &cluster->events, why));
-    return open_events(cluster, &cluster->audit, why);
+    return open_events(cluster, &cluster->audit.log, why);
 }
 
 /* Lists the events that are not in the store yet, oldest first. Returns their number. */
@@ -265,14 +265,14 @@ static size_t list_new(const struct coord_events *events, struct stored_event li
 static void on_saved(const struct coord_saved *saved)
 {
     struct coord *cluster = saved->cluster;
-    struct coord_events *events = saved->change == CAIRN_STORE_AUDIT ? &cluster->audit
+    struct coord_events *events = saved->change == CAIRN_STORE_AUDIT ? &cluster->audit.log
                                                                      : &cluster->events;
     const bool failed = saved->status != CAIRN_OK;
     events->saving = false;
     if (!failed) events->saved = saved->number;
     if (failed && !events->failed) // the next tick tries again
         log_warn("%s not stored for now: %s",
-                 events == &cluster->audit ? "the audit log is" : "events are", saved->why);
+                 events == &cluster->audit.log ? "the audit log is" : "events are", saved->why);
     events->failed = failed;
 }
 
@@ -291,7 +291,7 @@ void coord_events_tick(struct coord *cluster)
 {
     note_refusals(cluster, false);
     save_new(cluster, &cluster->events);
-    save_new(cluster, &cluster->audit);
+    save_new(cluster, &cluster->audit.log);
 }
 
 static void close_events(struct coord *cluster, struct coord_events *events)
@@ -311,7 +311,7 @@ void coord_events_close(struct coord *cluster)
 {
     note_refusals(cluster, true);
     close_events(cluster, &cluster->events);
-    close_events(cluster, &cluster->audit);
+    close_events(cluster, &cluster->audit.log);
 }
 
 /* ---- for those who ask ---- */
@@ -406,7 +406,7 @@ static void on_audit_get(struct coord_session *session, uint32_t request, const 
 {
     const Cairn__AuditGet *get = any;
     note_refusals(session->cluster, false);
-    answer_events(session, request, &session->cluster->audit, get->since_unix_ms, get->after);
+    answer_events(session, request, &session->cluster->audit.log, get->since_unix_ms, get->after);
 }
 
 /* ==== backup ==== */
@@ -877,8 +877,8 @@ void coord_asked_done(const struct coord_session *session, const ProtobufCMessag
     sentence_add(&who, " at %s", peer_name(session->peer));
     sentence_set(&text, "%s", what->text);
     if (status != CAIRN_OK) sentence_add(&text, ": %s: %s", status_code_name((int)status), why);
-    add_event(&session->cluster->audit, status == CAIRN_OK ? "begun" : "failed", job_of(message),
-              who.text, text.text);
+    add_event(&session->cluster->audit.log, status == CAIRN_OK ? "begun" : "failed",
+              job_of(message), who.text, text.text);
 }
 
 /* ==== clock ==== */

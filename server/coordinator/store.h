@@ -467,6 +467,11 @@ struct coord_refusals {
     } list[CAIRN_REFUSALS_MAX + 1];
 };
 
+struct coord_audit {
+    struct coord_events log;
+    struct coord_refusals refusals;
+};
+
 /* Notes that something (`what`: "connect", "key add") was refused to somebody. False: it is only counted. */
 bool coord_audit_refused(struct coord *cluster, const char *who, const char *what, const char *why);
 /* Does the same for a peer, with its identity and address. */

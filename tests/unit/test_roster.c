@@ -555,7 +555,8 @@ TEST(actions_are_noted_with_their_outcome_also_after_a_restart)
 
 static void let_refusals_pass(uint64_t ms)
 {
-    for (size_t i = 0; i <= CAIRN_REFUSALS_MAX; i++) fake.cluster->refusals.list[i].since_ms -= ms;
+    for (size_t i = 0; i <= CAIRN_REFUSALS_MAX; i++)
+        fake.cluster->audit.refusals.list[i].since_ms -= ms;
 }
 
 /* The count is noted when the next look is due, so it is made due. */
@@ -612,11 +613,11 @@ TEST(a_full_disk_refuses_nothing_and_the_entry_comes_later)
     let_files_grow(false);
     coord_audit_refused(fake.cluster, "mallory", "connect", "no");
     coord_events_tick(fake.cluster);
-    fake_until(&fake, fake.cluster->audit.failed);
+    fake_until(&fake, fake.cluster->audit.log.failed);
     last_is("refused", "connect: no", "mallory");
     let_files_grow(true);
     coord_events_tick(fake.cluster);
-    fake_until(&fake, !fake.cluster->audit.failed);
+    fake_until(&fake, !fake.cluster->audit.log.failed);
     restart_coordinator();
     last_is("refused", "connect: no", "mallory");
 }
