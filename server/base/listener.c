@@ -92,18 +92,16 @@ struct listener {
     mode_t socket_mode;
     struct stream_room room; /* for the receive buffers of all peers */
     struct handshake_answered answered;
-    struct source sources[SOURCES];
-    uint8_t source_key[crypto_shorthash_KEYBYTES];
+    struct {
+        struct source list[SOURCES]; /* by the hash of an address */
+        uint8_t key[crypto_shorthash_KEYBYTES];
+    } sources;
     struct frame_limits before_hello;
     struct frame_limits after_hello;
 
-    struct log_limit garbage_limit; /* one limit for each kind of warning */
-    struct log_limit refused_limit;
-    struct log_limit silent_limit;
-    struct log_limit flood_limit;
-    struct log_limit full_limit;
-    struct log_limit accept_limit;
-    struct log_limit room_limit;
+    struct { /* one for each kind of warning */
+        struct log_limit garbage, refused, silent, flood, full, accept, room;
+    } limits;
 
     /* borrowed */
     struct listener_events events;
@@ -236,7 +234,7 @@ static bool make_place(struct listener *listener)
     if (listener->half_open_count < listener->half_open_max) return true;
     struct peer *peer = choose_who_goes(listener);
     if (peer == NULL) return false;
-    log_limited(&listener->flood_limit, CAIRN_LOG_WARN,
+    log_limited(&listener->limits.flood, CAIRN_LOG_WARN,
                 "%zu connections have not said Hello: closing one that %s, %s",
                 listener->half_open_count,
                 peer->is_stranger ? "has not shown a token, of the address with most of them"
@@ -255,7 +253,7 @@ static void accept_at(struct listener *listener, struct endpoint *endpoint)
     const cairn_status status = peer_accept(endpoint, &why);
     // the connection was not taken, and is tried again later
     endpoint->connection_waits = status == CAIRN_ERR_NO_MEMORY;
-    if (status != CAIRN_OK) log_limited(&listener->accept_limit, CAIRN_LOG_WARN, "%s", why.text);
+    if (status != CAIRN_OK) log_limited(&listener->limits.accept, CAIRN_LOG_WARN, "%s", why.text);
 }
 
 static void accept_waiting(struct listener *listener)
@@ -268,7 +266,7 @@ static void listener_on_connection(uv_stream_t *server, int error)
 {
     struct endpoint *endpoint = server->data;
     if (error != 0) {
-        log_limited(&endpoint->listener->accept_limit, CAIRN_LOG_WARN,
+        log_limited(&endpoint->listener->limits.accept, CAIRN_LOG_WARN,
                     "cannot accept a connection: %s", uv_strerror(error));
         return;
     }
@@ -432,7 +430,7 @@ cairn_status listener_open(uv_loop_t *loop, const struct listener_options *optio
     listener->context = context;
     uv_timer_init(loop, &listener->timer);
     listener->timer.data = listener;
-    crypto_shorthash_keygen(listener->source_key);
+    crypto_shorthash_keygen(listener->sources.key);
     listener->open_handles = 1;
     const cairn_status status = open_all(listener, options, why);
     if (status != CAIRN_OK) {
@@ -656,11 +654,11 @@ static void log_stranger(struct peer *peer, cairn_status status, const char *why
     struct listener *listener = peer->listener;
     struct log_limit *limit = NULL;
     if (status == CAIRN_ERR_TIMEOUT)
-        limit = &listener->silent_limit;
+        limit = &listener->limits.silent;
     else if (status == CAIRN_ERR_PROTOCOL || status == CAIRN_ERR_VERSION)
-        limit = &listener->garbage_limit;
+        limit = &listener->limits.garbage;
     else if (status == CAIRN_ERR_REFUSED)
-        limit = &listener->refused_limit;
+        limit = &listener->limits.refused;
     if (limit != NULL)
         log_limited(limit, CAIRN_LOG_WARN, "closed a connection of %s: %s", peer_name(peer), why);
     else
@@ -781,8 +779,8 @@ static struct source *source_of(struct listener *listener, int fd)
         memcpy(where + 1, six->sin6_addr.s6_addr + 12, 4);
     else
         memcpy(where + 1, &four->sin_addr, 4);
-    crypto_shorthash((uint8_t *)&hash, where, sizeof where, listener->source_key);
-    return &listener->sources[hash % SOURCES];
+    crypto_shorthash((uint8_t *)&hash, where, sizeof where, listener->sources.key);
+    return &listener->sources.list[hash % SOURCES];
 }
 
 /* Gives a stranger some time for its first message, unless many of its address have got some just now. */
@@ -849,7 +847,7 @@ static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why)
     listener->half_open_count++;
     listener->peer_count++;
     if (listener->peer_count <= places_for(peer)) return CAIRN_OK;
-    log_limited(&listener->full_limit, CAIRN_LOG_WARN,
+    log_limited(&listener->limits.full, CAIRN_LOG_WARN,
                 "refused a connection of %s: there are %zu already, as many as "
                 "connections_max in [network] allows such a peer (%zu)",
                 peer_name(peer), listener->peer_count - 1, listener->connections_max);
@@ -889,7 +887,7 @@ static void peer_close_unfinished(struct listener *listener)
     // no frame is incomplete: the room is taken by frames that are being handled
     if (oldest == NULL) return;
     const size_t bytes = stream_unfinished_bytes(oldest->stream, &since_ms);
-    log_limited(&listener->room_limit, CAIRN_LOG_WARN,
+    log_limited(&listener->limits.room, CAIRN_LOG_WARN,
                 "unfinished messages take more than %zu MiB: closing %s, which sent %zu bytes of "
                 "one %" PRIu64 " ms ago but not the rest",
                 listener->room.max_bytes >> 20, peer_name(oldest), bytes,

@@ -609,7 +609,7 @@ TEST_EACH(a_flood_of_strangers_pushes_no_slow_member_out, 0, 2)
     run_with(a_slow_member_in_a_flood);
     settle();
     ck_assert_int_eq(hello_count, 1);
-    for (size_t i = 0; i < SOURCES; i++) ck_assert_uint_eq(listener->sources[i].strangers, 0);
+    for (size_t i = 0; i < SOURCES; i++) ck_assert_uint_eq(listener->sources.list[i].strangers, 0);
 }
 
 static void members_until_the_last_place_and_an_admin(void)
