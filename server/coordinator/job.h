@@ -565,6 +565,10 @@ enum settings_purpose {
     CAIRN_SETTINGS_AMEND,
     CAIRN_SETTINGS_CREATE
 };
+/* Applies a whole amendment to `next`, a copy of the job's spec. *extends_out: true if tensors get planes or
+ * lose them, or a setting needs it, so that the shards have to make a new generation. */
+cairn_status coord_spec_amend(struct job_spec_data *next, const Cairn__JobAmend *amend,
+                              bool *extends_out, struct sentence *why) CAIRN_MUST_CHECK;
 /* Applies the settings to `next`, a copy of the job's or the snapshot's spec, and makes `next` canonical.
  * Does not judge the result as a whole. Sets *reopens_out to true if a new generation is needed, else
  * leaves *reopens_out unchanged. */
