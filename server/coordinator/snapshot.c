@@ -63,107 +63,6 @@ static void fail_snapshot(struct coord_snapshot *snapshot, cairn_status status, 
     if (!commits(snapshot)) tell_folder(snapshot, "");
 }
 
-/* ==== progress ==== */
-
-/* The progress of a snapshot, as shards report it with their heartbeats. */
-
-static void take_progress(struct coord_job *job, const struct coord_shard_entry *entry,
-                          const Cairn__PinTold *told)
-{
-    struct coord_snapshot *snapshot = job->snapshots.running;
-    if (snapshot == NULL || snapshot->number != told->snapshot) return;
-    CAIRN_EACH_SHARD (job, i) {
-        if (job->shards[i].entry != entry) continue;
-        // If a shard reports an impossible total, it is shown as done.
-        const uint64_t total = told->total_bytes < UINT64_MAX / 65536 ? told->total_bytes : 0;
-        snapshot->progress[i] = (struct snapshot_progress) {
-            .done_bytes = told->done_bytes < total ? told->done_bytes : total,
-            .total_bytes = total,
-            .waited_ms = told->waited_ms,
-        };
-    }
-}
-
-void coord_snapshot_on_progress(struct coord *cluster, const struct coord_shard_entry *entry,
-                                const Cairn__Heartbeat *message)
-{
-    for (size_t i = 0; i < message->n_pins; i++) {
-        struct coord_job *job = coord_job_by_id(cluster, message->pins[i]->job);
-        if (job != NULL) take_progress(job, entry, message->pins[i]);
-    }
-}
-
-bool coord_snapshot_progress(const struct coord_job *job, struct snapshot_progress *out)
-{
-    const struct coord_snapshot *snapshot = job->snapshots.running;
-    *out = (struct snapshot_progress) { 0 };
-    if (snapshot == NULL) return false;
-    CAIRN_EACH_SHARD (job, i) {
-        const struct snapshot_progress *of = &snapshot->progress[i];
-        // If a shard's part has arrived, all its bytes are done, even if its last progress, which
-        // is older, says less.
-        out->done_bytes += snapshot->parts[i] == CAIRN_PART_IN ? of->total_bytes : of->done_bytes;
-        out->total_bytes += of->total_bytes;
-        if (of->waited_ms > out->waited_ms) out->waited_ms = of->waited_ms;
-    }
-    if (out->total_bytes == 0) return false;
-    const uint64_t ms = uv_now(job->cluster->loop) - snapshot->begun_ms;
-    out->bytes_per_s = (uint64_t)((double)out->done_bytes * 1000 / (double)(ms > 0 ? ms : 1));
-    if (out->bytes_per_s > 0)
-        out->left_s = (out->total_bytes - out->done_bytes + out->bytes_per_s - 1) /
-                      out->bytes_per_s;
-    return true;
-}
-
-/* Appends the progress to the sentence, for people: bytes, rate, seconds left. Appends nothing if no
- * shard has reported yet. */
-static void add_snapshot_progress(const struct coord_job *job, struct sentence *out)
-{
-    struct snapshot_progress progress;
-    if (!coord_snapshot_progress(job, &progress)) return;
-    sentence_add(out, "; %.1f of %.1f MB, %.1f MB/s", (double)progress.done_bytes / 1e6,
-                 (double)progress.total_bytes / 1e6, (double)progress.bytes_per_s / 1e6);
-    if (progress.bytes_per_s > 0) sentence_add(out, ", %" PRIu64 " s left", progress.left_s);
-    if (progress.waited_ms > 0)
-        sentence_add(out, ", updates waited %" PRIu64 " ms for its staging", progress.waited_ms);
-}
-
-/* Describes a snapshot that is being taken, without its progress. `view` borrows from `snapshot` and
- * `state`. */
-static void snapshot_to_view(const struct coord_snapshot *snapshot, const char *state,
-                             struct snapshot_view *view)
-{
-    Cairn__SnapshotStatus *out = &view->status;
-    cairn__snapshot_status__init(out);
-    out->job = snapshot->job->spec.name;
-    out->state = wire_text(state);
-    out->shards = snapshot->job->entry_count;
-    out->periodic = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC;
-    // the snapshot has no version and no manifest yet
-    if (!snapshot->is_pinned) return;
-    out->generation = snapshot->version.generation;
-    out->step = snapshot->version.step;
-    out->created_unix_ms = snapshot->manifest.created_unix_s * 1000;
-    if (snapshot->status == CAIRN_OK) coord_nonfinite_to_view(&snapshot->manifest, view);
-    if (coord_snapshot_id(snapshot)[0] == '\0') return; // another thread is still making the folder
-    out->id = wire_text(snapshot->id);
-    out->path = snapshot->folder;
-}
-
-bool coord_snapshot_running(const struct coord_job *job, struct snapshot_view *view)
-{
-    const struct coord_snapshot *snapshot = job->snapshots.running;
-    struct snapshot_progress progress;
-    if (snapshot == NULL || !snapshot->has_files) return false;
-    snapshot_to_view(snapshot, "running", view);
-    if (!coord_snapshot_progress(job, &progress)) return true;
-    view->status.done_bytes = progress.done_bytes;
-    view->status.total_bytes = progress.total_bytes;
-    view->status.bytes_per_s = progress.bytes_per_s;
-    view->status.left_s = progress.left_s;
-    return true;
-}
-
 /* ==== work ==== */
 
 /* Another thread does a part of a snapshot's work. It makes the folder, computes the content root
@@ -363,38 +262,6 @@ static bool is_abandoned(const struct coord_snapshot *snapshot)
            LIST_EMPTY(&snapshot->now.at_end);
 }
 
-bool coord_snapshot_waiting(const struct coord_job *job, struct sentence *out)
-{
-    const struct coord_snapshot *snapshot = job->snapshots.running;
-    bool is_away = false;
-    out->text[0] = '\0';
-    if (snapshot == NULL || !snapshot->is_pinned) coord_job_waiting(job, out);
-    if (snapshot != NULL && coord_steps_at(&snapshot->steps) == CAIRN_SNAPSHOT_MAKES_FOLDER)
-        sentence_set(out, "the disk of snapshots.path");
-    CAIRN_EACH_SHARD (job, i) {
-        is_away |= job->shards[i].entry->session == NULL;
-        if (snapshot == NULL || !part_is_open(snapshot->parts[i])) continue;
-        sentence_add(out, "%sshard %s", out->text[0] != '\0' ? ", " : "",
-                     job->shards[i].entry->name);
-    }
-    return is_away && out->text[0] != '\0';
-}
-
-void coord_snapshot_show(const struct coord_job *job, struct sentence *out)
-{
-    const struct coord_snapshot *snapshot = job->snapshots.running;
-    struct sentence awaited;
-    out->text[0] = '\0';
-    if (snapshot == NULL) return;
-    const char *id = coord_snapshot_id(snapshot);
-    coord_snapshot_waiting(job, &awaited);
-    sentence_set(out, "a %s%s%s, for %" PRIu64 " s", snapshot->has_files ? "snapshot" : "digest",
-                 id[0] != '\0' ? " " : "", id,
-                 (uv_now(job->cluster->loop) - snapshot->begun_ms) / 1000);
-    add_snapshot_progress(job, out);
-    if (awaited.text[0] != '\0') sentence_add(out, "; it waits for %s", awaited.text);
-}
-
 static cairn_status refuse_second(const struct coord_job *job, struct sentence *why)
 {
     struct sentence awaited;
@@ -551,7 +418,7 @@ static void follow_snapshot(struct coord_job *job, struct coord_snapshot_waiters
 static void answer_begun(struct coord_snapshot *snapshot)
 {
     struct snapshot_view view;
-    snapshot_to_view(snapshot, "writing", &view);
+    coord_snapshot_to_view(snapshot, "writing", &view);
     coord_waiters_answer(&snapshot->now.at_begin, CAIRN_MSG_SNAPSHOT_STATUS, &view.status.base);
 }
 

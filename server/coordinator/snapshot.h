@@ -303,8 +303,10 @@ struct snapshot_view {
     char nonfinite[CAIRN_RESULTS_BYTES];
 };
 
-/* Describes which elements of the saved version are not finite. */
-void coord_nonfinite_to_view(const struct manifest *manifest, struct snapshot_view *view);
+/* Describes a snapshot that is being taken, without its progress. `view` borrows from `snapshot` and
+ * `state`. */
+void coord_snapshot_to_view(const struct coord_snapshot *snapshot, const char *state,
+                            struct snapshot_view *view);
 /* Describes a committed snapshot. `view` borrows from `manifest`, `id` and `folder`. */
 void coord_manifest_to_view(const struct manifest *manifest, const char *id, const char *folder,
                             struct snapshot_view *view);
