@@ -1,8 +1,8 @@
 /* Re-sharding: a running job is moved to other shards, or spread over them differently, in slices.
  *
  *   reshard.c        run    decides the next step: a shard joins, a slice begins, or the run ends
- *                    slice  the machine of one slice (server/core/move.h), and the messages to shards
  *                    join   shards that have no part yet get one that owns nothing
+ *   reshard_slice.c  slice  the machine of one slice (server/core/move.h), and the messages to shards
  *   reshard_plan.c   plan   decides over which shards a job is spread, and in which layout
  *                    wish   lists the wanted shards: those that the run asks for, or all that are connected
  *                    pace   decides how large a slice is while steps are made, and when a slice may begin
@@ -92,7 +92,9 @@ struct coord_reshard {
      * or when such a run was last refused (arrivals_refused) */
     uint64_t arrivals_seen, arrivals_refused;
 
-    struct move *move;       /* owned; NULL: no core */
+    struct move *move; /* owned; NULL: no core */
+    /* tells the run how a slice ended: CAIRN_OK, or the status and the text of its failure */
+    void (*slice_ended)(struct coord_job *job, cairn_status status, const char *text);
     struct layout *prior;    /* owned: the layout before the slice; NULL: not known */
     uint64_t slice_bytes;    /* bytes of the slice under way */
     uint64_t came_bytes;     /* bytes received by the shards that have all of the slice */
@@ -189,6 +191,12 @@ void coord_reshard_spread(struct coord *cluster);
 
 /* ---- the slice ---- */
 
+/* Begins a slice; if `back` is set, the slice takes back the previous slice. Takes ownership of `next` and
+ * of `gone`, which is malloc'ed and has a bit set for each hole of `next`. */
+void coord_slice_begin(struct coord_job *job, struct layout *next, uint8_t *gone, uint64_t bytes,
+                       bool back);
+/* Something has happened to the slice, or to the layout in force: the machine decides what follows. */
+void coord_slice_event(struct coord_job *job, struct move_event *event, const char *text);
 /* The core now uses the next layout. */
 void coord_slice_in_force(struct coord_job *job);
 /* After the loss of a shard, begins to take back the slice as soon as all other shards in force are up. */
