@@ -55,11 +55,17 @@ struct coord_opening {
     bool put_off; /* true: the opener is put off because it failed too often (members.h) */
 };
 
+/* A job that a thread is planning (jobs.c), and that is in no list of jobs yet. The texts are borrowed. */
+struct coord_planning {
+    struct coord_planning *next;
+    const char *name, *owner;
+};
+
 /* The cluster's openings. The flags `advancing` and `again` keep coord_openings_advance from being entered
  * twice. */
 struct coord_openings {
     bool advancing, again;
-    struct coord_creation *creations; /* owned by jobs.c: the jobs that threads are planning */
+    struct coord_planning *planned; /* owned by jobs.c: the jobs that threads are planning */
     bool contested; /* true: an opening waits until its rank is free, or is put off */
 };
 
@@ -222,6 +228,13 @@ struct coord_job_shard {
     bool lost;
 };
 
+/* A change of a job's tenant (jobs.c). */
+struct coord_sharing {
+    bool is_storing; /* true: the tenant that the job has now is being written to the store */
+    struct coord_tenant former;   /* if that fails, the job has this one again */
+    struct coord_waiters waiters; /* owned: those who wait until the tenant is durable */
+};
+
 /* Numbers that are durable before they are used, so that no restart or restore uses one a second time. */
 struct coord_reserved {
     uint64_t generation; /* generations up to this one may have been used */
@@ -280,9 +293,7 @@ struct coord_job {
     struct origin origin;
     struct coord_reserved reserved;
     struct coord_tenant tenant;
-    struct coord_tenant former_tenant; /* `tenant` before the change that is being stored */
-    bool is_sharing;                   /* true: `former_tenant` counts if that fails */
-    struct coord_waiters sharers; /* owned: tenants.c; those who wait until `tenant` is durable */
+    struct coord_sharing sharing;
 
     /* NULL in CREATING. In LOST the core is dead, unless loss.may_return */
     struct round_machine *core;
@@ -335,6 +346,10 @@ struct coord_job *coord_job_find(struct coord *cluster, const char *name);
 /* Does the same. If there is no such job, `why` says so. */
 struct coord_job *coord_job_named(struct coord *cluster, const char *name, struct sentence *why);
 struct coord_job *coord_job_by_id(const struct coord *cluster, uint64_t id);
+/* Returns how many jobs of that owner threads are planning. */
+uint64_t coord_jobs_planned(const struct coord *cluster, const char *owner);
+/* True: a thread is planning a job of that name. */
+bool coord_job_planning(const struct coord *cluster, const char *name);
 /* coord_job_link adds the job to the cluster's list, coord_job_unlink removes it. */
 void coord_job_link(struct coord_job *job);
 void coord_job_unlink(struct coord_job *job);
@@ -432,10 +447,6 @@ CAIRN_MUST_CHECK cairn_status coord_job_create(struct coord *cluster,
                                                uint64_t generation, struct packed *packed,
                                                const struct coord_tenant *maker,
                                                struct sentence *why);
-/* Returns how many jobs of that owner threads are planning. */
-uint64_t coord_jobs_planned(const struct coord *cluster, const char *owner);
-/* True: a thread is planning a job of that name. */
-bool coord_job_planning(const struct coord *cluster, const char *name);
 /* Deletes the job from the store, then frees it here and on its shards. Until then the job is CREATING. The
  * job must have no members. */
 void coord_job_drop(struct coord_job *job);

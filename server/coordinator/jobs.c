@@ -1,4 +1,4 @@
-/* This file creates jobs, loads them after a start, and drops them. */
+/* This file creates jobs, loads them after a start, gives them to other owners, and drops them. */
 #include <inttypes.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -24,7 +24,8 @@ static void free_body(void *arg)
 
 void coord_job_free(struct coord_job *job)
 {
-    coord_waiters_fail(&job->sharers, CAIRN_ERR_NOT_FOUND, "the job is gone, or another one now");
+    coord_waiters_fail(&job->sharing.waiters, CAIRN_ERR_NOT_FOUND,
+                       "the job is gone, or another one now");
     while (job->members.list != NULL) coord_member_free(job->members.list);
     coord_relapses_release(job);
     coord_job_core_close(job);
@@ -218,35 +219,20 @@ void coord_draft_close(struct coord_draft *draft)
 /* A thread plans the job, the shards make room, and the store records the job. */
 struct coord_creation {
     struct coord_steps steps;
-    struct coord_creation *next; /* in the cluster's list, while the job is planned */
-    char *name;                  /* owned */
-    struct packed *packed;       /* held */
+    struct coord_planning planning; /* in the cluster's list, while the job is planned */
+    char *name;                     /* owned */
+    struct packed *packed;          /* held */
     /* owned while it is planned; after that it is in the cluster's list, and owns the creation */
     struct coord_job *job;
     bool is_linked; /* true: the job is in the cluster's list */
     uint32_t shard_count;
 };
 
-uint64_t coord_jobs_planned(const struct coord *cluster, const char *owner)
-{
-    uint64_t count = 0;
-    for (const struct coord_creation *c = cluster->openings.creations; c != NULL; c = c->next)
-        count += strcmp(c->job->tenant.owner, owner) == 0;
-    return count;
-}
-
-bool coord_job_planning(const struct coord *cluster, const char *name)
-{
-    const struct coord_creation *c = cluster->openings.creations;
-    while (c != NULL && strcmp(c->name, name) != 0) c = c->next;
-    return c != NULL;
-}
-
 static void end_planning(struct coord_creation *creation)
 {
-    struct coord_creation **at = &creation->steps.cluster->openings.creations;
-    while (*at != NULL && *at != creation) at = &(*at)->next;
-    if (*at == creation) *at = creation->next;
+    struct coord_planning **at = &creation->steps.cluster->openings.planned;
+    while (*at != NULL && *at != &creation->planning) at = &(*at)->next;
+    if (*at != NULL) *at = creation->planning.next;
 }
 
 static void free_creation(struct coord_creation *creation)
@@ -407,8 +393,9 @@ static cairn_status begin_creation(struct coord *cluster, const char *name, uint
     creation->job->tenant = *maker;
     creation->job->generation = generation;
     if (generation > 1) creation->job->origin = (struct origin) { generation, { 0, 0 } };
-    creation->next = cluster->openings.creations;
-    cluster->openings.creations = creation;
+    creation->planning = (struct coord_planning) { cluster->openings.planned, creation->name,
+                                                   creation->job->tenant.owner };
+    cluster->openings.planned = &creation->planning;
     coord_steps_advance(&creation->steps);
     return CAIRN_OK;
 }
@@ -420,7 +407,7 @@ cairn_status coord_job_create(struct coord *cluster, const struct job_spec_data 
     CAIRN_TRY(spec_check_usable(spec, why));
     size_t count = 0;
     for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) count++;
-    for (const struct coord_creation *c = cluster->openings.creations; c != NULL; c = c->next)
+    for (const struct coord_planning *p = cluster->openings.planned; p != NULL; p = p->next)
         count++;
     if (count >= CAIRN_JOBS_MAX)
         return fail_with(why, CAIRN_ERR_REFUSED,
@@ -818,9 +805,123 @@ const struct coord_operation coord_dropping = {
     .until = "until the job is dropped",
 };
 
+/* ==== share ==== */
+
+/* Gives a job to another owner, or shares it with others. */
+
+static cairn_status judge_owners(const Cairn__JobShare *share, struct sentence *why)
+{
+    const char *at = share->owners;
+    if (share->owner && (!access_owner_ok(at, strlen(at), false)))
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "\"%.100s\" is no owner: `cairn job show` and `cairn key list` show those "
+                         "there are, such as team-a or uid:1000",
+                         at);
+    if (strlen(at) >= CAIRN_SHARED_BYTES)
+        return fail_with(why, CAIRN_ERR_INVALID, "a list of owners has at most %d characters",
+                         CAIRN_SHARED_BYTES - 1);
+    while (*at != '\0' && !share->owner) {
+        const size_t length = strcspn(at, ",");
+        if (!access_owner_ok(at, length, true))
+            return fail_with(why, CAIRN_ERR_INVALID,
+                             "\"%.100s\" is no list of owners: give names separated by ',', with * "
+                             "for any text, or \"\" for nobody",
+                             share->owners);
+        at += length;
+        at += *at == ',';
+    }
+    return CAIRN_OK;
+}
+
+/* Puts out the members that may not use the job any more. */
+static void put_out_strangers(struct coord_job *job)
+{
+    struct coord_member *m = job->members.list;
+    while (m != NULL) {
+        struct sentence why;
+        if (coord_judge_opener(m->session, job, m->role == CAIRN_ROLE_WIRE_WORKER, &why) ==
+            CAIRN_OK) {
+            m = m->next_of_job;
+            continue;
+        }
+        coord_member_put_out(m, CAIRN_ERR_REFUSED, why.text);
+        m = job->members.list; // others may have gone with it
+    }
+}
+
+/* The change of a job's tenant is not stored: takes it back. */
+static void refuse_shared(struct coord_job *job, cairn_status status, const char *why)
+{
+    job->sharing.is_storing = false;
+    job->tenant = job->sharing.former;
+    log_error("whose job %s is was not written, and stays as it was: %s", job->spec.name, why);
+    coord_waiters_fail(&job->sharing.waiters, status, why);
+    put_out_strangers(job);
+}
+
+static void on_share_saved(const struct coord_saved *saved)
+{
+    struct coord_job *job = coord_job_by_id(saved->cluster, saved->number);
+    if (job == NULL) return; // whoever freed it has answered
+    if (!job->sharing.is_storing)
+        return; // a restore has made the job anew, with the tenant that it had
+    job->sharing.is_storing = false;
+    if (saved->status != CAIRN_OK) {
+        refuse_shared(job, saved->status, saved->why);
+        return;
+    }
+    Cairn__JobShared message = CAIRN__JOB_SHARED__INIT;
+    message.name = job->spec.name;
+    message.owner = job->tenant.owner;
+    message.shared = job->tenant.shared;
+    message.shared_read = job->tenant.shared_read;
+    coord_waiters_answer(&job->sharing.waiters, CAIRN_MSG_JOB_SHARED, &message.base);
+}
+
+static cairn_status on_job_share(struct coord_session *session, uint32_t request, const void *any,
+                                 struct sentence *why)
+{
+    const Cairn__JobShare *share = any;
+    struct coord_job *job = coord_job_named(session->cluster, share->name, why);
+    if (job == NULL) return CAIRN_ERR_NOT_FOUND;
+    struct coord_tenant *tenant = &job->tenant;
+    if (share->owner && !access_role(coord_who(session), CAIRN_MAY_ADMIN))
+        return fail_with(
+            why, CAIRN_ERR_REFUSED,
+            "only an admin gives a job to another owner; `cairn job share` lets others "
+            "use it");
+    CAIRN_TRY(judge_owners(share, why));
+    if (!job->stored || job->making != NULL || job->sharing.is_storing)
+        return fail_with(why, CAIRN_ERR_NOT_READY,
+                         "job %s is being made, dropped or shared: ask again", job->spec.name);
+    CAIRN_TRY(coord_waiters_add(&job->sharing.waiters, session, request, why));
+    job->sharing.former = *tenant;
+    job->sharing.is_storing = true;
+    if (share->owner)
+        snprintf(tenant->owner, sizeof tenant->owner, "%s", share->owners);
+    else if (share->read)
+        snprintf(tenant->shared_read, sizeof tenant->shared_read, "%s", share->owners);
+    else
+        snprintf(tenant->shared, sizeof tenant->shared, "%s", share->owners);
+    const struct stored_tenant row = coord_tenant_row(job);
+    const cairn_status status = coord_save(session->cluster, CAIRN_STORE_TENANT, &row, 1, job->id,
+                                           on_share_saved, why);
+    if (status != CAIRN_OK) {
+        refuse_shared(job, status, why->text);
+        return CAIRN_OK;
+    }
+    log_info("job %s belongs to %s now, and is shared with \"%s\", to be read by \"%s\"",
+             job->spec.name, tenant->owner[0] != '\0' ? tenant->owner : "nobody", tenant->shared,
+             tenant->shared_read);
+    put_out_strangers(job);
+    coord_openings_advance(session->cluster);
+    return CAIRN_OK;
+}
+
 /* ==== messages ==== */
 
 const struct coord_row coord_jobs_rows[] = {
+    { CAIRN_MSG_JOB_SHARE, CAIRN_FROM_ADMIN, .asks = on_job_share, .verb = "job share" },
     { CAIRN_MSG_JOB_REMOVE, CAIRN_FROM_ADMIN, .asks = on_job_remove, .verb = "job drop",
       .awaits = CAIRN_AWAITS_REPORTS },
     { 0 },

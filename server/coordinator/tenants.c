@@ -265,118 +265,6 @@ void coord_owner_leave(struct coord_session *session)
     free(owner);
 }
 
-/* ==== share ==== */
-
-/* Gives a job to another owner, or shares it with others. */
-
-static cairn_status judge_owners(const Cairn__JobShare *share, struct sentence *why)
-{
-    const char *at = share->owners;
-    if (share->owner && (!access_owner_ok(at, strlen(at), false)))
-        return fail_with(why, CAIRN_ERR_INVALID,
-                         "\"%.100s\" is no owner: `cairn job show` and `cairn key list` show those "
-                         "there are, such as team-a or uid:1000",
-                         at);
-    if (strlen(at) >= CAIRN_SHARED_BYTES)
-        return fail_with(why, CAIRN_ERR_INVALID, "a list of owners has at most %d characters",
-                         CAIRN_SHARED_BYTES - 1);
-    while (*at != '\0' && !share->owner) {
-        const size_t length = strcspn(at, ",");
-        if (!access_owner_ok(at, length, true))
-            return fail_with(why, CAIRN_ERR_INVALID,
-                             "\"%.100s\" is no list of owners: give names separated by ',', with * "
-                             "for any text, or \"\" for nobody",
-                             share->owners);
-        at += length;
-        at += *at == ',';
-    }
-    return CAIRN_OK;
-}
-
-/* Puts out the members that may not use the job any more. */
-static void put_out_strangers(struct coord_job *job)
-{
-    struct coord_member *m = job->members.list;
-    while (m != NULL) {
-        struct sentence why;
-        if (coord_judge_opener(m->session, job, m->role == CAIRN_ROLE_WIRE_WORKER, &why) ==
-            CAIRN_OK) {
-            m = m->next_of_job;
-            continue;
-        }
-        coord_member_put_out(m, CAIRN_ERR_REFUSED, why.text);
-        m = job->members.list; // others may have gone with it
-    }
-}
-
-/* The change of a job's tenant is not stored: takes it back. */
-static void refuse_shared(struct coord_job *job, cairn_status status, const char *why)
-{
-    job->is_sharing = false;
-    job->tenant = job->former_tenant;
-    log_error("whose job %s is was not written, and stays as it was: %s", job->spec.name, why);
-    coord_waiters_fail(&job->sharers, status, why);
-    put_out_strangers(job);
-}
-
-static void on_share_saved(const struct coord_saved *saved)
-{
-    struct coord_job *job = coord_job_by_id(saved->cluster, saved->number);
-    if (job == NULL) return;      // whoever freed it has answered
-    if (!job->is_sharing) return; // a restore has made the job anew, with the tenant that it had
-    job->is_sharing = false;
-    if (saved->status != CAIRN_OK) {
-        refuse_shared(job, saved->status, saved->why);
-        return;
-    }
-    Cairn__JobShared message = CAIRN__JOB_SHARED__INIT;
-    message.name = job->spec.name;
-    message.owner = job->tenant.owner;
-    message.shared = job->tenant.shared;
-    message.shared_read = job->tenant.shared_read;
-    coord_waiters_answer(&job->sharers, CAIRN_MSG_JOB_SHARED, &message.base);
-}
-
-static cairn_status on_job_share(struct coord_session *session, uint32_t request, const void *any,
-                                 struct sentence *why)
-{
-    const Cairn__JobShare *share = any;
-    struct coord_job *job = coord_job_named(session->cluster, share->name, why);
-    if (job == NULL) return CAIRN_ERR_NOT_FOUND;
-    struct coord_tenant *tenant = &job->tenant;
-    if (share->owner && !access_role(coord_who(session), CAIRN_MAY_ADMIN))
-        return fail_with(
-            why, CAIRN_ERR_REFUSED,
-            "only an admin gives a job to another owner; `cairn job share` lets others "
-            "use it");
-    CAIRN_TRY(judge_owners(share, why));
-    if (!job->stored || job->making != NULL || job->is_sharing)
-        return fail_with(why, CAIRN_ERR_NOT_READY,
-                         "job %s is being made, dropped or shared: ask again", job->spec.name);
-    CAIRN_TRY(coord_waiters_add(&job->sharers, session, request, why));
-    job->former_tenant = *tenant;
-    job->is_sharing = true;
-    if (share->owner)
-        snprintf(tenant->owner, sizeof tenant->owner, "%s", share->owners);
-    else if (share->read)
-        snprintf(tenant->shared_read, sizeof tenant->shared_read, "%s", share->owners);
-    else
-        snprintf(tenant->shared, sizeof tenant->shared, "%s", share->owners);
-    const struct stored_tenant row = coord_tenant_row(job);
-    const cairn_status status = coord_save(session->cluster, CAIRN_STORE_TENANT, &row, 1, job->id,
-                                           on_share_saved, why);
-    if (status != CAIRN_OK) {
-        refuse_shared(job, status, why->text);
-        return CAIRN_OK;
-    }
-    log_info("job %s belongs to %s now, and is shared with \"%s\", to be read by \"%s\"",
-             job->spec.name, tenant->owner[0] != '\0' ? tenant->owner : "nobody", tenant->shared,
-             tenant->shared_read);
-    put_out_strangers(job);
-    coord_openings_advance(session->cluster);
-    return CAIRN_OK;
-}
-
 /* ==== quotas ==== */
 
 static const struct quota_key {
@@ -656,7 +544,6 @@ static void on_quota_get(struct coord_session *session, uint32_t request, const 
 /* ==== messages ==== */
 
 const struct coord_row coord_tenants_rows[] = {
-    { CAIRN_MSG_JOB_SHARE, CAIRN_FROM_ADMIN, .asks = on_job_share, .verb = "job share" },
     { CAIRN_MSG_QUOTA_GET, CAIRN_FROM_ADMIN, .by_session = on_quota_get,
       .needs = CAIRN_MAY_WORK | CAIRN_MAY_READ | CAIRN_MAY_MONITOR },
     { 0 },
