@@ -23,7 +23,7 @@ enum { ASKS_FOR_LIST, ASKS_FOR_PART, PREPARES_ROWS, WRITES, IS_OVER };
 
 static void free_adoption(struct coord_adoption *adoption)
 {
-    adoption->steps.cluster->adoption = NULL;
+    adoption->steps.cluster->under_way.adoption = NULL;
     (void)coord_steps_cancel(&adoption->steps);
     coord_waiters_release(&adoption->waiter);
     for (size_t i = 0; i < adoption->job_count; i++) {
@@ -106,7 +106,7 @@ static uint32_t ask_for_parts(struct coord_adoption *adoption, struct coord_shar
 
 static struct coord_adoptee *find_request(struct coord_session *session, uint32_t request)
 {
-    struct coord_adoption *adoption = session->cluster->adoption;
+    struct coord_adoption *adoption = session->cluster->under_way.adoption;
     for (size_t i = 0; adoption != NULL && i < adoption->job_count; i++) {
         struct coord_adoptee *job = &adoption->jobs[i];
         if (job->request == request && request != 0 && job->from == session->entry) return job;
@@ -137,7 +137,7 @@ static void on_part_told(struct coord_session *session, uint32_t request, const 
 static void on_page(struct coord_session *session, uint32_t request, const void *any)
 {
     const Cairn__Page *page = any;
-    struct coord_adoption *adoption = session->cluster->adoption;
+    struct coord_adoption *adoption = session->cluster->under_way.adoption;
     struct coord_adoptee *job = find_request(session, request);
     if (job == NULL) return;
     if (paged_add(job->parts, CAIRN_PARTS, page) != CAIRN_OK) {
@@ -234,7 +234,7 @@ static cairn_status judge_list(struct coord_steps *steps, cairn_status status, s
 
 void coord_adopt_tick(struct coord *cluster)
 {
-    struct coord_adoption *adoption = cluster->adoption;
+    struct coord_adoption *adoption = cluster->under_way.adoption;
     struct sentence why;
     if (adoption == NULL || adoption->steps.gather == NULL ||
         coord_now_ms(cluster) - adoption->began_ms < ADOPT_TIMEOUT_MS)
@@ -246,7 +246,7 @@ void coord_adopt_tick(struct coord *cluster)
 
 void coord_adopt_close(struct coord *cluster)
 {
-    if (cluster->adoption != NULL) free_adoption(cluster->adoption);
+    if (cluster->under_way.adoption != NULL) free_adoption(cluster->under_way.adoption);
 }
 
 /* ==== adopt plan ==== */
@@ -753,14 +753,15 @@ static cairn_status on_cluster_adopt(struct coord_session *session, uint32_t req
 {
     const Cairn__ClusterAdopt *message = any;
     struct coord *cluster = session->cluster;
-    struct coord_adoption *adoption = cluster->adoption != NULL ? NULL
-                                                                : calloc(1, sizeof *adoption);
+    struct coord_adoption *adoption = cluster->under_way.adoption != NULL
+                                          ? NULL
+                                          : calloc(1, sizeof *adoption);
     if (adoption == NULL)
         return fail_with(why, CAIRN_ERR_BUSY,
                          "the shards are being adopted already, or there is no memory");
     coord_steps_start(&adoption->steps, &adoption_plan, cluster, NULL);
     adoption->plan = message->plan;
-    cluster->adoption = adoption;
+    cluster->under_way.adoption = adoption;
     const cairn_status status = coord_waiters_add(&adoption->waiter, session, request, why);
     if (status == CAIRN_OK)
         coord_steps_advance(&adoption->steps);

@@ -210,7 +210,8 @@ static void on_back(uv_work_t *req, int uv_status);
 static bool may_run(const struct coord *cluster, uint64_t owner)
 {
     size_t running = 0;
-    for (const struct coord_work *w = cluster->works; w != NULL && owner != 0; w = w->next)
+    for (const struct coord_work *w = cluster->under_way.works; w != NULL && owner != 0;
+         w = w->next)
         running += w->owner == owner && !w->waits;
     return running < CAIRN_OWNER_WORKS_MAX;
 }
@@ -219,7 +220,7 @@ static bool may_run(const struct coord *cluster, uint64_t owner)
 static void run_next(struct coord *cluster, uint64_t owner)
 {
     struct coord_work *next = NULL;
-    for (struct coord_work *w = cluster->works; w != NULL && owner != 0; w = w->next)
+    for (struct coord_work *w = cluster->under_way.works; w != NULL && owner != 0; w = w->next)
         if (w->owner == owner && w->waits) next = w;
     if (next == NULL) return;
     next->waits = false;
@@ -233,13 +234,13 @@ static void on_back(uv_work_t *req, int uv_status)
     struct coord_work *work = req->data;
     struct coord *cluster = work->cluster;
     (void)uv_status; // nothing is ever canceled
-    struct coord_work **at = &cluster->works;
+    struct coord_work **at = &cluster->under_way.works;
     while (*at != work) at = &(*at)->next;
     *at = work->next;
     run_next(cluster, work->owner);
     if (work->session != NULL) work->session->wait_count--;
     finish_work(work);
-    if (cluster->closing) cluster->close_step(cluster);
+    if (cluster->closing) cluster->ending.step(cluster);
 }
 
 bool coord_work_start(struct coord_work *work, struct coord *cluster, struct coord_session *session,
@@ -255,8 +256,8 @@ bool coord_work_start(struct coord_work *work, struct coord *cluster, struct coo
     if (!work->waits && uv_queue_work(cluster->loop, &work->req, on_run, on_back) != 0)
         return false;
     if (session != NULL) session->wait_count++;
-    work->next = cluster->works;
-    cluster->works = work;
+    work->next = cluster->under_way.works;
+    cluster->under_way.works = work;
     return true;
 }
 

@@ -93,7 +93,7 @@ static void free_cluster(struct coord *cluster)
     coord_roster_close(cluster);
     const bool is_unread = coord_scrub_free(cluster);
     store_close(cluster->store);
-    if (cluster->lock_fd >= 0) durable_unlock(cluster->lock_fd);
+    if (cluster->saves.lock_fd >= 0) durable_unlock(cluster->saves.lock_fd);
     if (is_unread) free(cluster->storage.path);
     storage_watch_release(&cluster->storage.watch);
     coord_adopt_close(cluster);
@@ -105,9 +105,9 @@ static void free_cluster(struct coord *cluster)
 
 static void close_step(struct coord *cluster)
 {
-    if (cluster->handles_open > 0 || cluster->works != NULL) return;
-    void (*on_closed)(void *) = cluster->on_closed;
-    void *context = cluster->on_closed_context;
+    if (cluster->ending.handles_open > 0 || cluster->under_way.works != NULL) return;
+    void (*on_closed)(void *) = cluster->ending.on_closed;
+    void *context = cluster->ending.context;
     free_cluster(cluster);
     if (on_closed != NULL) on_closed(context);
 }
@@ -115,14 +115,14 @@ static void close_step(struct coord *cluster)
 static void on_timer_closed(uv_handle_t *handle)
 {
     struct coord *cluster = handle->data;
-    cluster->handles_open--;
+    cluster->ending.handles_open--;
     close_step(cluster);
 }
 
 static void on_part_closed(void *context)
 {
     struct coord *cluster = context;
-    cluster->handles_open--;
+    cluster->ending.handles_open--;
     close_step(cluster);
 }
 
@@ -130,8 +130,8 @@ void coord_close(struct coord *cluster, void (*on_closed)(void *context), void *
 {
     if (cluster->closing) return;
     cluster->closing = true;
-    cluster->on_closed = on_closed;
-    cluster->on_closed_context = context;
+    cluster->ending.on_closed = on_closed;
+    cluster->ending.context = context;
     uv_close((uv_handle_t *)&cluster->clock.tick, on_timer_closed);
     listener_close(cluster->listener, on_part_closed);
     coord_saves_close(cluster, on_part_closed, cluster);
@@ -144,9 +144,9 @@ void coord_close(struct coord *cluster, void (*on_closed)(void *context), void *
 static cairn_status open_folders(struct coord *cluster, struct sentence *why)
 {
     const struct coord_options *options = cluster->options;
-    cairn_status status = durable_lock(options->store_path, &cluster->lock_fd, why);
+    cairn_status status = durable_lock(options->store_path, &cluster->saves.lock_fd, why);
     if (status != CAIRN_OK) {
-        cluster->lock_fd = -1;
+        cluster->saves.lock_fd = -1;
         return status;
     }
     status = store_open(options->store_path, &cluster->store, why);
@@ -233,8 +233,8 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
     cluster->rules = rules;
     cluster->tenants.quotas = quotas;
     cluster->loop = loop;
-    cluster->lock_fd = -1;
-    cluster->close_step = close_step;
+    cluster->saves.lock_fd = -1;
+    cluster->ending.step = close_step;
     cluster->put_out = coord_session_put_out;
     cluster->callbacks = &coord_job_callbacks;
     cluster->clock.started_ms = cluster->clock.last_tick_ms = uv_now(loop);
@@ -249,7 +249,7 @@ cairn_status coord_open(const struct coord_options *options, uv_loop_t *loop,
     uv_timer_init(loop, &cluster->clock.tick);
     cluster->clock.tick.data = cluster;
     uv_timer_start(&cluster->clock.tick, on_tick, coord_tick_ms(cluster), coord_tick_ms(cluster));
-    cluster->handles_open = 5;
+    cluster->ending.handles_open = 5;
     log_info("cluster %s, incarnation %" PRIu64 ", waits for %" PRId64 " shard%s", options->name,
              store_meta(cluster->store)->incarnation, options->shards,
              options->shards == 1 ? "" : "s");

@@ -125,23 +125,14 @@ struct coord_clock {
 
 #define CAIRN_DRAINED_MAX 64
 
-struct coord {
-    /* borrowed */
-    const struct coord_callbacks *callbacks; /* round.h */
-    const struct coord_options *options;
-    uv_loop_t *loop;
-    /* owned */
-    struct listener *listener;
-    struct access_rules rules; /* access.h */
-    struct coord_store *store;
-    int lock_fd;                 /* lock of the store's folder */
-    struct coord_keys *keys;     /* store.h */
-    struct coord_roster *roster; /* roster.h */
-    struct coord_scrub *scrub;   /* snapshot.h */
-    struct coord_shard_entry *shards;
-    struct coord_session *sessions;
-    struct coord_job *jobs;
-    /* owned: lists of the operations under way; NULL: there is no operation of that kind */
+/* The last processes that were drained, and told to end (drain.c). */
+struct coord_drained {
+    uint64_t incarnations[CAIRN_DRAINED_MAX];
+    size_t count; /* how many were drained since the start */
+};
+
+/* Owned: lists of the operations under way. NULL: there is no operation of that kind. */
+struct coord_under_way {
     struct coord_restore *restores;    /* restore.h */
     struct coord_resume *resumes;      /* restore.h */
     struct coord_adoption *adoption;   /* restore.h */
@@ -151,7 +142,34 @@ struct coord {
     struct coord_reshard_asked *asked; /* reshard_plan.c */
     struct coord_removal *removals;    /* snapshot.h */
     struct coord_work *works;          /* base.h */
-    struct coord_steps *storing; /* borrowed: the operations that wait for the disk; operations.h */
+};
+
+/* How a cluster ends. */
+struct coord_ending {
+    int handles_open; /* libuv handles; all are closed before the cluster is freed */
+    /* Called, while the cluster closes, whenever one more of its parts is closed or a work has ended. The
+     * last call frees the cluster. */
+    void (*step)(struct coord *cluster);
+    void (*on_closed)(void *context);
+    void *context;
+};
+
+struct coord {
+    /* borrowed */
+    const struct coord_callbacks *callbacks; /* round.h */
+    const struct coord_options *options;
+    uv_loop_t *loop;
+    /* owned */
+    struct listener *listener;
+    struct access_rules rules; /* access.h */
+    struct coord_store *store;
+    struct coord_keys *keys;     /* store.h */
+    struct coord_roster *roster; /* roster.h */
+    struct coord_scrub *scrub;   /* snapshot.h */
+    struct coord_shard_entry *shards;
+    struct coord_session *sessions;
+    struct coord_job *jobs;
+    struct coord_under_way under_way;
     /* each is used by its module alone */
     struct coord_saves saves;
     struct coord_events events;
@@ -163,21 +181,12 @@ struct coord {
     struct coord_earlies earlies;
     uint32_t next_request; /* base.c */
     uint64_t arrivals;     /* how often a shard connected */
-    struct {               /* the last processes that were drained, and told to end (drain.c) */
-        uint64_t incarnations[CAIRN_DRAINED_MAX];
-        size_t count; /* how many were drained since the start */
-    } drained;
-
+    struct coord_drained drained;
     struct coord_clock clock;
     bool closing;
-    int handles_open; /* libuv handles; all are closed before the cluster is freed */
-    /* Called, while the cluster closes, whenever one more of its parts is closed or a work has ended. The
-     * last call frees the cluster. */
-    void (*close_step)(struct coord *cluster);
     /* Ends a session at once, and says why: coord_session_put_out. */
     void (*put_out)(struct coord_session *session, const char *why);
-    void (*on_closed)(void *context);
-    void *on_closed_context;
+    struct coord_ending ending;
 };
 
 /* Locks and opens the data folder, loads the jobs, and begins to listen. The caller must then run the

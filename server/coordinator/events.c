@@ -426,7 +426,7 @@ struct coord_backup {
 
 static void free_backup(struct coord_backup *backup)
 {
-    backup->steps.cluster->backup = NULL;
+    backup->steps.cluster->under_way.backup = NULL;
     coord_waiters_release(&backup->waiter);
     free(backup->bytes);
     free(backup->path);
@@ -490,13 +490,13 @@ static cairn_status on_cluster_backup(struct coord_session *session, uint32_t re
         return fail_with(why, CAIRN_ERR_INVALID,
                          "\"%.100s\" is no absolute path: name a file of the coordinator's host",
                          message->path);
-    if (cluster->backup != NULL)
+    if (cluster->under_way.backup != NULL)
         return fail_with(why, CAIRN_ERR_BUSY, "the store is being copied to %.300s: ask again",
-                         cluster->backup->path);
+                         cluster->under_way.backup->path);
     struct coord_backup *backup = calloc(1, sizeof *backup);
     if (backup == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     coord_steps_start(&backup->steps, &backup_plan, cluster, NULL);
-    cluster->backup = backup;
+    cluster->under_way.backup = backup;
     backup->path = strdup(message->path);
     cairn_status status = backup->path != NULL
                               ? CAIRN_OK
@@ -512,7 +512,7 @@ static cairn_status on_cluster_backup(struct coord_session *session, uint32_t re
 
 void coord_backup_close(struct coord *cluster)
 {
-    if (cluster->backup != NULL) free_backup(cluster->backup);
+    if (cluster->under_way.backup != NULL) free_backup(cluster->under_way.backup);
 }
 
 /* ==== storage ==== */

@@ -564,7 +564,7 @@ struct coord_drop {
 
 static void free_drop(struct coord_drop *drop)
 {
-    struct coord_drop **at = &drop->steps.cluster->drops;
+    struct coord_drop **at = &drop->steps.cluster->under_way.drops;
     struct coord_job *job = coord_job_by_id(drop->steps.cluster, drop->job);
     if (job != NULL && job->making == &drop->steps) job->making = NULL;
     (void)coord_steps_cancel(&drop->steps);
@@ -579,7 +579,7 @@ static void free_drop(struct coord_drop *drop)
 
 void coord_drops_close(struct coord *cluster)
 {
-    while (cluster->drops != NULL) free_drop(cluster->drops);
+    while (cluster->under_way.drops != NULL) free_drop(cluster->under_way.drops);
 }
 
 /* ---- may it be? ---- */
@@ -724,8 +724,8 @@ static struct coord_drop *new_drop(const struct coord_job *job, bool is_asked)
     coord_steps_start(&drop->steps, &drop_plan, job->cluster, NULL);
     drop->job = job->id;
     drop->is_asked = is_asked;
-    drop->next = job->cluster->drops;
-    job->cluster->drops = drop;
+    drop->next = job->cluster->under_way.drops;
+    job->cluster->under_way.drops = drop;
     cairn__job_removed__init(&drop->removed);
     drop->name = strdup(job->spec.name);
     drop->away = calloc(job->entry_count + 1, sizeof *drop->away);

@@ -616,7 +616,7 @@ struct coord_removal {
 static void free_removal(struct coord_work *work)
 {
     struct coord_removal *removal = (struct coord_removal *)work;
-    struct coord_removal **at = &removal->work.cluster->removals;
+    struct coord_removal **at = &removal->work.cluster->under_way.removals;
     while (*at != NULL && *at != removal) at = &(*at)->next;
     if (*at == removal) *at = removal->next;
     free(removal->job);
@@ -679,7 +679,7 @@ static void on_removed(struct coord_work *work)
 
 bool coord_snapshot_removing(const struct coord *cluster, const char *folder)
 {
-    const struct coord_removal *r = cluster->removals;
+    const struct coord_removal *r = cluster->under_way.removals;
     while (r != NULL && strcmp(r->folder, folder) != 0) r = r->next;
     return r != NULL;
 }
@@ -710,7 +710,7 @@ static cairn_status judge_removal(const struct coord *cluster, const char *job, 
             return fail_with(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being written", id,
                              job);
     }
-    for (const struct coord_restore *r = cluster->restores; r != NULL; r = r->next) {
+    for (const struct coord_restore *r = cluster->under_way.restores; r != NULL; r = r->next) {
         if (restore_reads(r, job, folder))
             return fail_with(
                 why, CAIRN_ERR_BUSY,
@@ -749,8 +749,8 @@ static cairn_status begin_removal(struct coord *cluster, struct coord_session *s
     removal->job = name;
     removal->folder = folder;
     strncpy(removal->id, id, sizeof removal->id - 1); // `id` was parsed before
-    removal->next = cluster->removals;
-    cluster->removals = removal;
+    removal->next = cluster->under_way.removals;
+    cluster->under_way.removals = removal;
     if (coord_work_start(&removal->work, cluster, session, request)) return CAIRN_OK;
     free_removal(&removal->work);
     return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");

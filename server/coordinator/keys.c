@@ -375,7 +375,7 @@ static cairn_status on_key_trust(struct coord_session *session, uint32_t request
     const Cairn__KeyTrust *message = any;
     struct coord *cluster = session->cluster;
     struct coord_keys *keys = cluster->keys;
-    if (keys->is_changing || cluster->adoption != NULL)
+    if (keys->is_changing || cluster->under_way.adoption != NULL)
         return fail_with(why, CAIRN_ERR_BUSY, "the keys are being changed: ask again");
     CAIRN_TRY((message->untrust ? judge_untrust : judge_trust)(keys, message->key, why));
     CAIRN_TRY(coord_waiters_add(&keys->waiter, session, request, why));

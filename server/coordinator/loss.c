@@ -311,14 +311,14 @@ struct coord_resume {
 
 static struct coord_resume *find_resume(const struct coord *cluster, const char *job)
 {
-    struct coord_resume *r = cluster->resumes;
+    struct coord_resume *r = cluster->under_way.resumes;
     while (r != NULL && strcmp(r->job, job) != 0) r = r->next;
     return r;
 }
 
 static void free_resume(struct coord_resume *resume)
 {
-    struct coord_resume **at = &resume->cluster->resumes;
+    struct coord_resume **at = &resume->cluster->under_way.resumes;
     while (*at != NULL && *at != resume) at = &(*at)->next;
     if (*at == resume) *at = resume->next;
     free(resume->job);
@@ -386,8 +386,8 @@ bool coord_resume_begin(struct coord *cluster, const char *job, const struct coo
     resume->cluster = cluster;
     resume->job = strdup(job);
     resume->by = *by;
-    resume->next = cluster->resumes;
-    cluster->resumes = resume;
+    resume->next = cluster->under_way.resumes;
+    cluster->under_way.resumes = resume;
     if (resume->job != NULL && restore_next(resume)) return true;
     free_resume(resume);
     return false;
@@ -400,5 +400,5 @@ bool coord_resuming(const struct coord *cluster, const char *job)
 
 void coord_resumes_close(struct coord *cluster)
 {
-    while (cluster->resumes != NULL) free_resume(cluster->resumes);
+    while (cluster->under_way.resumes != NULL) free_resume(cluster->under_way.resumes);
 }

@@ -72,7 +72,7 @@ static void on_generation_found(struct coord_work *work)
         if (first->status != CAIRN_OK) first->last = 0;
         coord_openings_advance(work->cluster);
     }
-    struct coord_first **at = &first->work.cluster->firsts;
+    struct coord_first **at = &first->work.cluster->under_way.firsts;
     while (*at != NULL && *at != first) at = &(*at)->next;
     if (*at == first) *at = first->next;
     free(first);
@@ -90,8 +90,8 @@ static void begin_look(struct coord *cluster, const char *job)
         free(first);
         return;
     }
-    first->next = cluster->firsts;
-    cluster->firsts = first;
+    first->next = cluster->under_way.firsts;
+    cluster->under_way.firsts = first;
 }
 
 /* Sets *out to the generation with which a new job begins, and *owner_out to the owner of the snapshots
@@ -101,7 +101,7 @@ static void begin_look(struct coord *cluster, const char *job)
 static bool first_generation(struct coord *cluster, const char *job, uint64_t *out,
                              struct name_owner *owner_out)
 {
-    const struct coord_first *first = cluster->firsts;
+    const struct coord_first *first = cluster->under_way.firsts;
     while (first != NULL && strcmp(first->job, job) != 0) first = first->next;
     if (first == NULL) {
         begin_look(cluster, job); // if there is no memory, the next judging tries again
@@ -376,7 +376,7 @@ void coord_openings_tick(struct coord *cluster)
 {
     // No job waits any longer for a folder that takes too long to read.
     bool advance = false;
-    for (struct coord_first *f = cluster->firsts; f != NULL; f = f->next) {
+    for (struct coord_first *f = cluster->under_way.firsts; f != NULL; f = f->next) {
         if (f->ended || f->given_up || coord_now_ms(cluster) - f->begun_ms < LOOK_MS) continue;
         f->given_up = advance = true;
         say_unknown(f->job, "the storage of the snapshots does not answer");

@@ -105,7 +105,7 @@ void coord_steps_ask_all(struct coord_steps *steps, uint16_t type, const Protobu
 
 static void forget_stored(struct coord_steps *steps)
 {
-    struct coord_steps **at = &steps->cluster->storing;
+    struct coord_steps **at = &steps->cluster->saves.steps;
     while (*at != NULL && *at != steps) at = &(*at)->next_stored;
     if (*at != NULL) *at = steps->next_stored;
     steps->stored = NULL;
@@ -113,7 +113,7 @@ static void forget_stored(struct coord_steps *steps)
 
 bool coord_steps_stored(const struct coord_saved *saved, cluster_saved_fn stored)
 {
-    struct coord_steps *steps = saved->cluster->storing;
+    struct coord_steps *steps = saved->cluster->saves.steps;
     while (steps != NULL &&
            (steps->stored != stored || steps->stored_job != saved->job ||
             steps->stored_change != saved->change || steps->stored_number != saved->number))
@@ -138,8 +138,8 @@ static cairn_status save(struct coord_steps *steps, struct coord_job *job, enum 
     steps->stored_job = job->id;
     steps->stored_change = change;
     steps->stored_number = number;
-    steps->next_stored = steps->cluster->storing;
-    steps->cluster->storing = steps;
+    steps->next_stored = steps->cluster->saves.steps;
+    steps->cluster->saves.steps = steps;
     return CAIRN_OK;
 }
 

@@ -467,7 +467,7 @@ static void asked_free(struct coord_reshard_asked *asked)
 
 void coord_reshard_stored(const struct coord_saved *saved)
 {
-    struct coord_reshard_asked **at = &saved->cluster->asked, *asked;
+    struct coord_reshard_asked **at = &saved->cluster->under_way.asked, *asked;
     while ((asked = *at) != NULL && (saved->number < asked->first || saved->number > asked->last))
         at = &asked->next;
     if (asked == NULL) return; // nobody waits: the policy or a drain began the run
@@ -486,9 +486,9 @@ void coord_reshard_stored(const struct coord_saved *saved)
 
 void coord_reshard_asked_close(struct coord *cluster)
 {
-    while (cluster->asked != NULL) {
-        struct coord_reshard_asked *asked = cluster->asked;
-        cluster->asked = asked->next;
+    while (cluster->under_way.asked != NULL) {
+        struct coord_reshard_asked *asked = cluster->under_way.asked;
+        cluster->under_way.asked = asked->next;
         asked_free(asked);
     }
 }
@@ -518,8 +518,8 @@ bool coord_reshard_tell_later(struct coord_session *session, uint32_t request,
         asked_free(asked);
         return false;
     }
-    asked->next = session->cluster->asked;
-    session->cluster->asked = asked;
+    asked->next = session->cluster->under_way.asked;
+    session->cluster->under_way.asked = asked;
     return true;
 }
 

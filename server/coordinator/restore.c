@@ -268,7 +268,7 @@ static void restore_free(struct coord_restore *restore)
     struct coord_job *job = restored_job(&restore->steps);
     if (job != NULL) job->making = NULL;
     tell_ended(restore, CAIRN_ERR_NOT_READY, "its restore was given up");
-    struct coord_restore **at = &restore->steps.cluster->restores;
+    struct coord_restore **at = &restore->steps.cluster->under_way.restores;
     (void)coord_steps_cancel(&restore->steps);
     while (*at != NULL && *at != restore) at = &(*at)->next;
     if (*at == restore) *at = restore->next;
@@ -699,14 +699,14 @@ static struct coord_restore *restore_new(struct coord *cluster)
     manifest_init(&restore->manifest);
     spec_init(&restore->spec);
     coord_keys_ring(cluster, &restore->ring);
-    restore->next = cluster->restores;
-    cluster->restores = restore;
+    restore->next = cluster->under_way.restores;
+    cluster->under_way.restores = restore;
     return restore;
 }
 
 void coord_restores_close(struct coord *cluster)
 {
-    while (cluster->restores != NULL) restore_free(cluster->restores);
+    while (cluster->under_way.restores != NULL) restore_free(cluster->under_way.restores);
 }
 
 /* ==== ask ==== */
@@ -807,7 +807,7 @@ static void end_part(struct coord_restore *restore, uint32_t shard, cairn_status
 
 bool coord_restore_on_part(struct coord_session *session, const Cairn__SnapshotPart *part)
 {
-    struct coord_restore *r = session->cluster->restores;
+    struct coord_restore *r = session->cluster->under_way.restores;
     while (r != NULL && (r->parts == NULL || r->number != part->snapshot)) r = r->next;
     const struct coord_job *job = r == NULL ? NULL : coord_job_by_id(session->cluster, r->job_id);
     if (job == NULL) return r != NULL;
@@ -828,7 +828,7 @@ bool coord_restore_on_part(struct coord_session *session, const Cairn__SnapshotP
 
 void coord_restores_shard_gone(struct coord *cluster, const struct coord_shard_entry *entry)
 {
-    for (struct coord_restore *r = cluster->restores; r != NULL; r = r->next) {
+    for (struct coord_restore *r = cluster->under_way.restores; r != NULL; r = r->next) {
         const struct coord_job *job = coord_job_by_id(cluster, r->job_id);
         for (uint32_t i = 0; r->parts != NULL && job != NULL && i < job->shard_count; i++)
             if (job->shards[i].entry == entry && part_is_open(r->parts[i]))

@@ -479,7 +479,7 @@ void coord_session_on_gone(struct peer *peer, cairn_status status, const char *w
     *at = session->next;
     session->closing = true;
     coord_waiters_forget(session);
-    for (struct coord_work *w = session->cluster->works; w != NULL; w = w->next) {
+    for (struct coord_work *w = session->cluster->under_way.works; w != NULL; w = w->next) {
         if (w->session == session) w->session = NULL;
     }
     forget_early(session->cluster, session);

@@ -333,7 +333,7 @@ static const struct coord_job *user_of(const struct coord *cluster,
  * linked yet may use the entry, and an adoption may use the entry's name. */
 static bool unknown_uses(const struct coord *cluster)
 {
-    return cluster->restores != NULL || cluster->adoption != NULL;
+    return cluster->under_way.restores != NULL || cluster->under_way.adoption != NULL;
 }
 
 static void remove_entry(struct coord *cluster, struct coord_shard_entry *entry)

@@ -304,9 +304,11 @@ cairn_status store_set_signer(struct coord_store *store, const char *text,
 
 /* The cluster's saves. */
 struct coord_saves {
-    struct pool *pool;       /* owned: the store's thread */
-    struct coord_save *list; /* owned: the saves under way */
-    uint64_t rows_written;   /* rows written by finished saves */
+    struct pool *pool;         /* owned: the store's thread */
+    struct coord_save *list;   /* owned: the saves under way */
+    struct coord_steps *steps; /* borrowed: the operations that wait for the disk (operations.h) */
+    uint64_t rows_written;     /* rows written by finished saves */
+    int lock_fd;               /* owned: the lock of the store's folder; -1: none */
 };
 
 /* The outcome of a save. */

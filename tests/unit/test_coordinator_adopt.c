@@ -377,7 +377,7 @@ TEST(one_that_is_being_amended_is_refused_until_that_has_ended)
 
 static void wind_on(void)
 {
-    fake.cluster->adoption->began_ms -= 30000;
+    fake.cluster->under_way.adoption->began_ms -= 30000;
 }
 
 /* The only job has a part on that shard, which does not say so. */
@@ -512,7 +512,7 @@ TEST(who_waits_for_too_much_is_refused)
     ck_assert_ptr_nonnull(session);
     session->wait_count = CAIRN_SESSION_WAITS_MAX;
     fake_expect_error(&admin, ask_adopt(true), CAIRN_ERR_BUSY, "too many requests");
-    ck_assert_ptr_null(fake.cluster->adoption);
+    ck_assert_ptr_null(fake.cluster->under_way.adoption);
     session->wait_count = 0;
     expect_adopted(1, "");
 }

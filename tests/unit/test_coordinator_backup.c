@@ -100,18 +100,18 @@ TEST(one_whose_asker_is_gone_is_made_all_the_same)
     const size_t sessions = session_count();
     hold_store_up();
     ask_backup(&asker, file);
-    fake_until(&fake, fake.cluster->backup != NULL);
+    fake_until(&fake, fake.cluster->under_way.backup != NULL);
     fake_peer_close(&asker);
     fake_until(&fake, session_count() < sessions);
     held_pool_let_go();
-    fake_until(&fake, fake.cluster->backup == NULL);
+    fake_until(&fake, fake.cluster->under_way.backup == NULL);
     ck_assert_int_eq(access(file, F_OK), 0);
 }
 
 TEST(a_coordinator_that_is_stopped_in_mid_way_ends)
 {
     ask_backup(&admin, file);
-    fake_until(&fake, fake.cluster->backup != NULL);
+    fake_until(&fake, fake.cluster->under_way.backup != NULL);
     fake_coordinator_restart(&fake);
 }
 

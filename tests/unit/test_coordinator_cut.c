@@ -204,7 +204,7 @@ TEST(a_job_that_is_freed_leaves_a_cut_at_work_to_its_thread)
                    coord_steps_at(&toy()->snapshots.running->steps) == CAIRN_SNAPSHOT_COMMITS);
     free_job();
     fake_expect_error(&admin, request, CAIRN_ERR_CANCELED, "it was adopted");
-    fake_until(&fake, fake.cluster->works == NULL);
+    fake_until(&fake, fake.cluster->under_way.works == NULL);
 }
 
 TEST(a_job_that_is_freed_leaves_a_cut_that_makes_its_folder_to_the_thread)
@@ -217,7 +217,7 @@ TEST(a_job_that_is_freed_leaves_a_cut_that_makes_its_folder_to_the_thread)
                toy()->snapshots.running != NULL && toy()->snapshots.running->steps.has_thread);
     free_job();
     fake_expect_error(&admin, request, CAIRN_ERR_CANCELED, "it was adopted");
-    fake_until(&fake, fake.cluster->works == NULL);
+    fake_until(&fake, fake.cluster->under_way.works == NULL);
 }
 
 SUITE(30, open_trained, close_fake);

@@ -63,7 +63,7 @@ TEST(a_coordinator_that_ends_meanwhile_forgets_the_drop)
 {
     leave();
     ask_drop("toy", false);
-    fake_until(&fake, fake.cluster->drops != NULL);
+    fake_until(&fake, fake.cluster->under_way.drops != NULL);
     fake_coordinator_stop(&fake);
 }
 

@@ -35,7 +35,8 @@ TEST(who_comes_without_the_wish_begins_no_job_before_it_is_fulfilled)
     drop();
     const uint32_t wish = fake_ask_resume(&with, &spec);
     fake_until(&fake,
-               fake.cluster->resumes != NULL); // heard, before what comes on another connection
+               fake.cluster->under_way.resumes !=
+                   NULL); // heard, before what comes on another connection
     const uint32_t plain = fake_ask_open(&without, 60, 1, 1);
     expect_attached(&with, wish);
     expect_attached(&without, plain);

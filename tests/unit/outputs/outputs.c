@@ -234,7 +234,9 @@ static void settle(void)
 {
     for (int quiet = 0; quiet < 5;) {
         fake_pump(&fake);
-        quiet = fake.cluster->saves.list == NULL && fake.cluster->works == NULL ? quiet + 1 : 0;
+        quiet = fake.cluster->saves.list == NULL && fake.cluster->under_way.works == NULL
+                    ? quiet + 1
+                    : 0;
     }
 }
 
