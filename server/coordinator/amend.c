@@ -11,13 +11,9 @@
  * amendment changes the worker's script. So a job's spec keeps the hashes of its earlier states. */
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "proto/plan/plan.h"
-#include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/job.h"
-#include "server/coordinator/store.h"
 
 /* ==== a new generation ==== */
 

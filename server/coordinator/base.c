@@ -559,21 +559,6 @@ struct coord_job *coord_job_by_id(const struct coord *cluster, uint64_t id)
     return job;
 }
 
-uint64_t coord_jobs_planned(const struct coord *cluster, const char *owner)
-{
-    uint64_t count = 0;
-    for (const struct coord_planning *p = cluster->openings.planned; p != NULL; p = p->next)
-        count += strcmp(p->owner, owner) == 0;
-    return count;
-}
-
-bool coord_job_planning(const struct coord *cluster, const char *name)
-{
-    const struct coord_planning *p = cluster->openings.planned;
-    while (p != NULL && strcmp(p->name, name) != 0) p = p->next;
-    return p != NULL;
-}
-
 void coord_job_link(struct coord_job *job)
 {
     struct coord_job **at = &job->cluster->jobs;

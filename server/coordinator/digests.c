@@ -7,9 +7,7 @@
 #include <string.h>
 #include <uv.h>
 
-#include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/snapshot.h"
 
 /* ==== digests ==== */
 

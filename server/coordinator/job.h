@@ -346,10 +346,6 @@ struct coord_job *coord_job_find(struct coord *cluster, const char *name);
 /* Does the same. If there is no such job, `why` says so. */
 struct coord_job *coord_job_named(struct coord *cluster, const char *name, struct sentence *why);
 struct coord_job *coord_job_by_id(const struct coord *cluster, uint64_t id);
-/* Returns how many jobs of that owner threads are planning. */
-uint64_t coord_jobs_planned(const struct coord *cluster, const char *owner);
-/* True: a thread is planning a job of that name. */
-bool coord_job_planning(const struct coord *cluster, const char *name);
 /* coord_job_link adds the job to the cluster's list, coord_job_unlink removes it. */
 void coord_job_link(struct coord_job *job);
 void coord_job_unlink(struct coord_job *job);

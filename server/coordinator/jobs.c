@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "proto/plan/plan.h"
-#include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
 
 static void free_body(void *arg)
@@ -496,6 +495,18 @@ static cairn_status fill_job(struct coord_job *job, const struct stored_job *row
     return fill_entries(job, row, why);
 }
 
+/* Takes whose the job is from the store; NULL: it does not know, so the job has no owner. */
+static void load_tenant(struct coord_tenant *tenant, const struct stored_tenant *row)
+{
+    if (row == NULL) return;
+    snprintf(tenant->owner, sizeof tenant->owner, "%s", row->owner);
+    snprintf(tenant->shared, sizeof tenant->shared, "%s", row->shared);
+    snprintf(tenant->shared_read, sizeof tenant->shared_read, "%s", row->shared_read);
+    snprintf(tenant->made_by, sizeof tenant->made_by, "%s", row->made_by);
+    snprintf(tenant->made_from, sizeof tenant->made_from, "%s", row->made_from);
+    tenant->made_unix_s = row->made_unix_s;
+}
+
 cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
                             struct sentence *why)
 {
@@ -510,7 +521,7 @@ cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
     job->reserved.round = row->round_reserved;
     job->base_step = row->base_step;
     job->origin = row->origin;
-    coord_tenant_load(&job->tenant, row->tenant);
+    load_tenant(&job->tenant, row->tenant);
     job->initialized = row->initialized;
     job->version_unknown = row->initialized;
     job->stored = true;

@@ -61,6 +61,198 @@ static cairn_status judge_asker(const struct coord *cluster, const struct snapsh
                      job, sentence_brief(said.text, 300).text);
 }
 
+/* ==== remove ==== */
+
+/* Removes a snapshot on another thread, because an operator asks for it, or because a sweep found
+ * that nothing keeps the snapshot. */
+
+struct coord_removal {
+    struct coord_work work;
+    struct coord_removal *next; /* of the cluster's list */
+    struct snapshot_removed removed;
+    struct snapshot_asker asker;
+    enum removal_cause cause;
+    uint64_t number; /* the job's number; 0: the job is not in the cluster */
+    char id[CAIRN_SNAPSHOT_ID_BYTES];
+    char *job, *folder; /* owned */
+};
+
+static void free_removal(struct coord_work *work)
+{
+    struct coord_removal *removal = (struct coord_removal *)work;
+    struct coord_removal **at = &removal->work.cluster->under_way.removals;
+    while (*at != NULL && *at != removal) at = &(*at)->next;
+    if (*at == removal) *at = removal->next;
+    free(removal->job);
+    free(removal->folder);
+    free(removal);
+}
+
+/* Notes that the removal has begun, so that the remaining files can be found if the coordinator
+ * dies before all files are gone. If there is no space to write this note, the removal continues,
+ * because the removal makes space. */
+static void note_begun(const struct coord_removal *removal, const char *root)
+{
+    struct sentence why;
+    if (removal->number == 0 || removal->cause == CAIRN_REMOVAL_LEFT) return;
+    if (snapshot_begun_set(root, removal->job, removal->id, removal->number, &why) != CAIRN_OK)
+        log_warn("snapshot %s of job %s: if this coordinator ends before it is removed, files "
+                 "of it stay: %s",
+                 removal->id, removal->job, why.text);
+}
+
+static void run_removal(struct coord_work *work)
+{
+    struct coord_removal *removal = (struct coord_removal *)work;
+    struct snapshot_removed first = { 0 };
+    const char *root = work->cluster->storage.path;
+    work->status = coord_storage_seen(work->cluster, &work->why);
+    if (work->status == CAIRN_OK)
+        work->status = judge_asker(work->cluster, &removal->asker, removal->job, removal->id,
+                                   &work->why);
+    if (work->status != CAIRN_OK) return;
+    note_begun(removal, root);
+    work->status = coord_snapshot_release(work->cluster, removal->job, removal->id, removal->cause,
+                                          &first, &work->why);
+    if (work->status == CAIRN_ERR_REFUSED)
+        // the snapshot is committed, and stays
+        snapshot_begun_forget(root, removal->job, removal->id);
+    if (work->status != CAIRN_OK) return;
+    work->status = snapshot_remove(root, removal->job, removal->id, &removal->removed, &work->why);
+    removal->removed.files += first.files;
+    removal->removed.bytes += first.bytes;
+    if (work->status != CAIRN_OK && work->status != CAIRN_ERR_NOT_FOUND) return;
+    snapshot_check_forget(root, removal->job, removal->id);
+    snapshot_begun_forget(root, removal->job, removal->id);
+}
+
+static void on_removed(struct coord_work *work)
+{
+    const struct coord_removal *removal = (struct coord_removal *)work;
+    Cairn__SnapshotRemoved message = CAIRN__SNAPSHOT_REMOVED__INIT;
+    message.id = wire_text(removal->id);
+    message.job = removal->job;
+    message.files = removal->removed.files;
+    message.bytes = removal->removed.bytes;
+    if (work->status == CAIRN_OK)
+        log_info("snapshot %s of job %s is removed", removal->id, removal->job);
+    else
+        log_warn("snapshot %s of job %s: %s", removal->id, removal->job, work->why.text);
+    coord_work_answer(work, CAIRN_MSG_SNAPSHOT_REMOVED, &message.base);
+}
+
+bool coord_snapshot_removing(const struct coord *cluster, const char *folder)
+{
+    const struct coord_removal *r = cluster->under_way.removals;
+    while (r != NULL && strcmp(r->folder, folder) != 0) r = r->next;
+    return r != NULL;
+}
+
+/* True if the restore reads that folder of the job, or may still choose it. While the restore's
+ * thread looks for a snapshot, the restore may choose any snapshot of the job. */
+static bool restore_reads(const struct coord_restore *restore, const char *job, const char *folder)
+{
+    if (strcmp(restore->asked, folder) == 0) return true;
+    if (restore->checked) return strcmp(restore->folder, folder) == 0;
+    const bool chooses = restore->fallback || restore->asked[0] == '\0';
+    return chooses && strcmp(restore->job_name, job) == 0;
+}
+
+/* True if the job is taking the snapshot with that id now. */
+static bool takes_snapshot(const struct coord_job *job, const char *id)
+{
+    const struct coord_snapshot *snapshot = job->snapshots.running;
+    return snapshot != NULL && strcmp(coord_snapshot_id(snapshot), id) == 0;
+}
+
+/* Refuses the removal while somebody writes, restores or removes the same snapshot. */
+static cairn_status judge_removal(const struct coord *cluster, const char *job, const char *id,
+                                  const char *folder, struct sentence *why)
+{
+    for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) {
+        if (strcmp(j->spec.name, job) == 0 && takes_snapshot(j, id))
+            return fail_with(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being written", id,
+                             job);
+    }
+    for (const struct coord_restore *r = cluster->under_way.restores; r != NULL; r = r->next) {
+        if (restore_reads(r, job, folder))
+            return fail_with(
+                why, CAIRN_ERR_BUSY,
+                "snapshot %s of job %s is being restored: ask again when that has ended", id, job);
+    }
+    if (coord_snapshot_removing(cluster, folder))
+        return fail_with(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being removed", id, job);
+    return CAIRN_OK;
+}
+
+/* Begins to remove the snapshot, on another thread. If `session` is NULL, nobody is answered. */
+static cairn_status begin_removal(struct coord *cluster, struct coord_session *session,
+                                  uint32_t request, const char *job, const char *id,
+                                  enum removal_cause cause, struct sentence *why)
+{
+    const struct coord_job *known = coord_job_find(cluster, job);
+    char *folder;
+    if (asprintf(&folder, "%s/%s/%s", cluster->storage.path, job, id) < 0)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    cairn_status status = judge_removal(cluster, job, id, folder, why);
+    struct coord_removal *removal = status == CAIRN_OK ? calloc(1, sizeof *removal) : NULL;
+    char *name = status == CAIRN_OK ? strdup(job) : NULL;
+    if (status == CAIRN_OK && (removal == NULL || name == NULL))
+        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
+    if (status != CAIRN_OK) {
+        free(removal);
+        free(name);
+        free(folder);
+        return status;
+    }
+    removal->work.cluster = cluster;
+    removal->work.run = run_removal;
+    removal->work.done = on_removed;
+    removal->work.free_it = free_removal;
+    removal->cause = cause;
+    if (session != NULL) removal->asker = asker_of(session, job, CAIRN_ACCESS_OWN);
+    removal->number = known != NULL ? known->id : 0;
+    removal->job = name;
+    removal->folder = folder;
+    strncpy(removal->id, id, sizeof removal->id - 1); // `id` was parsed before
+    removal->next = cluster->under_way.removals;
+    cluster->under_way.removals = removal;
+    if (coord_work_start(&removal->work, cluster, session, request)) return CAIRN_OK;
+    free_removal(&removal->work);
+    return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
+}
+
+/* Refuses a request that does not name a job and a snapshot. */
+static cairn_status judge_name(const char *job, const char *id, struct sentence *why)
+{
+    uint64_t generation, step;
+    if (job_name_ok(job) && snapshot_id_parse(id, &generation, &step)) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_INVALID,
+                     "\"%.100s\", \"%.100s\" are not a job's name and a snapshot's id; `cairn "
+                     "snapshot list` prints them",
+                     job, id);
+}
+
+static cairn_status on_snapshot_remove(struct coord_session *session, uint32_t request,
+                                       const void *any, struct sentence *why)
+{
+    const Cairn__SnapshotRemove *message = any;
+    CAIRN_TRY(judge_name(message->job, message->id, why));
+    return begin_removal(session->cluster, session, request, message->job, message->id,
+                         message->force ? CAIRN_REMOVAL_FORCED : CAIRN_REMOVAL_ASKED, why);
+}
+
+/* Begins to remove a snapshot that a sweep has judged. If this is not possible now, for example
+ * because the snapshot is being restored, the snapshot stays until a later sweep. */
+static void snapshot_retire(struct coord *cluster, const char *job, const char *id,
+                            enum removal_cause cause)
+{
+    struct sentence why;
+    if (begin_removal(cluster, NULL, 0, job, id, cause, &why) == CAIRN_OK) return;
+    log_info("the old periodic snapshot %s of job %s stays until the next one: %s", id, job,
+             why.text);
+}
+
 /* ==== sweep ==== */
 
 /* A sweep over the snapshots of a job. Another thread judges the snapshots, and then those that
@@ -79,9 +271,6 @@ struct keeping {
     struct snapshot_words words;
     struct retention_item *items; /* [found.count] */
 };
-
-static void snapshot_retire(struct coord *cluster, const char *job, const char *id,
-                            enum removal_cause cause);
 
 static void free_keeping(struct coord_work *work)
 {
@@ -595,203 +784,6 @@ void retention_judge(const struct retention_rules *rules, const struct retention
         items[i].fate = CAIRN_RETENTION_TOO_MUCH;
         bytes -= items[i].bytes;
     }
-}
-
-/* ==== remove ==== */
-
-/* Removes a snapshot on another thread, because an operator asks for it, or because a sweep found
- * that nothing keeps the snapshot. */
-
-struct coord_removal {
-    struct coord_work work;
-    struct coord_removal *next; /* of the cluster's list */
-    struct snapshot_removed removed;
-    struct snapshot_asker asker;
-    enum removal_cause cause;
-    uint64_t number; /* the job's number; 0: the job is not in the cluster */
-    char id[CAIRN_SNAPSHOT_ID_BYTES];
-    char *job, *folder; /* owned */
-};
-
-static void free_removal(struct coord_work *work)
-{
-    struct coord_removal *removal = (struct coord_removal *)work;
-    struct coord_removal **at = &removal->work.cluster->under_way.removals;
-    while (*at != NULL && *at != removal) at = &(*at)->next;
-    if (*at == removal) *at = removal->next;
-    free(removal->job);
-    free(removal->folder);
-    free(removal);
-}
-
-/* Notes that the removal has begun, so that the remaining files can be found if the coordinator
- * dies before all files are gone. If there is no space to write this note, the removal continues,
- * because the removal makes space. */
-static void note_begun(const struct coord_removal *removal, const char *root)
-{
-    struct sentence why;
-    if (removal->number == 0 || removal->cause == CAIRN_REMOVAL_LEFT) return;
-    if (snapshot_begun_set(root, removal->job, removal->id, removal->number, &why) != CAIRN_OK)
-        log_warn("snapshot %s of job %s: if this coordinator ends before it is removed, files "
-                 "of it stay: %s",
-                 removal->id, removal->job, why.text);
-}
-
-static void run_removal(struct coord_work *work)
-{
-    struct coord_removal *removal = (struct coord_removal *)work;
-    struct snapshot_removed first = { 0 };
-    const char *root = work->cluster->storage.path;
-    work->status = coord_storage_seen(work->cluster, &work->why);
-    if (work->status == CAIRN_OK)
-        work->status = judge_asker(work->cluster, &removal->asker, removal->job, removal->id,
-                                   &work->why);
-    if (work->status != CAIRN_OK) return;
-    note_begun(removal, root);
-    work->status = coord_snapshot_release(work->cluster, removal->job, removal->id, removal->cause,
-                                          &first, &work->why);
-    if (work->status == CAIRN_ERR_REFUSED)
-        // the snapshot is committed, and stays
-        snapshot_begun_forget(root, removal->job, removal->id);
-    if (work->status != CAIRN_OK) return;
-    work->status = snapshot_remove(root, removal->job, removal->id, &removal->removed, &work->why);
-    removal->removed.files += first.files;
-    removal->removed.bytes += first.bytes;
-    if (work->status != CAIRN_OK && work->status != CAIRN_ERR_NOT_FOUND) return;
-    snapshot_check_forget(root, removal->job, removal->id);
-    snapshot_begun_forget(root, removal->job, removal->id);
-}
-
-static void on_removed(struct coord_work *work)
-{
-    const struct coord_removal *removal = (struct coord_removal *)work;
-    Cairn__SnapshotRemoved message = CAIRN__SNAPSHOT_REMOVED__INIT;
-    message.id = wire_text(removal->id);
-    message.job = removal->job;
-    message.files = removal->removed.files;
-    message.bytes = removal->removed.bytes;
-    if (work->status == CAIRN_OK)
-        log_info("snapshot %s of job %s is removed", removal->id, removal->job);
-    else
-        log_warn("snapshot %s of job %s: %s", removal->id, removal->job, work->why.text);
-    coord_work_answer(work, CAIRN_MSG_SNAPSHOT_REMOVED, &message.base);
-}
-
-bool coord_snapshot_removing(const struct coord *cluster, const char *folder)
-{
-    const struct coord_removal *r = cluster->under_way.removals;
-    while (r != NULL && strcmp(r->folder, folder) != 0) r = r->next;
-    return r != NULL;
-}
-
-/* True if the restore reads that folder of the job, or may still choose it. While the restore's
- * thread looks for a snapshot, the restore may choose any snapshot of the job. */
-static bool restore_reads(const struct coord_restore *restore, const char *job, const char *folder)
-{
-    if (strcmp(restore->asked, folder) == 0) return true;
-    if (restore->checked) return strcmp(restore->folder, folder) == 0;
-    const bool chooses = restore->fallback || restore->asked[0] == '\0';
-    return chooses && strcmp(restore->job_name, job) == 0;
-}
-
-/* True if the job is taking the snapshot with that id now. */
-static bool takes_snapshot(const struct coord_job *job, const char *id)
-{
-    const struct coord_snapshot *snapshot = job->snapshots.running;
-    return snapshot != NULL && strcmp(coord_snapshot_id(snapshot), id) == 0;
-}
-
-/* Refuses the removal while somebody writes, restores or removes the same snapshot. */
-static cairn_status judge_removal(const struct coord *cluster, const char *job, const char *id,
-                                  const char *folder, struct sentence *why)
-{
-    for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) {
-        if (strcmp(j->spec.name, job) == 0 && takes_snapshot(j, id))
-            return fail_with(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being written", id,
-                             job);
-    }
-    for (const struct coord_restore *r = cluster->under_way.restores; r != NULL; r = r->next) {
-        if (restore_reads(r, job, folder))
-            return fail_with(
-                why, CAIRN_ERR_BUSY,
-                "snapshot %s of job %s is being restored: ask again when that has ended", id, job);
-    }
-    if (coord_snapshot_removing(cluster, folder))
-        return fail_with(why, CAIRN_ERR_BUSY, "snapshot %s of job %s is being removed", id, job);
-    return CAIRN_OK;
-}
-
-/* Begins to remove the snapshot, on another thread. Takes ownership of `folder`, even after a
- * failure. If `session` is NULL, nobody is answered. */
-static cairn_status begin_removal(struct coord *cluster, struct coord_session *session,
-                                  uint32_t request, const char *job, const char *id,
-                                  enum removal_cause cause, char *folder, struct sentence *why)
-{
-    const struct coord_job *known = coord_job_find(cluster, job);
-    cairn_status status = judge_removal(cluster, job, id, folder, why);
-    struct coord_removal *removal = status == CAIRN_OK ? calloc(1, sizeof *removal) : NULL;
-    char *name = status == CAIRN_OK ? strdup(job) : NULL;
-    if (status == CAIRN_OK && (removal == NULL || name == NULL))
-        status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    if (status != CAIRN_OK) {
-        free(removal);
-        free(name);
-        free(folder);
-        return status;
-    }
-    removal->work.cluster = cluster;
-    removal->work.run = run_removal;
-    removal->work.done = on_removed;
-    removal->work.free_it = free_removal;
-    removal->cause = cause;
-    if (session != NULL) removal->asker = asker_of(session, job, CAIRN_ACCESS_OWN);
-    removal->number = known != NULL ? known->id : 0;
-    removal->job = name;
-    removal->folder = folder;
-    strncpy(removal->id, id, sizeof removal->id - 1); // `id` was parsed before
-    removal->next = cluster->under_way.removals;
-    cluster->under_way.removals = removal;
-    if (coord_work_start(&removal->work, cluster, session, request)) return CAIRN_OK;
-    free_removal(&removal->work);
-    return fail_with(why, CAIRN_ERR_BUSY, "too many requests wait on this connection");
-}
-
-/* Refuses a request that does not name a job and a snapshot. */
-static cairn_status judge_name(const char *job, const char *id, struct sentence *why)
-{
-    uint64_t generation, step;
-    if (job_name_ok(job) && snapshot_id_parse(id, &generation, &step)) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_INVALID,
-                     "\"%.100s\", \"%.100s\" are not a job's name and a snapshot's id; `cairn "
-                     "snapshot list` prints them",
-                     job, id);
-}
-
-static cairn_status on_snapshot_remove(struct coord_session *session, uint32_t request,
-                                       const void *any, struct sentence *why)
-{
-    const Cairn__SnapshotRemove *message = any;
-    char *folder;
-    CAIRN_TRY(judge_name(message->job, message->id, why));
-    if (asprintf(&folder, "%s/%s/%s", session->cluster->storage.path, message->job, message->id) <
-        0)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    return begin_removal(session->cluster, session, request, message->job, message->id,
-                         message->force ? CAIRN_REMOVAL_FORCED : CAIRN_REMOVAL_ASKED, folder, why);
-}
-
-/* Begins to remove a snapshot that a sweep has judged. If this is not possible now, for example
- * because the snapshot is being restored, the snapshot stays until a later sweep. */
-static void snapshot_retire(struct coord *cluster, const char *job, const char *id,
-                            enum removal_cause cause)
-{
-    struct sentence why = { "out of memory" };
-    char *folder;
-    if (asprintf(&folder, "%s/%s/%s", cluster->storage.path, job, id) >= 0 &&
-        begin_removal(cluster, NULL, 0, job, id, cause, folder, &why) == CAIRN_OK)
-        return;
-    log_info("the old periodic snapshot %s of job %s stays until the next one: %s", id, job,
-             why.text);
 }
 
 /* ==== tag ==== */

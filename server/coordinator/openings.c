@@ -314,6 +314,14 @@ static bool advance_beginning(struct coord_member *member)
     return true;
 }
 
+/* True: a thread is planning a job of that name. */
+static bool is_planned(const struct coord *cluster, const char *name)
+{
+    const struct coord_planning *p = cluster->openings.planned;
+    while (p != NULL && strcmp(p->name, name) != 0) p = p->next;
+    return p != NULL;
+}
+
 /* Judges a member that waits. True: something has changed, and the member may be gone. False: the
  * member waits on. */
 static bool advance_opening(struct coord_member *member)
@@ -322,7 +330,7 @@ static bool advance_opening(struct coord_member *member)
     struct coord_job *job = coord_job_find(cluster, member->job_name);
     struct sentence why;
     if (job != NULL) return advance_joining(member, job);
-    if (coord_job_planning(cluster, member->job_name) ||
+    if (is_planned(cluster, member->job_name) ||
         coord_job_is_strange(cluster, member->job_name, &why))
         return false;
     if (member->role != CAIRN_ROLE_WIRE_WORKER) {

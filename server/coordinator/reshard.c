@@ -44,10 +44,24 @@ static void take_in(struct coord_job *job)
     coord_gate_update(job);
 }
 
+/* Packs the layout in force, with the shards that join added to it. NULL: no memory. */
+static struct packed *pack_wider(const struct coord_job *job)
+{
+    struct layout *wider;
+    if (plan_job_widen(&job->spec, job->layout, job->shard_count + job->reshard.joiner_count,
+                       &wider) != CAIRN_OK)
+        return NULL;
+    // not a new number, because the shards join the layout in force
+    wider->version = job->layout->version;
+    struct packed *packed = packed_layout(wider);
+    layout_close(wider);
+    return packed;
+}
+
 static cairn_status ask_joiners(struct coord_steps *steps, struct sentence *why)
 {
     struct coord_job *job = steps->job;
-    struct packed *layout = coord_reshard_pack_wider(job);
+    struct packed *layout = pack_wider(job);
     struct decision last = *round_last(job->core); // the copy has the schedule and the loss scale
     last.kind = CAIRN_DECISION_NONE;
     last.version_after = (struct cairn_version) { job->generation, job->base_step };
@@ -390,8 +404,9 @@ static void advance_reshard(struct coord_job *job)
         begin_plan(job, &join_plan);
     } else if (r->target == NULL && coord_reshard_plan_anew(job, &why) != CAIRN_OK) {
         coord_reshard_end(job, CAIRN_RESHARD_FAILED, why.text);
-    } else if (coord_reshard_is_paced(job)) {
-        begin_slice(job);
+    } else if (coord_pace_rests(job) ||
+               version_compare(coord_job_version(job), job->layouts.at) > 0) {
+        begin_slice(job); // a step was made in the layout in force, or nobody trains
     }
 }
 

@@ -160,10 +160,6 @@ void coord_reshard_target_release(struct coord_reshard_target *target);
 /* Plans a run again, beginning at the present layout. Called when the run was found in the store, or the
  * job's tensors have changed. */
 cairn_status coord_reshard_plan_anew(struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
-/* Marks the shards that receive something in a slice. */
-void coord_reshard_mark_takers(const struct coord_job *job, bool *takes);
-/* Packs the layout in force, with the shards that join added to it. NULL: no memory. */
-struct packed *coord_reshard_pack_wider(const struct coord_job *job);
 /* Plans the next slice towards the target. *next_out is NULL if the target is reached. */
 cairn_status coord_reshard_slice(const struct coord_job *job, struct layout **next_out,
                                  uint64_t *bytes_out) CAIRN_MUST_CHECK;
@@ -179,8 +175,6 @@ void coord_reshard_pace_step(struct coord_reshard_pace *pace, uint32_t us);
 void coord_reshard_pace_slice(struct coord_reshard_pace *pace);
 /* Notes how many bytes the slice brings to all shards together. */
 void coord_reshard_pace_cut(struct coord_reshard_pace *pace, uint64_t bytes);
-/* True: a slice may begin. */
-bool coord_reshard_is_paced(const struct coord_job *job);
 /* Returns the pause that was asked for, or the usual one if none (0) was. */
 double coord_reshard_pause(double asked);
 

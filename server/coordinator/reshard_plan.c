@@ -1,14 +1,9 @@
 /* Plans a re-sharding: its target, and whether the run is possible. See reshard.h. */
-#include <assert.h>
 #include <inttypes.h>
-#include <sodium.h>
 #include <stdlib.h>
-#include <uv.h>
 
 #include "proto/plan/plan.h"
 #include "server/coordinator/cluster.h"
-#include "server/coordinator/reshard.h"
-#include "server/core/holes.h"
 
 /* ==== reshard pace ==== */
 
@@ -78,12 +73,6 @@ static uint64_t reshard_slice_most(const struct coord_job *job)
     if (coord_pace_rests(job)) return UINT64_MAX;
     // without a run: the size with which a run begins
     return r->running ? r->pace.most_bytes : SLICE_BYTES_FIRST;
-}
-
-/* True if a slice may begin: either nobody trains, or a step was made in the layout in force. */
-bool coord_reshard_is_paced(const struct coord_job *job)
-{
-    return coord_pace_rests(job) || version_compare(coord_job_version(job), job->layouts.at) > 0;
 }
 
 #define SLICE_BYTES_MAX ((uint64_t)64 << 20)
@@ -544,26 +533,4 @@ cairn_status coord_reshard_plan_anew(struct coord_job *job, struct sentence *why
     if (progress->heaviest_before <= 0) progress->heaviest_before = target.report->heaviest_before;
     coord_reshard_target_release(&target);
     return CAIRN_OK;
-}
-
-void coord_reshard_mark_takers(const struct coord_job *job, bool *takes)
-{
-    // the owners are compared without their bytes, so the walk needs no tensors
-    struct plan_walk walk = { .current = job->layout, .target = job->layouts.next };
-    struct plan_run run;
-    while (plan_walk_next(&walk, &run))
-        if (run.to != run.extent->shard) takes[run.to] = true;
-}
-
-struct packed *coord_reshard_pack_wider(const struct coord_job *job)
-{
-    struct layout *wider;
-    if (plan_job_widen(&job->spec, job->layout, job->shard_count + job->reshard.joiner_count,
-                       &wider) != CAIRN_OK)
-        return NULL;
-    // not a new number, because the shards join the layout in force
-    wider->version = job->layout->version;
-    struct packed *packed = packed_layout(wider);
-    layout_close(wider);
-    return packed;
 }

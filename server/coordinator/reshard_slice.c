@@ -1,5 +1,7 @@
 /* One slice of a re-sharding: its machine (server/core/move.h), and the messages to the shards. See
  * reshard.h. */
+#include "server/coordinator/reshard.h"
+
 #include <assert.h>
 #include <inttypes.h>
 #include <sodium.h>
@@ -49,6 +51,16 @@ static void fill_mover(const struct coord_job *job, uint32_t shard, Cairn__Mover
                                                     entry->fabric_address };
 }
 
+/* Marks the shards that receive something in the slice. */
+static void mark_takers(const struct coord_job *job, bool *takes)
+{
+    // the owners are compared without their bytes, so the walk needs no tensors
+    struct plan_walk walk = { .current = job->layout, .target = job->layouts.next };
+    struct plan_run run;
+    while (plan_walk_next(&walk, &run))
+        if (run.to != run.extent->shard) takes[run.to] = true;
+}
+
 static bool movers_init(struct movers *movers, const struct coord_job *job)
 {
     const uint32_t count = job->layouts.next->shard_count;
@@ -57,7 +69,7 @@ static bool movers_init(struct movers *movers, const struct coord_job *job)
     movers->movers = calloc((size_t)count + 1, sizeof *movers->movers);
     movers->list = calloc((size_t)count + 1, sizeof *movers->list);
     const bool whole = takes != NULL && movers->movers != NULL && movers->list != NULL;
-    if (whole) coord_reshard_mark_takers(job, takes);
+    if (whole) mark_takers(job, takes);
     for (uint32_t i = 0; whole && i < count; i++) {
         if (!takes[i] || !has_next(job, i)) continue;
         fill_mover(job, i, &movers->movers[movers->count]);

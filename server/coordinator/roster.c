@@ -22,16 +22,6 @@ void roster_time_text(uint64_t unix_s, char out[CAIRN_ROSTER_TIME_BYTES])
         snprintf(out, CAIRN_ROSTER_TIME_BYTES, "%" PRIu64 " s", unix_s);
 }
 
-const char *roster_state_name(enum roster_state state)
-{
-    static const char *const names[] = {
-        [CAIRN_TOKEN_VALID] = "valid",       [CAIRN_TOKEN_ROTATED] = "rotated",
-        [CAIRN_TOKEN_REPLACED] = "replaced", [CAIRN_TOKEN_EXPIRED] = "expired",
-        [CAIRN_TOKEN_REVOKED] = "revoked",
-    };
-    return names[state];
-}
-
 enum roster_state roster_state(const struct roster_token *token, uint64_t now_unix_s)
 {
     if (token->revoked_s != 0) return CAIRN_TOKEN_REVOKED;
@@ -70,6 +60,11 @@ cairn_status roster_judge(const struct roster_token *token, uint64_t now_unix_s,
                      token->name, then, now, token->name);
 }
 
+bool roster_is_valid(const struct roster_token *token)
+{
+    return roster_judge(token, wall_unix_s(), NULL) == CAIRN_OK;
+}
+
 /* ==== lists ==== */
 
 static int compare_ids(const void *a, const void *b)
@@ -83,7 +78,6 @@ struct roster_token *roster_token_find(const struct coord_roster *roster,
     return bsearch(id, roster->tokens, roster->token_count, sizeof *roster->tokens, compare_ids);
 }
 
-/* Adds the token, or replaces the one with its id. There must be room. */
 void roster_token_put(struct coord_roster *roster, const struct roster_token *token)
 {
     struct roster_token *at = roster_token_find(roster, token->id);
@@ -93,6 +87,13 @@ void roster_token_put(struct coord_roster *roster, const struct roster_token *to
         memmove(at + 1, at, (size_t)(roster->tokens + roster->token_count++ - at) * sizeof *at);
     }
     *at = *token;
+}
+
+void roster_token_drop(struct coord_roster *roster, struct roster_token *token)
+{
+    struct roster_token *end = roster->tokens + --roster->token_count;
+    memmove(token, token + 1, (size_t)(end - token) * sizeof *token);
+    sodium_memzero(end, sizeof *end);
 }
 
 static struct roster_curve *find_curve(struct coord_roster *roster,
@@ -124,7 +125,6 @@ static void id_of(uint64_t number, uint8_t id[CAIRN_PSK_ID_BYTES])
     for (int i = CAIRN_PSK_ID_BYTES; i-- > 0; number >>= 8) id[i] = (uint8_t)number;
 }
 
-/* The row of a change that needs only a token's id, and when it was seen. */
 struct stored_token roster_token_bare(const struct roster_token *token)
 {
     return (struct stored_token) { .id = roster_number(token->id),
@@ -148,19 +148,13 @@ static cairn_status fail_row(const char *what, const char *name, struct sentence
                      what, name);
 }
 
-static bool is_valid_now(const struct roster_token *token)
-{
-    return roster_judge(token, wall_unix_s(), NULL) == CAIRN_OK;
-}
-
 /* Takes a token off the list that is not valid any more. False: all are valid. */
 static bool forget_dead(struct coord_roster *roster)
 {
     struct roster_token *at = roster->tokens, *end = at + roster->token_count;
-    while (at < end && is_valid_now(at)) at++;
+    while (at < end && roster_is_valid(at)) at++;
     if (at == end) return false;
-    memmove(at, at + 1, (size_t)(end - at - 1) * sizeof *at);
-    roster->token_count--;
+    roster_token_drop(roster, at);
     return true;
 }
 
@@ -187,9 +181,9 @@ static cairn_status load_token(void *context, const void *any, struct sentence *
     snprintf(token.jobs, sizeof token.jobs, "%s", row->jobs);
     cairn_status status = CAIRN_OK;
     const bool is_full = roster->token_count == CAIRN_ROSTER_TOKENS_MAX;
-    if (!is_full || (is_valid_now(&token) && forget_dead(roster)))
+    if (!is_full || (roster_is_valid(&token) && forget_dead(roster)))
         roster_token_put(roster, &token);
-    else if (is_valid_now(&token))
+    else if (roster_is_valid(&token))
         status = fail_with(why, CAIRN_ERR_CORRUPT, "the store has more than %d valid tokens",
                            CAIRN_ROSTER_TOKENS_MAX);
     sodium_memzero(&token, sizeof token);
@@ -233,7 +227,6 @@ static cairn_status load_node(void *context, const void *any, struct sentence *w
     return CAIRN_OK;
 }
 
-/* A key of the coordinator as the store has it; wipe `secret`. */
 struct stored_curve roster_curve_row(const struct roster_curve *curve,
                                      char secret[2 * CAIRN_CURVE_BYTES + 1])
 {
@@ -374,7 +367,6 @@ static bool is_by_token(const struct coord_session *session, const uint8_t id[CA
     return !who->is_local && memcmp(who->key_id, id, CAIRN_PSK_ID_BYTES) == 0;
 }
 
-/* Ends the connections of the token. */
 void coord_roster_put_out(struct coord *cluster, const struct roster_token *token, const char *why)
 {
     for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next)

@@ -54,13 +54,13 @@ enum roster_state {
     CAIRN_TOKEN_EXPIRED,
     CAIRN_TOKEN_REVOKED,
 };
-const char *roster_state_name(enum roster_state state);
 /* The state of a token at that time. Pure. */
 enum roster_state roster_state(const struct roster_token *token, uint64_t now_unix_s);
 /* CAIRN_ERR_REFUSED if the token is not valid at that time: the sentence says why, what the time is by this
  * clock, and what to do. Pure. */
 CAIRN_MUST_CHECK cairn_status roster_judge(const struct roster_token *token, uint64_t now_unix_s,
                                            struct sentence *why);
+bool roster_is_valid(const struct roster_token *token); /* by this host's clock, now */
 
 /* ==== the cluster's ==== */
 
@@ -149,6 +149,7 @@ struct roster_node *roster_node_find(const struct coord_roster *roster,
                                      const char *shard); /* NULL: none */
 /* Adds the token, or replaces the one with its id. There must be room. */
 void roster_token_put(struct coord_roster *roster, const struct roster_token *token);
+void roster_token_drop(struct coord_roster *roster, struct roster_token *token); /* wipes */
 /* The row of a change that needs only a token's id, and when it was seen. */
 struct stored_token roster_token_bare(const struct roster_token *token);
 /* A new key of the coordinator; and a key as the store has it, which borrows `secret`: wipe that. */

@@ -16,11 +16,6 @@
 
 /* ==== lists ==== */
 
-static bool is_valid(const struct roster_token *token)
-{
-    return roster_judge(token, wall_unix_s(), NULL) == CAIRN_OK;
-}
-
 /* Returns the valid token of that name for which no newer one was made; NULL: there is none. */
 static struct roster_token *find_current(const struct coord_roster *roster, const char *name)
 {
@@ -31,13 +26,6 @@ static struct roster_token *find_current(const struct coord_roster *roster, cons
             return token;
     }
     return NULL;
-}
-
-static void drop_token(struct coord_roster *roster, struct roster_token *token)
-{
-    struct roster_token *end = roster->tokens + --roster->token_count;
-    memmove(token, token + 1, (size_t)(end - token) * sizeof *token);
-    sodium_memzero(end, sizeof *end);
 }
 
 static struct roster_curve *newest_curve(struct coord_roster *roster)
@@ -79,6 +67,16 @@ static void print_token(const struct roster_token *token, struct token_row *out)
 /* An operator's change is made in two steps: the rows are made as they will be, and put into the lists when
  * the store has them. Nobody hears of a new token before that. */
 
+static const char *state_name(enum roster_state state)
+{
+    static const char *const names[] = {
+        [CAIRN_TOKEN_VALID] = "valid",       [CAIRN_TOKEN_ROTATED] = "rotated",
+        [CAIRN_TOKEN_REPLACED] = "replaced", [CAIRN_TOKEN_EXPIRED] = "expired",
+        [CAIRN_TOKEN_REVOKED] = "revoked",
+    };
+    return names[state];
+}
+
 static void fill_token(const struct coord *cluster, struct coord_answer *answer,
                        const struct roster_token *token, Cairn__TokenRow *out)
 {
@@ -91,13 +89,13 @@ static void fill_token(const struct coord *cluster, struct coord_answer *answer,
     out->owner = coord_answer_text(answer, "%s", token->owner);
     out->roles = coord_answer_text(answer, "%s", roles);
     out->jobs = coord_answer_text(answer, "%s", token->jobs);
-    out->state = wire_text(roster_state_name(roster_state(token, wall_unix_s())));
+    out->state = wire_text(state_name(roster_state(token, wall_unix_s())));
     out->created_unix_ms = token->created_s * 1000;
     out->not_after_unix_ms = token->not_after_s * 1000;
     out->grace_until_unix_ms = token->grace_until_s * 1000;
     out->seen_unix_ms = token->seen_s * 1000;
     out->connected = coord_roster_connected(cluster, token);
-    out->former = is_valid(token) && memcmp(token->pin, newest->pin, sizeof token->pin) != 0;
+    out->former = roster_is_valid(token) && memcmp(token->pin, newest->pin, sizeof token->pin) != 0;
 }
 
 static int compare_names(const void *a, const void *b)
@@ -192,7 +190,7 @@ static cairn_status make_room(struct coord *cluster, size_t count, struct senten
         const struct roster_token *oldest = NULL;
         for (size_t i = 0; i < roster->token_count; i++) {
             const struct roster_token *token = &roster->tokens[i];
-            if (!is_valid(token) && !is_dropped(change, token) &&
+            if (!roster_is_valid(token) && !is_dropped(change, token) &&
                 coord_roster_connected(cluster, token) == 0 &&
                 (oldest == NULL || token->created_s < oldest->created_s))
                 oldest = token;
@@ -217,7 +215,7 @@ static void apply_change(struct coord_roster *roster)
 {
     const struct roster_change *change = &roster->change;
     for (size_t i = 0; i < change->dropped_count; i++)
-        drop_token(roster, roster_token_find(roster, change->dropped[i]));
+        roster_token_drop(roster, roster_token_find(roster, change->dropped[i]));
     for (size_t i = 0; i < change->token_count; i++) roster_token_put(roster, &change->tokens[i]);
     if (change->op == CAIRN_KEY_ROTATE_CLUSTER) {
         if (roster->curve_count == CAIRN_ROSTER_CURVES_MAX)
@@ -568,7 +566,8 @@ static cairn_status judge_rotate_cluster(struct coord_roster *roster, struct sen
     list_tokens(roster, list);
     for (size_t i = 0; i < roster->token_count && roster->curve_count == 2; i++) {
         const struct roster_token *token = list[i];
-        if (!is_valid(token) || memcmp(token->pin, roster->curves[0].pin, sizeof token->pin) != 0)
+        if (!roster_is_valid(token) ||
+            memcmp(token->pin, roster->curves[0].pin, sizeof token->pin) != 0)
             continue;
         sentence_add(&names, "%s%s", names.text[0] != '\0' ? ", " : "", token->name);
     }

@@ -149,13 +149,6 @@ static bool fill_layout(const struct coord_job *job, struct coord_save *save)
     return row->shards != NULL;
 }
 
-/* Returns a copy, in one block, of whose the job is. NULL: no memory. */
-static struct stored_tenant *copy_tenant(const struct coord_job *job)
-{
-    const struct stored_tenant row = coord_tenant_row(job);
-    return store_copy(CAIRN_STORE_TENANT, &row, 1);
-}
-
 cairn_status coord_save_job(struct coord_job *job, enum store_change change, struct packed *spec,
                             uint64_t number, cluster_saved_fn then, struct sentence *why)
 {
@@ -168,6 +161,7 @@ cairn_status coord_save_job(struct coord_job *job, enum store_change change, str
                                         .base_step = job->base_step,
                                         .origin = job->origin,
                                         .initialized = job->initialized };
+    const struct stored_tenant tenant = coord_tenant_row(job);
     struct coord_save *save = save_new(job->cluster, change, &scalars, 1, number, then);
     if (save == NULL) return save_start(NULL, why);
     struct stored_job *row = save->rows;
@@ -177,7 +171,8 @@ cairn_status coord_save_job(struct coord_job *job, enum store_change change, str
     if (change == CAIRN_STORE_JOB)
         row->spec = hold_packed(&save->held[2], spec != NULL ? spec : job->planned.spec,
                                 &row->spec_bytes);
-    if (change == CAIRN_STORE_JOB) row->tenant = save->tenant = copy_tenant(job);
+    if (change == CAIRN_STORE_JOB)
+        row->tenant = save->tenant = store_copy(CAIRN_STORE_TENANT, &tenant, 1);
     if ((change == CAIRN_STORE_JOB && row->tenant == NULL) ||
         ((change == CAIRN_STORE_JOB || change == CAIRN_STORE_LAYOUT) && !fill_layout(job, save))) {
         free_save(save);

@@ -294,12 +294,23 @@ static void fill_texts(struct coord_answer *answer, Cairn__JobStatus *s,
     s->passed_over = wire_text(job->snapshots.passed_over.text);
 }
 
+static void show_tenant(const struct coord_job *job, Cairn__JobStatus *status)
+{
+    const struct coord_tenant *tenant = &job->tenant;
+    status->owner = wire_text(tenant->owner);
+    status->shared = wire_text(tenant->shared);
+    status->shared_read = wire_text(tenant->shared_read);
+    status->made_by = wire_text(tenant->made_by);
+    status->made_from = wire_text(tenant->made_from);
+    status->made_unix_ms = 1000 * tenant->made_unix_s;
+}
+
 static void fill_job(struct coord_answer *answer, Cairn__JobStatus *s, const struct coord_job *job)
 {
     const struct job_spec_data *spec = &job->spec;
     const struct cairn_version version = coord_job_version(job);
     s->name = spec->name;
-    coord_tenant_show(job, s);
+    show_tenant(job, s);
     s->state = wire_text(coord_job_state_name(job));
     s->generation = version.generation;
     s->step = version.step;

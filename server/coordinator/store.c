@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <malloc.h>
 #include <math.h>
 #include <sodium.h>
 #include <sqlite3.h>
@@ -13,7 +12,6 @@
 #include <unistd.h>
 
 #include "server/coordinator/cluster.h"
-#include "server/core/holes.h"
 
 #define APPLICATION_ID 0x4341524e /* "CARN": marks the file as ours */
 #define SCHEMA_VERSION 1

@@ -28,18 +28,6 @@ void coord_tenant_make(struct coord_tenant *tenant, const struct coord_session *
     tenant->made_unix_s = wall_unix_s();
 }
 
-void coord_tenant_load(struct coord_tenant *tenant, const struct stored_tenant *row)
-{
-    *tenant = (struct coord_tenant) { .owner = "" };
-    if (row == NULL) return;
-    snprintf(tenant->owner, sizeof tenant->owner, "%s", row->owner);
-    snprintf(tenant->shared, sizeof tenant->shared, "%s", row->shared);
-    snprintf(tenant->shared_read, sizeof tenant->shared_read, "%s", row->shared_read);
-    snprintf(tenant->made_by, sizeof tenant->made_by, "%s", row->made_by);
-    snprintf(tenant->made_from, sizeof tenant->made_from, "%s", row->made_from);
-    tenant->made_unix_s = row->made_unix_s;
-}
-
 struct stored_tenant coord_tenant_row(const struct coord_job *job)
 {
     const struct coord_tenant *tenant = &job->tenant;
@@ -47,17 +35,6 @@ struct stored_tenant coord_tenant_row(const struct coord_job *job)
         job->id,         tenant->owner,     tenant->shared,     tenant->shared_read,
         tenant->made_by, tenant->made_from, tenant->made_unix_s
     };
-}
-
-void coord_tenant_show(const struct coord_job *job, Cairn__JobStatus *status)
-{
-    const struct coord_tenant *tenant = &job->tenant;
-    status->owner = wire_text(tenant->owner);
-    status->shared = wire_text(tenant->shared);
-    status->shared_read = wire_text(tenant->shared_read);
-    status->made_by = wire_text(tenant->made_by);
-    status->made_from = wire_text(tenant->made_from);
-    status->made_unix_ms = 1000 * tenant->made_unix_s;
 }
 
 /* ==== access ==== */
@@ -428,7 +405,9 @@ static uint64_t in_flight_of(const struct coord_session *session)
 /* Returns what an owner has, in the units of its quota. */
 static struct quota quota_used(struct coord *cluster, const char *owner)
 {
-    struct quota used = { .jobs = coord_jobs_planned(cluster, owner) };
+    struct quota used = { 0 };
+    for (const struct coord_planning *p = cluster->openings.planned; p != NULL; p = p->next)
+        used.jobs += strcmp(p->owner, owner) == 0;
     for (struct coord_job *j = cluster->jobs; j != NULL; j = j->next) {
         if (strcmp(j->tenant.owner, owner) != 0) continue;
         used.jobs++;

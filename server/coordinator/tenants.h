@@ -36,12 +36,8 @@ struct coord_tenant {
 /* The session makes the job now, for the owner that it has. */
 void coord_tenant_make(struct coord_tenant *tenant, const struct coord_session *maker);
 struct stored_tenant; /* store.h */
-/* Takes what the store knows; NULL: it knows nothing, so the job has no owner. */
-void coord_tenant_load(struct coord_tenant *tenant, const struct stored_tenant *row);
 /* Returns the row for the store; its texts are borrowed from the job. */
 struct stored_tenant coord_tenant_row(const struct coord_job *job);
-/* Fills in the status; its texts are borrowed from the job. */
-void coord_tenant_show(const struct coord_job *job, Cairn__JobStatus *status);
 
 /* ==== access ==== */
 

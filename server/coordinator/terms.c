@@ -2,9 +2,7 @@
  * brings the spec that is in the store to the shards. */
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "proto/spec/spec.h"
 #include "server/coordinator/cluster.h"
 
 /* ==== terms ==== */
