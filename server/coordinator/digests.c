@@ -499,7 +499,7 @@ void coord_cost_note_step(struct coord_job *job)
 {
     struct coord_cost *cost = &job->snapshots.cost;
     const struct coord_snapshot *snapshot = job->snapshots.running;
-    const uint32_t us = job->pace.last_us;
+    const uint32_t us = job->rounds.pace.last_us;
     if (!cost->is_counting && snapshot != NULL && snapshot->has_files) begin_cost(cost, snapshot);
     if (cost->is_counting) {
         cost->extra_us += (int64_t)us - cost->usual_us;
@@ -549,7 +549,7 @@ static void fill_measured(struct coord_job *job, Cairn__SnapshotAdvice *out)
     const struct coord_cost *cost = &job->snapshots.cost;
     const uint32_t plain_us = coord_pace_median(&cost->plain);
     uint32_t extras_us[CAIRN_COST_SNAPSHOTS], writes_us[CAIRN_COST_SNAPSHOTS];
-    out->step_us = plain_us > 0 ? plain_us : coord_pace_median(&job->pace);
+    out->step_us = plain_us > 0 ? plain_us : coord_pace_median(&job->rounds.pace);
     out->measured = cost->count;
     if (cost->count == 0) return;
     memcpy(extras_us, cost->extras_us, sizeof extras_us); // times_median() sorts in place

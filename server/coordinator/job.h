@@ -300,8 +300,6 @@ struct coord_job {
     /* each of these structs is used only by its own module */
     struct coord_rounds rounds;
     struct coord_halts halts;
-    struct coord_straggler straggler;
-    struct coord_pace pace;
     struct coord_groups *groups; /* owned; NULL: the job had no groups yet */
     struct coord_job_members members;
     struct coord_tiles tiles;

@@ -459,7 +459,7 @@ static bool take_wish(struct coord_job *job, const struct coord_reshard_wish *wi
     CAIRN_EACH_SHARD (job, i) job->shards[i].weight = wish->shards[i].weight;
     r->running = true;
     r->canceled = false;
-    coord_reshard_pace_begin(&r->pace, wish->pause, coord_pace_median(&job->pace));
+    coord_reshard_pace_begin(&r->pace, wish->pause, coord_pace_median(&job->rounds.pace));
     return true;
 }
 
@@ -476,7 +476,7 @@ static void note_begin(struct coord_job *job, const struct coord_reshard_wish *w
         .slices = target->slices,
         .shards_before = job->entry_count,
         .begun_ms = coord_now_ms(job->cluster),
-        .median_us = coord_pace_median(&job->pace),
+        .median_us = coord_pace_median(&job->rounds.pace),
         .shards_after = coord_reshard_wish_owners(wish),
     };
 }
@@ -636,9 +636,9 @@ static void note_step(struct coord_job *job)
 {
     struct coord_reshard *r = &job->reshard;
     if (!r->running) return;
-    coord_reshard_pace_step(&r->pace, job->pace.last_us);
-    if (r->progress.slice > 0 && job->pace.last_us > r->progress.worst_us)
-        r->progress.worst_us = job->pace.last_us;
+    coord_reshard_pace_step(&r->pace, job->rounds.pace.last_us);
+    if (r->progress.slice > 0 && job->rounds.pace.last_us > r->progress.worst_us)
+        r->progress.worst_us = job->rounds.pace.last_us;
 }
 
 static void lose_run(struct coord_job *job)

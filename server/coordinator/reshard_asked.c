@@ -149,7 +149,7 @@ static cairn_status reshard_wish_asked(const struct coord_job *job, const Cairn_
  * slices grow, the run is shorter. 0: not known. */
 static double expected_s(const struct coord_job *job, const struct coord_reshard_target *target)
 {
-    const double rate = job->reshard.rate, median_us = coord_pace_median(&job->pace);
+    const double rate = job->reshard.rate, median_us = coord_pace_median(&job->rounds.pace);
     if (!coord_pace_rests(job)) return target->slices * STEPS_A_SLICE * median_us * 1e-6;
     return rate > 0 ? (double)target->report->plan.moved_bytes / rate * 1e-6 : 0;
 }
@@ -158,7 +158,7 @@ static double expected_s(const struct coord_job *job, const struct coord_reshard
 static double expected_pause_s(const struct coord_job *job, double pause)
 {
     if (coord_pace_rests(job)) return 0; // nobody makes steps
-    return coord_reshard_pause(pause) * coord_pace_median(&job->pace) * 1e-6;
+    return coord_reshard_pause(pause) * coord_pace_median(&job->rounds.pace) * 1e-6;
 }
 
 /* The answer to a request, which is about one or several jobs. */

@@ -116,7 +116,12 @@ bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_jo
 
 /* Returns true if the restore failed because the snapshot itself is damaged. An older snapshot may then be
  * good. */
-bool coord_restore_is_damage(cairn_status status);
+static inline bool coord_restore_is_damage(cairn_status status)
+{
+    return status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT ||
+           status == CAIRN_ERR_MALFORMED || status == CAIRN_ERR_VERSION ||
+           status == CAIRN_ERR_NOT_FOUND;
+}
 /* Called when the cluster is closed: nobody is told. */
 void coord_restores_close(struct coord *cluster);
 /* Takes a SnapshotPart, if it reports state that a restore has loaded. Otherwise returns false. */

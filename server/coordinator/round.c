@@ -418,7 +418,7 @@ void coord_pace_note(struct coord_pace *pace, uint32_t us)
 
 bool coord_pace_advance(struct coord_job *job)
 {
-    struct coord_pace *pace = &job->pace;
+    struct coord_pace *pace = &job->rounds.pace;
     const struct cairn_version now = coord_job_version(job);
     if (version_compare(now, pace->seen) == 0) return false;
     const bool is_step = pace->seen_us != 0 && now.generation == pace->seen.generation &&
@@ -449,14 +449,14 @@ uint32_t coord_pace_median(const struct coord_pace *pace)
 bool coord_pace_rests(const struct coord_job *job)
 {
     if (job->core == NULL || round_worker_count(job->core) == 0) return true;
-    const uint64_t quiet_us = now_us() - job->pace.seen_us;
-    return quiet_us > RESTS_US && quiet_us > 3 * (uint64_t)coord_pace_median(&job->pace);
+    const uint64_t quiet_us = now_us() - job->rounds.pace.seen_us;
+    return quiet_us > RESTS_US && quiet_us > 3 * (uint64_t)coord_pace_median(&job->rounds.pace);
 }
 
 bool coord_pace_nears_step(const struct coord_job *job)
 {
-    const uint64_t median_us = coord_pace_median(&job->pace);
-    return median_us <= NEAR_US && now_us() - job->pace.seen_us < 2 * median_us &&
+    const uint64_t median_us = coord_pace_median(&job->rounds.pace);
+    return median_us <= NEAR_US && now_us() - job->rounds.pace.seen_us < 2 * median_us &&
            !coord_pace_rests(job);
 }
 

@@ -24,30 +24,6 @@ struct coord_callbacks {
     void (*lost)(struct coord_job *job);
 };
 
-/* A job's core, and the state around it. */
-struct coord_rounds {
-    /* owned */
-    void *core_memory;
-    struct round_actions actions;
-    /* the terms of the spec, the newest first, made together with the plan or the core. NULL: neither the
-     * plan nor the core exists yet */
-    struct coord_terms *terms;
-
-    bool in_event; /* true: the core is handling an event, and may not be entered again */
-    bool heard;    /* true: the shards have reported the job's version to this core */
-    /* true: the core waits until the job's epoch and reserved.round are durable */
-    bool persist_waits;
-    /* true: the epoch and reserved.round could not be stored, and the tick tries again */
-    bool persist_failed;
-    struct log_limit persist_failures;
-    /* Why the next epoch will begin, set by the code that causes the epoch; empty: not set. */
-    struct sentence epoch_reason;
-    struct sentence epoch_why; /* why the present epoch began, for logs and workers */
-    struct sentence put_out; /* for status: the last worker that was put out at a step's deadline */
-    bool has_stepped;        /* true: a round was applied */
-    uint64_t stepped_ms;     /* coord_now_ms, for status: when a round was last applied */
-};
-
 /* Makes the job's core, and tells it which of the job's shards are up. */
 cairn_status coord_core_open(struct coord_job *job, struct sentence *why) CAIRN_MUST_CHECK;
 void coord_job_core_close(struct coord_job *job);
@@ -269,6 +245,34 @@ void coord_straggler_tick(struct coord_job *job);
 /* Fills in `straggler` of the status. If nobody delays the job, leaves `straggler` NULL. */
 void coord_straggler_show(const struct coord_job *job, struct coord_answer *answer,
                           Cairn__JobStatus *status);
+
+/* ==== rounds ==== */
+
+/* A job's core, and the state around it. */
+struct coord_rounds {
+    /* owned */
+    void *core_memory;
+    struct round_actions actions;
+    /* the terms of the spec, the newest first, made together with the plan or the core. NULL: neither the
+     * plan nor the core exists yet */
+    struct coord_terms *terms;
+
+    bool in_event; /* true: the core is handling an event, and may not be entered again */
+    bool heard;    /* true: the shards have reported the job's version to this core */
+    /* true: the core waits until the job's epoch and reserved.round are durable */
+    bool persist_waits;
+    /* true: the epoch and reserved.round could not be stored, and the tick tries again */
+    bool persist_failed;
+    struct log_limit persist_failures;
+    /* Why the next epoch will begin, set by the code that causes the epoch; empty: not set. */
+    struct sentence epoch_reason;
+    struct sentence epoch_why; /* why the present epoch began, for logs and workers */
+    struct sentence put_out; /* for status: the last worker that was put out at a step's deadline */
+    bool has_stepped;        /* true: a round was applied */
+    uint64_t stepped_ms;     /* coord_now_ms, for status: when a round was last applied */
+    struct coord_pace pace;
+    struct coord_straggler straggler;
+};
 
 /* ==== groups ==== */
 

@@ -596,7 +596,7 @@ static bool is_of_use(const struct coord_job *job)
 static bool is_soon(const struct coord_job *job, uint64_t steps)
 {
     const uint64_t within_us = 500000 * (uint64_t)policy_prepare_within_s(&job->spec.policy);
-    const uint64_t median_us = coord_pace_median(&job->pace); // 0: not known
+    const uint64_t median_us = coord_pace_median(&job->rounds.pace); // 0: not known
     return steps == 1 || (median_us > 0 && steps * median_us <= within_us);
 }
 

@@ -427,13 +427,6 @@ void coord_restore_passed_over(const struct coord_restore *restore, const struct
                  restore->latest.behind.id, damaged->text);
 }
 
-bool coord_restore_is_damage(cairn_status status)
-{
-    return status == CAIRN_ERR_CHECKSUM || status == CAIRN_ERR_CORRUPT ||
-           status == CAIRN_ERR_MALFORMED || status == CAIRN_ERR_VERSION ||
-           status == CAIRN_ERR_NOT_FOUND;
-}
-
 /* ==== proof ==== */
 
 static cairn_status compare_roots(struct coord_restore *restore, const char *what)

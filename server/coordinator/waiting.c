@@ -486,7 +486,7 @@ static bool sample_job(const struct coord_job *job, struct sampled *all)
 
 void coord_straggler_opened(struct coord_job *job, uint64_t round, bool write)
 {
-    struct coord_straggler *s = &job->straggler;
+    struct coord_straggler *s = &job->rounds.straggler;
     s->round = write ? 0 : round;
     s->opened_ms = coord_now_ms(job->cluster);
     s->asked_ms = 0;
@@ -513,7 +513,7 @@ static void note_lack(struct coord_straggler *s, uint64_t member, bool begun)
 
 void coord_straggler_lacks(struct coord_job *job, const Cairn__Lacks *lacks)
 {
-    struct coord_straggler *s = &job->straggler;
+    struct coord_straggler *s = &job->rounds.straggler;
     if (lacks->round != s->round) return;
     if (!s->answered) s->lack_count = 0;
     s->answered = true;
@@ -527,7 +527,7 @@ void coord_straggler_lacks(struct coord_job *job, const Cairn__Lacks *lacks)
  * contributions have not arrived. */
 static void ask_shards(struct coord_job *job)
 {
-    struct coord_straggler *s = &job->straggler;
+    struct coord_straggler *s = &job->rounds.straggler;
     const uint64_t now_ms = coord_now_ms(job->cluster);
     if (s->asked_ms != 0 && now_ms - s->asked_ms < ASK_MS) return;
     s->asked_ms = now_ms;
@@ -550,7 +550,7 @@ static bool has_committed(const struct coord_member *m, uint64_t round)
  * else. */
 static bool is_late(const struct coord_job *job, const struct coord_member *m)
 {
-    const struct coord_straggler *s = &job->straggler;
+    const struct coord_straggler *s = &job->rounds.straggler;
     if (m->pause.ends_ms > coord_now_ms(job->cluster)) return false;
     if (has_committed(m, s->round) && find_lack(s, m->id) == s->lack_count) return false;
     return round_contributes(job->core, m->id);
@@ -578,7 +578,7 @@ static void find_phase(struct coord_straggler *s, const struct coord_member *m)
  * is none. There is none if the round waits for more than half of its workers. */
 static bool judge_open(struct coord_job *job, struct sampled *all)
 {
-    struct coord_straggler *s = &job->straggler;
+    struct coord_straggler *s = &job->rounds.straggler;
     const uint64_t now_ms = coord_now_ms(job->cluster);
     const bool open = round_stage_of(job->core) == CAIRN_ROUND_OPEN;
     if (s->round == 0 || !open || now_ms - s->opened_ms < OPEN_MS) return false;
@@ -607,7 +607,7 @@ static bool judge_open(struct coord_job *job, struct sampled *all)
 
 static bool judge_steps(struct coord_job *job, struct sampled *all)
 {
-    struct coord_straggler *s = &job->straggler;
+    struct coord_straggler *s = &job->rounds.straggler;
     struct straggler_found found;
     if (!straggler_find(all->samples, all->count, all->scratch, &found)) return false;
     s->member = all->members[found.index]->id;
@@ -648,7 +648,7 @@ static void say_straggler(const struct coord_straggler *s, const struct coord_me
 
 static void tell_log(struct coord_job *job)
 {
-    struct coord_straggler *s = &job->straggler;
+    struct coord_straggler *s = &job->rounds.straggler;
     const struct coord_member *m = coord_job_member(job, s->member);
     const uint64_t now_ms = coord_now_ms(job->cluster);
     const bool same = s->said_member == s->member && s->said_phase == s->phase;
@@ -665,7 +665,7 @@ static void tell_log(struct coord_job *job)
 void coord_straggler_tick(struct coord_job *job)
 {
     struct sampled all;
-    job->straggler.member = 0;
+    job->rounds.straggler.member = 0;
     if (job->core == NULL || coord_job_dead(job) || job->members.count < 2) return;
     if (sample_job(job, &all) && (judge_open(job, &all) || judge_steps(job, &all))) tell_log(job);
     free(all.members);
@@ -676,7 +676,7 @@ void coord_straggler_tick(struct coord_job *job)
 void coord_straggler_show(const struct coord_job *job, struct coord_answer *answer,
                           Cairn__JobStatus *status)
 {
-    const struct coord_straggler *s = &job->straggler;
+    const struct coord_straggler *s = &job->rounds.straggler;
     const struct coord_member *m = job->members.list;
     while (m != NULL && m->id != s->member) m = m->next_of_job;
     if (s->member == 0 || m == NULL) return;

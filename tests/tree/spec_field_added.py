@@ -18,7 +18,7 @@ NAME = "snapshot_retries"
 CC = os.environ.get("CC", "cc")
 SYNTAX = ("proto/wire/messages.c proto/snapshot/manifest.c proto/snapshot/manifest_decode.c client/spec.c "
           "client/layouts.c client/ctl/options.c client/ctl/main.c client/ctl/job.c server/coordinator/amend.c "
-          "server/coordinator/terms.c").split()
+          "server/coordinator/amend_spec.c server/coordinator/terms.c").split()
 LIBRARIES = "libprotobuf-c libsodium libxxhash jansson libuv".split()
 PROGRAM = r"""
 #include <assert.h>

@@ -47,7 +47,7 @@ static void make(void)
 
 static void step(uint32_t us)
 {
-    made.pace.last_us = us;
+    made.rounds.pace.last_us = us;
     coord_cost_note_step(&made);
 }
 

@@ -174,7 +174,8 @@ TEST(whatever_call_fails_once_it_is_whole_or_nothing_of_it_is_left)
     ck_assert_uint_gt(calls, 20);
     for (uint64_t n = 1; n <= calls; n++) {
         train();
-        toy()->pace.count = 0; // its next step, which comes when this has ended, is not waited for
+        // its next step, which comes when this has ended, is not waited for
+        toy()->rounds.pace.count = 0;
         const uint64_t from = cairn_memory_storage_calls();
         cairn_memory_storage_fail(n, CAIRN_ERR_IO);
         const bool taken = is_taken(ask_snapshot(&admin, true));

@@ -85,7 +85,7 @@ TEST(a_round_that_publishes_it_before_that_comes_to_it_lets_the_run_go_on_once)
     fake_until(&fake, toy()->layout->version == 2 &&
                           move_stage_of(toy()->reshard.move) == CAIRN_MOVE_REST);
     const uint64_t round = fake_begin(&w, job);
-    toy()->pace.seen_us = 1; // long ago
+    toy()->rounds.pace.seen_us = 1; // long ago
     fake_until(&fake, toy()->reshard.publishing);
     fake_commit(&w, job, round);
     train_until_ended();

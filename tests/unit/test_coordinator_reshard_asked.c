@@ -236,11 +236,11 @@ TEST(what_is_expected_goes_by_steps_where_steps_are_made_and_else_by_the_rate)
 {
     train();
     train();
-    const double step_s = coord_pace_median(&toy()->pace) * 1e-6;
+    const double step_s = coord_pace_median(&toy()->rounds.pace) * 1e-6;
     const Cairn__ReshardJob *told = expect_told(ask_reshard(CAIRN_RESHARD_PLAN, .pause = 0.5));
     ck_assert_double_eq_tol(told->expected_pause_s, 0.5 * step_s, 1e-9);
     ck_assert_double_eq_tol(told->expected_s, 2 * told->slices * step_s, 1e-9);
-    toy()->pace.seen_us = 0; // long ago
+    toy()->rounds.pace.seen_us = 0; // long ago
     toy()->reshard.rate = 2;
     told = expect_told(ask_reshard(CAIRN_RESHARD_PLAN, .pause = 0.5));
     ck_assert(told->expected_pause_s <= 0);

@@ -163,8 +163,8 @@ static void close_two(void)
 /* The round has been open for that much longer. */
 static void let_pass(uint64_t ms)
 {
-    toy()->straggler.opened_ms -= ms;
-    fake_until(&fake, toy()->straggler.member != 0);
+    toy()->rounds.straggler.opened_ms -= ms;
+    fake_until(&fake, toy()->rounds.straggler.member != 0);
 }
 
 static void expect_shown(const char *phase, const char *word)
@@ -182,13 +182,13 @@ static void say_lacked(uint64_t member, uint32_t flags)
 {
     uint32_t micro = 0;
     Cairn__Lacks lacks = CAIRN__LACKS__INIT;
-    lacks.round = toy()->straggler.round;
+    lacks.round = toy()->rounds.straggler.round;
     lacks.members = &member;
     lacks.micros = &micro;
     lacks.flags = &flags;
     lacks.n_members = lacks.n_micros = lacks.n_flags = 1;
     coord_straggler_lacks(toy(), &lacks);
-    toy()->straggler.member = 0;
+    toy()->rounds.straggler.member = 0;
 }
 
 TEST(who_does_not_begin_or_commit_a_round_holds_it_up)
@@ -198,15 +198,16 @@ TEST(who_does_not_begin_or_commit_a_round_holds_it_up)
     let_pass(5000);
     expect_shown("fetch", "open round: it has not begun it yet (fetch");
     ck_assert_uint_eq(fake_begin(&second, job), round);
-    toy()->straggler.member = 0;
+    toy()->rounds.straggler.member = 0;
     let_pass(0);
     expect_shown("compute", "it has pushed nothing yet (compute; the others take 10.0 ms)");
-    say_lacked(toy()->straggler.member, CAIRN_LACK_ARRIVED);
+    say_lacked(toy()->rounds.straggler.member, CAIRN_LACK_ARRIVED);
     let_pass(0);
     expect_shown("push", "it has not pushed all of it (push");
     fake_ask_commit(&second, job, round);
-    toy()->straggler.asked_ms = 0; // the shards are asked again: nothing is on its way any more
-    fake_until(&fake, toy()->straggler.member == 0);
+    // the shards are asked again: nothing is on its way any more
+    toy()->rounds.straggler.asked_ms = 0;
+    fake_until(&fake, toy()->rounds.straggler.member == 0);
     ck_assert_ptr_null(show_job("toy")->straggler);
 }
 
@@ -216,7 +217,7 @@ static void say_in_flight(uint32_t what)
     one.job = job;
     one.what = what;
     fake_say(&second, 0, Heartbeat, .in_flight = list, .n_in_flight = what != 0);
-    toy()->straggler.member = 0;
+    toy()->rounds.straggler.member = 0;
 }
 
 /* The same silence at the shards: only the worker knows that it is not at work. */
@@ -225,16 +226,16 @@ TEST(who_waits_for_its_link_is_not_said_to_compute)
     const uint64_t round = fake_begin(&w, job);
     fake_ask_commit(&w, job, round);
     ck_assert_uint_eq(fake_begin(&second, job), round);
-    toy()->straggler.opened_ms -= 5000;
+    toy()->rounds.straggler.opened_ms -= 5000;
     say_in_flight(CAIRN_FLIES_FETCH);
-    fake_until(&fake, toy()->straggler.flies);
+    fake_until(&fake, toy()->rounds.straggler.flies);
     expect_shown("fetch", "it fetches, and not all of it has arrived (fetch; the others take 0.0 ms"
                           "): look at its link to the shards");
     say_in_flight(CAIRN_FLIES_PUSH);
-    fake_until(&fake, toy()->straggler.phase == CAIRN_PHASE_PUSH);
+    fake_until(&fake, toy()->rounds.straggler.phase == CAIRN_PHASE_PUSH);
     expect_shown("push", "it has pushed, and nothing of it has arrived (push");
     say_in_flight(0);
-    fake_until(&fake, toy()->straggler.member != 0 && !toy()->straggler.flies);
+    fake_until(&fake, toy()->rounds.straggler.member != 0 && !toy()->rounds.straggler.flies);
     expect_shown("compute", "it has pushed nothing yet (compute");
 }
 
@@ -253,8 +254,8 @@ TEST(who_has_committed_and_whose_gradients_are_not_there_holds_it_up)
     ck_assert_uint_eq(fake_begin(&second, job), round);
     fake_ask_commit(&w, job, round);
     fake_ask_commit(&second, job, round);
-    toy()->straggler.opened_ms -= 5000;
-    fake_until(&fake, toy()->straggler.asked_ms != 0 && toy()->straggler.answered);
+    toy()->rounds.straggler.opened_ms -= 5000;
+    fake_until(&fake, toy()->rounds.straggler.asked_ms != 0 && toy()->rounds.straggler.answered);
     say_lacked(member_named("w1"), 0);
     let_pass(0);
     expect_shown("push", "it has not pushed all of it (push");
@@ -291,10 +292,10 @@ TEST(while_both_are_at_work_nobody_does)
 {
     const uint64_t round = fake_begin(&w, job);
     ck_assert_uint_eq(fake_begin(&second, job), round);
-    toy()->straggler.opened_ms -= 60000;
+    toy()->rounds.straggler.opened_ms -= 60000;
     const uint64_t ticks = fake.cluster->clock.last_tick_ms;
     fake_until(&fake, fake.cluster->clock.last_tick_ms > ticks + 30);
-    ck_assert_uint_eq(toy()->straggler.member, 0);
+    ck_assert_uint_eq(toy()->rounds.straggler.member, 0);
 }
 
 TEST(who_was_dealt_more_micro_batches_is_judged_by_each_of_them)
@@ -311,7 +312,7 @@ TEST(who_was_dealt_more_micro_batches_is_judged_by_each_of_them)
         ck_assert_uint_eq(m->times.micros, m->rank == 0 ? 2 : 1);
         for (int i = 0; i < 8; i++) step_ring_take(&m->times, &told);
     }
-    fake_until(&fake, toy()->straggler.member != 0);
+    fake_until(&fake, toy()->rounds.straggler.member != 0);
     Cairn__JobStatus *status = show_job("toy");
     ck_assert_ptr_nonnull(status->straggler);
     ck_assert_str_eq(status->straggler->text,

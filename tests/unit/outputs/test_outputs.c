@@ -327,7 +327,7 @@ TEST(a_resharding_is_printed)
     outputs_two("reshard plan --all --shards 9");
     outputs_one("reshard plan toy --add nobody");
     outputs_two("reshard cancel toy");
-    toy()->pace.seen_us = 0; // nobody trains, so no step has to come between two slices
+    toy()->rounds.pace.seen_us = 0; // nobody trains, so no step has to come between two slices
     outputs_one("reshard apply toy --shards 3");
     outputs_two("reshard status toy");
     outputs_one("reshard apply toy --shards 2 -q");

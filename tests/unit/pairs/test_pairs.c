@@ -115,8 +115,8 @@ static void park(void)
  * on a slow machine. */
 static void rest(void)
 {
-    toy()->pace.seen_us = 0;
-    toy()->pace.count = 0;
+    toy()->rounds.pace.seen_us = 0;
+    toy()->rounds.pace.count = 0;
 }
 
 void pairs_open(const struct pair_operation *running, const struct pair_operation *asked)
