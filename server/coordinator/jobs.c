@@ -469,6 +469,22 @@ static cairn_status fill_entries(struct coord_job *job, const struct stored_job 
     return CAIRN_OK;
 }
 
+/* Loads from the row the layout that preceded the layout in force. */
+static cairn_status load_layout_before(struct coord_job *job, const struct stored_job *row)
+{
+    struct layout *before;
+    CAIRN_TRY(plan_job_decode(&job->spec, row->layout_before, row->layout_before_bytes, &before));
+    job->layouts.before = packed_copy(row->layout_before, row->layout_before_bytes);
+    job->layouts.before_shards = before->shard_count;
+    // The slice under way can be taken back only to the layout with which the slice began. The
+    // layout `before` may be older than that layout.
+    if (before->version + 1 == job->layout->version)
+        job->reshard.prior = before;
+    else
+        layout_close(before);
+    return job->layouts.before != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
+}
+
 static cairn_status fill_job(struct coord_job *job, const struct stored_job *row,
                              struct sentence *why)
 {
@@ -483,7 +499,7 @@ static cairn_status fill_job(struct coord_job *job, const struct stored_job *row
     if (job->planned.spec != NULL && job->planned.layout != NULL &&
         coord_job_shards_init(job, row->shard_count + CAIRN_JOB_JOINS_MAX))
         status = plan_job_decode(&job->spec, row->layout, row->layout_bytes, &job->layout);
-    if (status == CAIRN_OK && row->layout_before_bytes > 0) status = coord_layouts_load(job, row);
+    if (status == CAIRN_OK && row->layout_before_bytes > 0) status = load_layout_before(job, row);
     if (status != CAIRN_OK)
         return fail_with(why, status, "the stored layout of job %s: %s", row->name,
                          status_text((int)status));

@@ -7,9 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/plan/plan.h"
 #include "server/coordinator/cluster.h"
-#include "server/core/holes.h"
 
 enum member_known { UNKNOWN, TOLD, KNOWN };
 
@@ -580,21 +578,6 @@ void coord_relapses_release(struct coord_job *job)
 
 /* ==== layouts ==== */
 
-cairn_status coord_layouts_load(struct coord_job *job, const struct stored_job *row)
-{
-    struct layout *before;
-    CAIRN_TRY(plan_job_decode(&job->spec, row->layout_before, row->layout_before_bytes, &before));
-    job->layouts.before = packed_copy(row->layout_before, row->layout_before_bytes);
-    job->layouts.before_shards = before->shard_count;
-    // The slice under way can be taken back only to the layout with which the slice began. The
-    // layout `before` may be older than that layout.
-    if (before->version + 1 == job->layout->version)
-        job->reshard.prior = before;
-    else
-        layout_close(before);
-    return job->layouts.before != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
-}
-
 void coord_layouts_drop_next(struct coord_job *job)
 {
     struct coord_layouts *l = &job->layouts;
@@ -620,62 +603,6 @@ bool coord_layouts_behind(const struct coord_job *job)
 {
     return job->layouts.before != NULL &&
            version_compare(coord_job_version(job), job->layouts.at) <= 0;
-}
-
-bool coord_layouts_serves(const struct coord_job *job, uint32_t shard)
-{
-    const struct packed *packed = job->layouts.before;
-    struct layout *before;
-    if (!coord_layouts_behind(job)) return false;
-    if (plan_job_decode(&job->spec, packed->bytes, packed->size, &before) != CAIRN_OK) return true;
-    const bool serves = layout_owns(before, shard);
-    layout_close(before);
-    return serves;
-}
-
-static void make_holes(struct coord_job *job)
-{
-    const struct coord_layouts *l = &job->layouts;
-    CAIRN_EACH_SHARD (job, i) {
-        if (i >= l->next->shard_count || !layout_is_hole(l->next_gone, l->next->shard_count, i))
-            continue;
-        coord_members_forget_shard(job, i);
-        coord_job_set_shard(job, i, NULL);
-    }
-}
-
-struct layout *coord_layouts_take_next(struct coord_job *job, struct cairn_version now)
-{
-    struct coord_layouts *l = &job->layouts;
-    uint32_t before_shards;
-    struct packed *before = coord_job_before_next(job, now, &before_shards);
-    if (before != NULL) before = packed_hold(before);
-    packed_release(l->before);
-    l->before = before;
-    l->before_shards = before_shards;
-    l->at = now;
-    CAIRN_EACH_SHARD (job, i) {
-        if (i >= job->layout->shard_count) job->shards[i].joined_at = now;
-    }
-    make_holes(job);
-    struct layout *was = job->layout;
-    packed_release(job->planned.layout);
-    job->layout = l->next;
-    job->planned.layout = l->next_packed;
-    job->planned.heaviest_over_mean = 0;
-    free(job->planned.shard_bytes);
-    job->planned.shard_bytes = NULL;
-    job->tiles.changed = true; // the shards of the new layout, and no others, must know the tiles
-    l->next = NULL;
-    l->next_packed = NULL;
-    coord_layouts_drop_next(job);
-    return was;
-}
-
-void coord_layouts_published(struct coord_job *job)
-{
-    packed_release(job->layouts.before);
-    job->layouts.before = NULL;
 }
 
 /* ---- what members hear ---- */

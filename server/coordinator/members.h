@@ -123,8 +123,6 @@ void coord_relapses_release(struct coord_job *job);
 /* The layouts of a job: the layout in force, the next layout, and the older layout, if the newest version
  * is still published in one. Members are told about layouts, too. */
 
-struct stored_job;
-
 /* A job's layouts. All pointers are owned, or held. */
 struct coord_layouts {
     /* The job's version when the layout in force took effect; 0.0: this layout is the job's first. */
@@ -142,26 +140,12 @@ struct coord_layouts {
     bool storing;
 };
 
-/* Loads from the row the layout that preceded the layout in force. The row must have it.
- * CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY. */
-cairn_status coord_layouts_load(struct coord_job *job,
-                                const struct stored_job *row) CAIRN_MUST_CHECK;
 void coord_layouts_release(struct coord_job *job);
 /* Drops the next layout. */
 void coord_layouts_drop_next(struct coord_job *job);
-/* Puts the next layout in force as of the version `now`. Shards that are not in the new layout become
- * holes. Neither shards nor members are told. Nothing is allocated, because the layout is durable already.
- * Returns the layout that was in force before. The caller owns it. */
-struct layout *coord_layouts_take_next(struct coord_job *job, struct cairn_version now);
-/* Notes that the newest version is published in the layout in force. */
-void coord_layouts_published(struct coord_job *job);
 /* Returns true if the newest version is published in an older layout. New members begin with the older
  * layout. */
 bool coord_layouts_behind(const struct coord_job *job);
-
-/* Returns true if the newest version is published in an older layout, and members fetch a part of this
- * version from that shard. */
-bool coord_layouts_serves(const struct coord_job *job, uint32_t shard);
 
 /* Sends LayoutChanged to all attached members. */
 void coord_members_layout_changed(struct coord_job *job);

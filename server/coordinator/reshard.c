@@ -241,6 +241,12 @@ static cairn_status ask_to_publish(struct coord_steps *steps, struct sentence *w
     return CAIRN_OK;
 }
 
+static void note_published(struct coord_job *job)
+{
+    packed_release(job->layouts.before);
+    job->layouts.before = NULL;
+}
+
 /* The run goes on even if the version was not published. The next tick tries again then. */
 static cairn_status judge_published(struct coord_steps *steps, cairn_status status,
                                     struct sentence *why)
@@ -249,7 +255,7 @@ static cairn_status judge_published(struct coord_steps *steps, cairn_status stat
     struct coord_reshard *r = &job->reshard;
     r->publishing = false;
     if (status == CAIRN_OK) {
-        coord_layouts_published(job);
+        note_published(job);
         // Without this write a coordinator that is started again would name the earlier layout,
         // which members that joined later never had.
         save_run(job);
@@ -293,7 +299,7 @@ static bool is_published(struct coord_job *job)
     if (!coord_layouts_behind(job)) {
         const bool was_shut = job->reshard.publishing;
         job->reshard.publishing = false;
-        coord_layouts_published(job);
+        note_published(job);
         // a round has published the version, so the gate opens
         if (was_shut) coord_gate_update(job);
         // after false, this is called again when a round opens, or at the next tick

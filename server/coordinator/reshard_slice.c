@@ -394,6 +394,48 @@ void coord_slice_tick(struct coord_job *job)
 
 /* ---- it is in force ---- */
 
+static void make_holes(struct coord_job *job)
+{
+    const struct coord_layouts *l = &job->layouts;
+    CAIRN_EACH_SHARD (job, i) {
+        if (i >= l->next->shard_count || !layout_is_hole(l->next_gone, l->next->shard_count, i))
+            continue;
+        coord_members_forget_shard(job, i);
+        coord_job_set_shard(job, i, NULL);
+    }
+}
+
+/* Puts the next layout in force as of the version `now`. Shards that are not in the new layout become holes.
+ * Nobody is told. Nothing is allocated, because the layout is durable already. Returns the layout that was in
+ * force before, which the caller owns. */
+static struct layout *take_next(struct coord_job *job, struct cairn_version now)
+{
+    struct coord_layouts *l = &job->layouts;
+    uint32_t before_shards;
+    struct packed *before = coord_job_before_next(job, now, &before_shards);
+    if (before != NULL) before = packed_hold(before);
+    packed_release(l->before);
+    l->before = before;
+    l->before_shards = before_shards;
+    l->at = now;
+    CAIRN_EACH_SHARD (job, i) {
+        if (i >= job->layout->shard_count) job->shards[i].joined_at = now;
+    }
+    make_holes(job);
+    struct layout *was = job->layout;
+    packed_release(job->planned.layout);
+    job->layout = l->next;
+    job->planned.layout = l->next_packed;
+    job->planned.heaviest_over_mean = 0;
+    free(job->planned.shard_bytes);
+    job->planned.shard_bytes = NULL;
+    job->tiles.changed = true; // the shards of the new layout, and no others, must know the tiles
+    l->next = NULL;
+    l->next_packed = NULL;
+    coord_layouts_drop_next(job);
+    return was;
+}
+
 void coord_slice_in_force(struct coord_job *job)
 {
     struct move_event event = { .kind = CAIRN_MOVE_IN_FORCE, .layout = round_layout_of(job->core) };
@@ -408,7 +450,7 @@ void coord_slice_in_force(struct coord_job *job)
                                job->shards[i].entry->name, "it has no part of the job any more");
         coord_job_send_drop(job->cluster, job->shards[i].entry, job->id);
     }
-    struct layout *was = coord_layouts_take_next(job, round_version(job->core));
+    struct layout *was = take_next(job, round_version(job->core));
     if (job->reshard.back && !job->reshard.lost_empty) {
         // `prior` stays: the layout now in force has all state where `prior` has it
         layout_close(was);
@@ -420,6 +462,19 @@ void coord_slice_in_force(struct coord_job *job)
     log_info("job %s: layout %" PRIu64 " is in force from epoch %" PRIu64, job->spec.name,
              event.layout, job->epoch);
     coord_slice_event(job, &event, "");
+}
+
+/* True if the newest version is published in an older layout, and members fetch a part of it from that
+ * shard. */
+static bool serves_before(const struct coord_job *job, uint32_t shard)
+{
+    const struct packed *packed = job->layouts.before;
+    struct layout *before;
+    if (!coord_layouts_behind(job)) return false;
+    if (plan_job_decode(&job->spec, packed->bytes, packed->size, &before) != CAIRN_OK) return true;
+    const bool serves = layout_owns(before, shard);
+    layout_close(before);
+    return serves;
 }
 
 /* True if no state is lost with the shard. Either the shard owns nothing in the layout in force, or
@@ -437,7 +492,7 @@ static bool is_fresh(const struct coord_job *job, uint32_t shard)
         return was_fresh && move_stage_of(job->reshard.move) != CAIRN_MOVE_REST;
     // The shard owns nothing. It is needed nevertheless if members still fetch the newest version
     // from it, or if another shard may not have yet what this shard gave away.
-    return !coord_layouts_serves(job, shard) && (was_fresh || others_whole(job, shard));
+    return !serves_before(job, shard) && (was_fresh || others_whole(job, shard));
 }
 
 bool coord_slice_shard_lost(struct coord_job *job, uint32_t shard)

@@ -102,8 +102,8 @@ struct coord_cost {
     uint32_t next, count;
 };
 
-/* A step of the job has ended, and has taken job->rounds.pace.last_us. Must be called before a snapshot of the
- * step's version begins. */
+/* A step of the job has ended, and has taken job->rounds.pace.last_us. Must be called before a snapshot of
+ * the step's version begins. */
 void coord_cost_note_step(struct coord_job *job);
 /* The snapshot has ended, with success or not: notes its cost and, by its cause, how it ended. */
 void coord_snapshot_note_end(const struct coord_snapshot *snapshot);
