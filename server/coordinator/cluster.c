@@ -62,7 +62,7 @@ static void on_tick(uv_timer_t *timer)
         coord_leases_tick(job);
         coord_job_parts_tick(job);
         coord_operations_tick(job);
-        coord_recovery_tick(job);
+        if (coord_recovery_tick(job)) coord_openings_advance(cluster);
         coord_straggler_tick(job);
     }
     coord_sessions_take_early(cluster);

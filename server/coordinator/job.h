@@ -78,10 +78,6 @@ cairn_status coord_judge_workers(const struct coord *cluster, const struct job_s
 void coord_openings_advance(struct coord *cluster);
 /* Ends every wait for a rank, and every read of the snapshots' folder, that has lasted too long. */
 void coord_openings_tick(struct coord *cluster);
-/* The restore that the job's openers asked for has ended. CAIRN_OK: the job exists, or there is no snapshot
- * to restore it from. With any other status the openers are refused. */
-void coord_openers_resumed(struct coord *cluster, const char *name, cairn_status status,
-                           const char *text);
 /* The verdict on whether an opener with this spec may join a job that is to be restored. */
 struct coord_verdict;
 /* Adds to the list the specs of the openers that ask for a restore of the job. Returns true if some of
@@ -185,6 +181,8 @@ void coord_job_behind(struct coord_job *job, const char *kind, const char *name,
  * off some shards. After cluster.shards_wait, it is the number of connected shards, but at least
  * cluster.shards_min. */
 uint32_t coord_recovery_shards(const struct coord_job *job);
+/* True if the job's on_shard_loss asks for a restore. */
+bool coord_recovery_wanted(const struct coord_job *job);
 /* Returns true if the job is LOST and will be restored without an operator. Until the restore, nobody has
  * to give up the job. */
 bool coord_recovery_pending(const struct coord_job *job);
@@ -211,7 +209,7 @@ struct coord_job_shard {
     uint64_t address_sent;           /* hash of the fabric address that members know; 0: none yet */
     uint64_t missed_ms; /* coord_now_ms + 1: since when the part is missing; 0: it is not missing */
     uint64_t patience_ms; /* how long the part may be missing before the job is LOST */
-    /* coord_now_ms + 1: since when loss.c has seen the shard away; 0: it is not away */
+    /* coord_now_ms + 1: since when recovery.c has seen the shard away; 0: it is not away */
     uint64_t away_ms;
     /* true: the shard also holds, staged, a newer generation of the job than ours */
     bool newer;

@@ -183,6 +183,25 @@ static bool refuse_taken(struct coord_member *member, const struct name_owner *o
     return true;
 }
 
+/* The restore that the job's openers asked for has ended. */
+static void on_resumed(struct coord *cluster, const char *name, cairn_status status,
+                       const char *text)
+{
+    for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
+        struct coord_member *m = s->members;
+        while (m != NULL) {
+            struct coord_member *next = m->next_of_session;
+            if (m->phase == CAIRN_MEMBER_WAITING && m->opening.resumes &&
+                strcmp(m->job_name, name) == 0) {
+                m->opening.resumes = false;
+                if (status != CAIRN_OK) opening_refuse(m, status, text);
+            }
+            m = next;
+        }
+    }
+    coord_openings_advance(cluster);
+}
+
 /* Begins the restore that the member asks for. True: the member was refused and is gone. False: the
  * member waits. */
 static bool begin_resume(struct coord_member *member)
@@ -190,7 +209,7 @@ static bool begin_resume(struct coord_member *member)
     struct coord *cluster = member->session->cluster;
     struct coord_resumer by = { .who = *coord_who(member->session) };
     coord_tenant_make(&by.maker, member->session);
-    if (coord_resume_begin(cluster, member->job_name, &by)) return false;
+    if (coord_resume_begin(cluster, member->job_name, &by, on_resumed)) return false;
     opening_refuse(member, CAIRN_ERR_NO_MEMORY, "the coordinator is out of memory");
     return true;
 }
@@ -404,23 +423,6 @@ void coord_job_openers_fail(struct coord *cluster, const char *name, cairn_statu
             struct coord_member *next = m->next_of_session;
             if (m->phase == CAIRN_MEMBER_WAITING && strcmp(m->job_name, name) == 0)
                 opening_refuse(m, status, text);
-            m = next;
-        }
-    }
-}
-
-void coord_openers_resumed(struct coord *cluster, const char *name, cairn_status status,
-                           const char *text)
-{
-    for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
-        struct coord_member *m = s->members;
-        while (m != NULL) {
-            struct coord_member *next = m->next_of_session;
-            if (m->phase == CAIRN_MEMBER_WAITING && m->opening.resumes &&
-                strcmp(m->job_name, name) == 0) {
-                m->opening.resumes = false;
-                if (status != CAIRN_OK) opening_refuse(m, status, text);
-            }
             m = next;
         }
     }

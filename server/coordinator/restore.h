@@ -177,17 +177,22 @@ void coord_restore_passed_over(const struct coord_restore *restore, const struct
  * If no step is applied in between, a coordinator restores a job at most CAIRN_RESTORES_MAX times. After
  * that the job waits, which its status says. */
 
-void coord_recovery_tick(struct coord_job *job);
+/* Takes the next step. Returns true if nobody waits for a restore any longer, because the job's parts are
+ * back, or no further restore is tried: its openers may go on. */
+bool coord_recovery_tick(struct coord_job *job);
 
 /* ==== resume ==== */
 
 /* For workers that open a job and ask that the job's newest snapshot be restored. */
 
+/* The restore has ended. CAIRN_OK: the job exists, or there is no snapshot to restore it from. */
+typedef void (*cluster_resumed_fn)(struct coord *cluster, const char *job, cairn_status status,
+                                   const char *text);
 /* Looks for snapshots of the job, and restores the newest complete one, unless such a restore is under way
- * already. After that the waiting openers continue (coord_openers_resumed). If the job is not there, its
- * snapshot says whose it will be, and `by` must be its owner or an admin. Returns false if there is no
- * memory. */
-bool coord_resume_begin(struct coord *cluster, const char *job, const struct coord_resumer *by);
+ * already. After that, `ended` is told. If the job is not there, its snapshot says whose it will be, and `by`
+ * must be its owner or an admin. Returns false if there is no memory. */
+bool coord_resume_begin(struct coord *cluster, const char *job, const struct coord_resumer *by,
+                        cluster_resumed_fn ended);
 bool coord_resuming(const struct coord *cluster, const char *job);
 /* Called when the cluster is closed, after its threads have ended: nobody is told. */
 void coord_resumes_close(struct coord *cluster);
