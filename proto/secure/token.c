@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "proto/base/durable.h"
+
 /* ==== keys ==== */
 
 void curve_key_make(struct curve_key *out)
@@ -233,21 +235,13 @@ static cairn_status fail_open(const char *path, struct sentence *why)
                      errno == EACCES ? "; this user has to own the token's file" : "");
 }
 
-/* Writes the folder of a path, with its last '/'; "." if it has none. */
-static void parent_of(const char *path, char folder_out[PATH_MAX])
-{
-    const char *slash = strrchr(path, '/');
-    snprintf(folder_out, PATH_MAX, "%.*s", slash == NULL ? 1 : (int)(slash - path + 1),
-             slash == NULL ? "." : path);
-}
-
 /* True if nobody but this user and root can choose where a symbolic link leads: a secret that Kubernetes
  * mounts is one of root, in a sticky folder of root. */
 static bool link_is_ours(const char *path)
 {
     char folder[PATH_MAX];
     struct stat link, parent;
-    parent_of(path, folder);
+    path_parent(path, folder);
     if (lstat(path, &link) != 0 || stat(folder, &parent) != 0) return false;
     const bool is_shut = (parent.st_mode & 0022) == 0 || (parent.st_mode & S_ISVTX) != 0;
     return is_trusted(link.st_uid) && is_trusted(parent.st_uid) && is_shut;
@@ -301,61 +295,15 @@ cairn_status token_read_file(const char *path, struct token *token_out, struct s
     return read_token(path, false, token_out, why);
 }
 
-static cairn_status fail_step(struct sentence *why, const char *step, const char *path)
-{
-    const int error = errno;
-    const bool is_full = error == ENOSPC || error == EDQUOT;
-    return fail_with(why, is_full ? CAIRN_ERR_NO_SPACE : CAIRN_ERR_IO, "%s %.300s failed: %s%s",
-                     step, path, strerror(error), is_full ? "; free some space" : "");
-}
-
-/* Writes a new file, and syncs it. If this fails, there is none. */
-static cairn_status fill_file(const char *path, const char *text, struct sentence *why)
-{
-    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (fd < 0) return fail_step(why, "creating", path);
-    cairn_status status = CAIRN_OK;
-    if (fchmod(fd, 0600) != 0)
-        status = fail_step(why, "chmod of", path); // whatever the umask is
-    else if (!write_fully(fd, text, strlen(text)))
-        status = fail_step(why, "writing", path);
-    else if (fsync(fd) != 0)
-        status = fail_step(why, "fsync of", path);
-    if (close(fd) != 0 && status == CAIRN_OK) status = fail_step(why, "closing", path);
-    if (status != CAIRN_OK) unlink(path);
-    return status;
-}
-
-/* Makes the new name durable. */
-static cairn_status sync_parent(const char *path, struct sentence *why)
-{
-    char parent[PATH_MAX];
-    parent_of(path, parent);
-    const int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return fail_step(why, "opening the folder", parent);
-    cairn_status status = CAIRN_OK;
-    if (fsync(fd) != 0 && errno != EINVAL) status = fail_step(why, "fsync of the folder", parent);
-    close(fd);
-    return status;
-}
-
 cairn_status token_write_file(const char *path, const struct token *token, struct sentence *why)
 {
-    char fresh[PATH_MAX], word[CAIRN_TOKEN_TEXT_BYTES], text[CAIRN_TOKEN_TEXT_BYTES + 1];
-    if (strlen(path) >= sizeof fresh - strlen(".new"))
-        return fail_with(why, CAIRN_ERR_INVALID, "the path %.100s… is too long", path);
-    snprintf(fresh, sizeof fresh, "%s.new", path);
-    unlink(fresh); // a process that was killed may have left it
-    token_print(token, word);
-    snprintf(text, sizeof text, "%s\n", word);
-    cairn_status status = fill_file(fresh, text, why);
-    sodium_memzero(word, sizeof word);
-    sodium_memzero(text, sizeof text);
-    if (status == CAIRN_OK && rename(fresh, path) != 0) {
-        status = fail_step(why, "renaming a new file to", path);
-        unlink(fresh);
-    }
-    return status == CAIRN_OK ? sync_parent(path, why) : status;
+    char line[CAIRN_TOKEN_TEXT_BYTES + 1];
+    token_print(token, line);
+    const size_t length = strlen(line);
+    line[length] = '\n';
+    const cairn_status status = durable_write(path, 0600, line, length + 1, why);
+    sodium_memzero(line, sizeof line);
+    return status;
 }
 
 /* ==== this process's token ==== */

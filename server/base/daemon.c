@@ -311,7 +311,7 @@ cairn_status daemon_ready(struct daemon *daemon, const char *address, struct sen
     const uint64_t watchdog_ms = notify_watchdog_ms();
     if (daemon->ready_file != NULL) {
         const int length = snprintf(text, sizeof text, "%s\n", address);
-        CAIRN_TRY(durable_write(daemon->ready_file, text, (size_t)length, why));
+        CAIRN_TRY(durable_write(daemon->ready_file, 0600, text, (size_t)length, why));
         daemon->is_announced = true;
     }
     log_fields(CAIRN_LOG_INFO,
@@ -681,4 +681,140 @@ void thread_yield(void)
     // SCHED_IDLE would be too low: while trainers use all cores, such a thread gets almost no time.
     set_nice(YIELD_NICE);
     (void)syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_LOWEST);
+}
+
+/* ==== storage watch ==== */
+
+#define AGAIN_MS 2000 /* the time between two checks while something is wrong */
+#define HANGS_MS 3000 /* after this time the hang is reported */
+#define CLOSE_MS 500  /* after this time the daemon ends without the thread */
+
+/* One check. It is allocated apart from the watch, because the storage may hang for longer than the watch
+ * exists. */
+struct storage_look {
+    struct task task;
+    struct storage_watch *watch; /* borrowed; used by the loop only */
+    cairn_status (*judge)(const char *path, uint64_t token, const struct storage_owner *owner,
+                          struct sentence *why);
+    struct storage_owner owner;
+    char *path; /* owned */
+    uint64_t token;
+    cairn_status found;
+    struct sentence why;
+};
+
+cairn_status storage_watch_open(struct storage_watch *watch, uv_loop_t *loop, struct sentence *why)
+{
+    watch->loop = loop;
+    return pool_open(loop, "cairn-storage", 1, NULL, &watch->thread, why);
+}
+
+bool storage_watch_close(struct storage_watch *watch, void (*on_closed)(void *context),
+                         void *context)
+{
+    if (watch->thread == NULL) return false;
+    if (!pool_close_within(watch->thread, CLOSE_MS, on_closed, context)) watch->look = NULL;
+    return true;
+}
+
+static void free_look(struct storage_look *look)
+{
+    if (look == NULL) return;
+    free(look->path);
+    free(look);
+}
+
+void storage_watch_release(struct storage_watch *watch)
+{
+    free(watch->path);
+    free_look(watch->look);
+}
+
+static void run_look(struct task *task, uint32_t item, uint32_t thread)
+{
+    struct storage_look *look = (struct storage_look *)task;
+    (void)item, (void)thread;
+    look->found = look->judge(look->path, look->token, &look->owner, &look->why);
+}
+
+static void say(struct storage_watch *watch, const struct sentence *why)
+{
+    if (strcmp(watch->said.text, why->text) == 0) return;
+    watch->said = *why;
+    watch->on_said(watch);
+}
+
+static void look_again(struct storage_watch *watch);
+
+static void on_looked(struct task *task)
+{
+    struct storage_look *look = (struct storage_look *)task;
+    struct storage_watch *watch = look->watch;
+    watch->is_looking = false;
+    watch->since_ms = uv_now(watch->loop);
+    if (watch->path == NULL) return;
+    if (look->token != watch->token || look->owner.store != watch->owner.store ||
+        strcmp(watch->path, look->path) != 0) {
+        look_again(watch); // the folder or its owner has changed meanwhile
+        return;
+    }
+    if (look->found == CAIRN_OK) look->why.text[0] = '\0';
+    say(watch, &look->why);
+}
+
+static void look_again(struct storage_watch *watch)
+{
+    struct storage_look *next = calloc(1, sizeof *next);
+    char *path = strdup(watch->path);
+    if (next == NULL || path == NULL) {
+        free(next);
+        free(path);
+        return; // no check now; if there is a fault, a snapshot will report it
+    }
+    *next = (struct storage_look) {
+        .task = { .run = run_look, .done = on_looked, .item_count = 1 },
+        .watch = watch,
+        .judge = watch->judge,
+        .owner = watch->owner,
+        .path = path,
+        .token = watch->token,
+    };
+    free_look(watch->look);
+    watch->look = next;
+    watch->is_looking = true;
+    watch->since_ms = uv_now(watch->loop);
+    pool_submit(watch->thread, &next->task);
+}
+
+void storage_watch_told(struct storage_watch *watch, const char *path, uint64_t token)
+{
+    free(watch->path);
+    watch->path = token != 0 && path[0] == '/' ? strdup(path) : NULL;
+    watch->token = token;
+    // otherwise `said` is kept until the next check has ended
+    if (watch->path == NULL) watch->said.text[0] = '\0';
+    if (watch->path != NULL && !watch->is_looking) look_again(watch);
+}
+
+void storage_watch_doubt(struct storage_watch *watch)
+{
+    if (watch->path != NULL && !watch->is_looking) look_again(watch);
+}
+
+static void say_that_it_hangs(struct storage_watch *watch, uint64_t ms)
+{
+    struct sentence why;
+    sentence_set(&why, "%s has not answered for %u s or more: its storage hangs; check the mount",
+                 watch->path, (unsigned)(HANGS_MS / 1000));
+    if (ms >= HANGS_MS) say(watch, &why);
+}
+
+void storage_watch_tick(struct storage_watch *watch)
+{
+    const uint64_t ms = uv_now(watch->loop) - watch->since_ms;
+    if (watch->path == NULL) return;
+    if (watch->is_looking)
+        say_that_it_hangs(watch, ms);
+    else if (watch->said.text[0] != '\0' && ms >= AGAIN_MS)
+        look_again(watch);
 }

@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -22,6 +23,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "proto/base/durable.h"
 #include "proto/loop/loop.h"
 #include "proto/wire/wire.h"
 #include "server/base/log.h"
@@ -981,18 +983,12 @@ static int socket_of(const char *path, struct sockaddr_un *addr_out)
     return socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 }
 
-static void folder_of(const char *path, char folder_out[CAIRN_ADDRESS_TEXT_BYTES])
-{
-    const int length = (int)(strrchr(path, '/') - path);
-    snprintf(folder_out, CAIRN_ADDRESS_TEXT_BYTES, "%.*s", length > 0 ? length : 1, path);
-}
-
 /* Locks the folder of the path. If the file system cannot lock folders, the function succeeds without a
  * lock. */
 static cairn_status lock_folder(const char *path, int *fd_out, struct sentence *why)
 {
-    char folder[CAIRN_ADDRESS_TEXT_BYTES];
-    folder_of(path, folder);
+    char folder[PATH_MAX];
+    path_parent(path, folder);
     const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) return refuse_path(path, "its folder cannot be opened", errno, why);
     for (int i = 0; i < LOCK_TRIES; i++) {
@@ -1081,8 +1077,8 @@ static void control_socket_unlink(const char *path, const struct control_socket 
  * CAIRN_ERR_CONFIG. */
 static cairn_status control_socket_folder(const char *path, struct sentence *why)
 {
-    char folder[CAIRN_ADDRESS_TEXT_BYTES];
-    folder_of(path, folder);
+    char folder[PATH_MAX];
+    path_parent(path, folder);
     if (mkdir(folder, 0750) == 0 || errno == EEXIST) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_CONFIG,
                      "the folder %s of the control socket cannot be made: %s; make it, set "

@@ -1,14 +1,13 @@
 #include "server/shard/join.h"
 
-#include <errno.h>
 #include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "proto/base/durable.h"
 #include "proto/loop/loop.h"
 #include "server/base/daemon.h"
 
@@ -62,22 +61,15 @@ void join_address(const char *state, char *text_out, size_t text_bytes)
         text_out[0] = '\0';
 }
 
-/* Makes the folder, and those above it that are missing. */
+/* Makes the folder, which other users of this host may look into, and those above it that are missing. */
 static cairn_status make_folder(const char *folder, struct sentence *why)
 {
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s", folder);
-    for (char *at = path + 1; *at != '\0'; at++) {
-        if (*at != '/') continue;
-        *at = '\0';
-        (void)mkdir(path, 0755);
-        *at = '/';
-    }
-    if (mkdir(path, 0755) == 0 || errno == EEXIST) return CAIRN_OK;
+    struct sentence inner = { "" };
+    if (durable_folder(folder, 0755, &inner) == CAIRN_OK) return CAIRN_OK;
     return fail_with(
         why, CAIRN_ERR_CONFIG,
         "the folder %.200s cannot be made: %s; set shard.state to a folder of this user", folder,
-        strerror(errno));
+        inner.text);
 }
 
 /* ==== the node's key ==== */
@@ -271,9 +263,7 @@ static cairn_status write_files(const struct join *join, struct sentence *why)
     CAIRN_TRY(token_write_file(path, &join->token, why));
     path_in(join->folder, "coordinator", path);
     const int count = snprintf(line, sizeof line, "%s\n", join->address_text);
-    CAIRN_TRY(durable_write(path, line, (size_t)count, why));
-    if (chmod(path, 0644) == 0) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_IO, "chmod of %.200s failed: %s", path, strerror(errno));
+    return durable_write(path, 0644, line, (size_t)count, why);
 }
 
 static int usage(void)

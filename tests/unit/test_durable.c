@@ -1,4 +1,4 @@
-#include "server/base/daemon.h"
+#include "proto/base/durable.h"
 #include "tests/support/scratch_folder.h"
 #include "tests/support/suite.h"
 
@@ -71,8 +71,8 @@ TEST(a_file_that_is_to_be_new_leaves_a_strangers_file_beside_it_as_it_is)
 TEST(a_file_is_replaced_as_a_whole)
 {
     struct stat info;
-    ck_assert_int_eq(durable_write(path, "one", 3, &why), CAIRN_OK);
-    ck_assert_int_eq(durable_write(path, "second", 6, &why), CAIRN_OK);
+    ck_assert_int_eq(durable_write(path, 0600, "one", 3, &why), CAIRN_OK);
+    ck_assert_int_eq(durable_write(path, 0600, "second", 6, &why), CAIRN_OK);
     assert_holds("second");
     assert_no_fresh_file();
     ck_assert_int_eq(stat(path, &info), 0);
@@ -83,7 +83,7 @@ TEST(what_a_crash_left_behind_is_overwritten)
 {
     char fresh[300];
     cairn_scratch_file(scratch, "state.new", "half of something longer", fresh, sizeof fresh);
-    ck_assert_int_eq(durable_write(path, "whole", 5, &why), CAIRN_OK);
+    ck_assert_int_eq(durable_write(path, 0600, "whole", 5, &why), CAIRN_OK);
     assert_holds("whole");
     assert_no_fresh_file();
 }
@@ -92,10 +92,10 @@ TEST(a_failed_write_names_its_step_and_leaves_the_old_file)
 {
     static const uint8_t large[4096];
     const struct rlimit limit = { 1000, 1000 };
-    ck_assert_int_eq(durable_write(path, "old", 3, &why), CAIRN_OK);
+    ck_assert_int_eq(durable_write(path, 0600, "old", 3, &why), CAIRN_OK);
     signal(SIGXFSZ, SIG_IGN);
     ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0); // of this test's process only
-    ck_assert_int_eq(durable_write(path, large, sizeof large, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(durable_write(path, 0600, large, sizeof large, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "writing "));
     ck_assert_ptr_nonnull(strstr(why.text, "File too large"));
     assert_holds("old");
@@ -105,14 +105,14 @@ TEST(a_failed_write_names_its_step_and_leaves_the_old_file)
 TEST(a_missing_folder_is_the_step_creating)
 {
     snprintf(path, sizeof path, "%s/none/state", scratch);
-    ck_assert_int_eq(durable_write(path, "x", 1, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(durable_write(path, 0600, "x", 1, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "creating "));
 }
 
 TEST(a_folder_in_the_way_is_the_step_renaming)
 {
     ck_assert_int_eq(mkdir(path, 0700), 0);
-    ck_assert_int_eq(durable_write(path, "x", 1, &why), CAIRN_ERR_IO);
+    ck_assert_int_eq(durable_write(path, 0600, "x", 1, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "renaming a new file to "));
     assert_no_fresh_file();
 }
@@ -126,7 +126,7 @@ TEST(folders_are_made_with_their_parents_for_this_user_only)
     ck_assert_int_eq(durable_folder(deep, 0700, &why), CAIRN_OK); // again
     ck_assert_int_eq(stat(deep, &info), 0);
     ck_assert_uint_eq(info.st_mode & 0777, 0700);
-    ck_assert_int_eq(durable_write(path, "x", 1, &why), CAIRN_OK);
+    ck_assert_int_eq(durable_write(path, 0600, "x", 1, &why), CAIRN_OK);
     snprintf(deep, sizeof deep, "%s/state/b", scratch);
     ck_assert_int_eq(durable_folder(deep, 0700, &why), CAIRN_ERR_IO);
     ck_assert_ptr_nonnull(strstr(why.text, "state is in the way: it is not a folder"));

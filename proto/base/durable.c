@@ -1,4 +1,4 @@
-#include "server/base/daemon.h"
+#include "proto/base/durable.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,8 +22,7 @@ static cairn_status fail_step(struct sentence *why, const char *step, const char
                      step, path, strerror(error), is_full ? "; free some space" : "");
 }
 
-// The parent of "a/b" is "a", the parent of "b" is ".", and the parent of "/b" is "/".
-static void parent_of(const char *path, char parent_out[PATH_MAX])
+void path_parent(const char *path, char parent_out[PATH_MAX])
 {
     const char *slash = strrchr(path, '/');
     if (slash == NULL)
@@ -46,14 +45,16 @@ static cairn_status sync_folder(const char *path, struct sentence *why)
     return status;
 }
 
-// Writes PATH.new, and makes it durable. If this fails, the file is removed.
-static cairn_status fill_file(const char *fresh, int how, const void *bytes, size_t byte_count,
+/* Makes PATH.new, which must not exist, and writes it durably. If this fails, it is removed. */
+static cairn_status fill_file(const char *fresh, mode_t mode, const void *bytes, size_t byte_count,
                               struct sentence *why)
 {
-    const int fd = open(fresh, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | how, 0600);
+    const int fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) return fail_step(why, "creating", fresh);
     cairn_status status = CAIRN_OK;
-    if (!write_fully(fd, bytes, byte_count))
+    if (file_mode_set(fd, mode) != 0)
+        status = fail_step(why, "setting the mode of", fresh);
+    else if (!write_fully(fd, bytes, byte_count))
         status = fail_step(why, "writing", fresh);
     else if (fsync(fd) != 0)
         status = fail_step(why, "fsync of", fresh);
@@ -80,8 +81,8 @@ static cairn_status put_beside(const char *fresh, const char *path, struct sente
     return status;
 }
 
-// Opens PATH.new with `how`, and writes it completely and durably. Then calls `put` to turn it into PATH.
-static cairn_status write_by(const char *path, int how, const void *bytes, size_t byte_count,
+/* Writes PATH.new completely and durably. Then calls `put` to turn it into PATH. */
+static cairn_status write_by(const char *path, mode_t mode, const void *bytes, size_t byte_count,
                              cairn_status (*put)(const char *fresh, const char *path,
                                                  struct sentence *why),
                              struct sentence *why)
@@ -91,22 +92,23 @@ static cairn_status write_by(const char *path, int how, const void *bytes, size_
     if (strlen(path) >= sizeof fresh - strlen(".new"))
         return fail_with(why, CAIRN_ERR_INVALID, "the path %.100s... is too long", path);
     snprintf(fresh, sizeof fresh, "%s.new", path);
-    parent_of(path, parent);
-    cairn_status status = fill_file(fresh, how, bytes, byte_count, why);
+    path_parent(path, parent);
+    if (put == put_over) unlink(fresh); // nobody else writes it
+    cairn_status status = fill_file(fresh, mode, bytes, byte_count, why);
     if (status == CAIRN_OK) status = put(fresh, path, why);
     return status == CAIRN_OK ? sync_folder(parent, why) : status;
 }
 
-cairn_status durable_write(const char *path, const void *bytes, size_t byte_count,
+cairn_status durable_write(const char *path, mode_t mode, const void *bytes, size_t byte_count,
                            struct sentence *why)
 {
-    return write_by(path, O_TRUNC, bytes, byte_count, put_over, why); // nobody else writes PATH.new
+    return write_by(path, mode, bytes, byte_count, put_over, why);
 }
 
 cairn_status durable_create(const char *path, const void *bytes, size_t byte_count,
                             struct sentence *why)
 {
-    return write_by(path, O_EXCL, bytes, byte_count, put_beside, why);
+    return write_by(path, 0600, bytes, byte_count, put_beside, why);
 }
 
 /* Syncs the parent even if the folder existed already, because the process that made the folder may have
@@ -115,7 +117,7 @@ cairn_status durable_create(const char *path, const void *bytes, size_t byte_cou
 static cairn_status sync_parent(const char *path, bool made, struct sentence *why)
 {
     char parent[PATH_MAX];
-    parent_of(path, parent);
+    path_parent(path, parent);
     if (!made && access(parent, R_OK | W_OK) != 0) return CAIRN_OK;
     return sync_folder(parent, why);
 }
@@ -213,140 +215,4 @@ cairn_status durable_lock(const char *folder, int *lock_fd_out, struct sentence 
 void durable_unlock(int lock_fd)
 {
     close(lock_fd); // the file stays, because a removal could hit the lock of the next process
-}
-
-/* ==== storage watch ==== */
-
-#define AGAIN_MS 2000 /* the time between two checks while something is wrong */
-#define HANGS_MS 3000 /* after this time the hang is reported */
-#define CLOSE_MS 500  /* after this time the daemon ends without the thread */
-
-/* One check. It is allocated apart from the watch, because the storage may hang for longer than the watch
- * exists. */
-struct storage_look {
-    struct task task;
-    struct storage_watch *watch; /* borrowed; used by the loop only */
-    cairn_status (*judge)(const char *path, uint64_t token, const struct storage_owner *owner,
-                          struct sentence *why);
-    struct storage_owner owner;
-    char *path; /* owned */
-    uint64_t token;
-    cairn_status found;
-    struct sentence why;
-};
-
-cairn_status storage_watch_open(struct storage_watch *watch, uv_loop_t *loop, struct sentence *why)
-{
-    watch->loop = loop;
-    return pool_open(loop, "cairn-storage", 1, NULL, &watch->thread, why);
-}
-
-bool storage_watch_close(struct storage_watch *watch, void (*on_closed)(void *context),
-                         void *context)
-{
-    if (watch->thread == NULL) return false;
-    if (!pool_close_within(watch->thread, CLOSE_MS, on_closed, context)) watch->look = NULL;
-    return true;
-}
-
-static void free_look(struct storage_look *look)
-{
-    if (look == NULL) return;
-    free(look->path);
-    free(look);
-}
-
-void storage_watch_release(struct storage_watch *watch)
-{
-    free(watch->path);
-    free_look(watch->look);
-}
-
-static void run_look(struct task *task, uint32_t item, uint32_t thread)
-{
-    struct storage_look *look = (struct storage_look *)task;
-    (void)item, (void)thread;
-    look->found = look->judge(look->path, look->token, &look->owner, &look->why);
-}
-
-static void say(struct storage_watch *watch, const struct sentence *why)
-{
-    if (strcmp(watch->said.text, why->text) == 0) return;
-    watch->said = *why;
-    watch->on_said(watch);
-}
-
-static void look_again(struct storage_watch *watch);
-
-static void on_looked(struct task *task)
-{
-    struct storage_look *look = (struct storage_look *)task;
-    struct storage_watch *watch = look->watch;
-    watch->is_looking = false;
-    watch->since_ms = uv_now(watch->loop);
-    if (watch->path == NULL) return;
-    if (look->token != watch->token || look->owner.store != watch->owner.store ||
-        strcmp(watch->path, look->path) != 0) {
-        look_again(watch); // the folder or its owner has changed meanwhile
-        return;
-    }
-    if (look->found == CAIRN_OK) look->why.text[0] = '\0';
-    say(watch, &look->why);
-}
-
-static void look_again(struct storage_watch *watch)
-{
-    struct storage_look *next = calloc(1, sizeof *next);
-    char *path = strdup(watch->path);
-    if (next == NULL || path == NULL) {
-        free(next);
-        free(path);
-        return; // no check now; if there is a fault, a snapshot will report it
-    }
-    *next = (struct storage_look) {
-        .task = { .run = run_look, .done = on_looked, .item_count = 1 },
-        .watch = watch,
-        .judge = watch->judge,
-        .owner = watch->owner,
-        .path = path,
-        .token = watch->token,
-    };
-    free_look(watch->look);
-    watch->look = next;
-    watch->is_looking = true;
-    watch->since_ms = uv_now(watch->loop);
-    pool_submit(watch->thread, &next->task);
-}
-
-void storage_watch_told(struct storage_watch *watch, const char *path, uint64_t token)
-{
-    free(watch->path);
-    watch->path = token != 0 && path[0] == '/' ? strdup(path) : NULL;
-    watch->token = token;
-    // otherwise `said` is kept until the next check has ended
-    if (watch->path == NULL) watch->said.text[0] = '\0';
-    if (watch->path != NULL && !watch->is_looking) look_again(watch);
-}
-
-void storage_watch_doubt(struct storage_watch *watch)
-{
-    if (watch->path != NULL && !watch->is_looking) look_again(watch);
-}
-
-static void say_that_it_hangs(struct storage_watch *watch, uint64_t ms)
-{
-    struct sentence why;
-    sentence_set(&why, "%s has not answered for %u s or more: its storage hangs; check the mount",
-                 watch->path, (unsigned)(HANGS_MS / 1000));
-    if (ms >= HANGS_MS) say(watch, &why);
-}
-
-void storage_watch_tick(struct storage_watch *watch)
-{
-    const uint64_t ms = uv_now(watch->loop) - watch->since_ms;
-    if (watch->path == NULL) return;
-    if (watch->is_looking)
-        say_that_it_hangs(watch, ms);
-    else if (watch->said.text[0] != '\0' && ms >= AGAIN_MS)
-        look_again(watch);
 }
