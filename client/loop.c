@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <sodium.h>
 #include <string.h>
 
@@ -900,12 +899,11 @@ static cairn_status open_inside(struct session *s)
 /* The library's threads, including UCX's own, receive no signals of the host process. */
 cairn_status loop_start(struct session *s)
 {
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
+    sigset_t before;
+    signals_block(&before);
     cairn_status status = find_room(s);
     if (status == CAIRN_OK) status = open_inside(s);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    signals_return(&before);
     return status;
 }
 

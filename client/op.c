@@ -2,7 +2,6 @@
 #include "client/op.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -12,6 +11,7 @@
 #include "client/job.h"
 #include "client/layouts.h"
 #include "client/session.h"
+#include "proto/base/machine.h"
 #include "proto/base/text.h"
 
 static void session_commands(struct session *s, struct command_queue *commands);
@@ -133,12 +133,8 @@ static void *watch(void *arg)
 /* Under the lock. The library's threads receive no signals of the host process. */
 static cairn_status start(struct stream_waits *waits)
 {
-    sigset_t all, old;
     if (waits->is_running || waits->is_over) return CAIRN_OK;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    const int error = pthread_create(&waits->thread, NULL, watch, waits);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    const int error = thread_start(&waits->thread, watch, waits);
     if (error != 0)
         return client_fail(CAIRN_ERR_NO_MEMORY,
                            "no thread to let the stream go in time: %s; use cairn_wait",

@@ -14,6 +14,31 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* ==== threads ==== */
+
+void signals_block(sigset_t *before_out)
+{
+    static const int own[] = { SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT };
+    sigset_t all;
+    sigfillset(&all);
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&all, own[i]);
+    pthread_sigmask(SIG_SETMASK, &all, before_out);
+}
+
+void signals_return(const sigset_t *before)
+{
+    pthread_sigmask(SIG_SETMASK, before, NULL);
+}
+
+int thread_start(pthread_t *thread_out, void *(*run)(void *context), void *context)
+{
+    sigset_t before;
+    signals_block(&before);
+    const int error = pthread_create(thread_out, NULL, run, context);
+    signals_return(&before);
+    return error;
+}
+
 /* ==== pages ==== */
 
 #define LARGE CAIRN_PAGES_LARGE_BYTES

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -55,6 +56,20 @@ static inline void lock_leave(pthread_mutex_t **lock)
 {
     pthread_mutex_unlock(*lock);
 }
+
+/* ==== threads ==== */
+
+/* Signals are the business of the process's own threads. A thread that works for them blocks all signals but
+ * those that it causes itself, such as SIGBUS and SIGSEGV. */
+
+/* Starts a thread that blocks signals so, and has the same priorities as the caller. Returns 0, or an error
+ * number. */
+int thread_start(pthread_t *thread_out, void *(*run)(void *context), void *context);
+
+/* Makes the calling thread block signals so until signals_return: threads that a library starts meanwhile
+ * inherit that. */
+void signals_block(sigset_t *before_out);
+void signals_return(const sigset_t *before);
 
 /* ==== pages ==== */
 

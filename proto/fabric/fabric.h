@@ -383,7 +383,7 @@ void fabric_region_drop(struct fabric_region *region);
 /* Returns the address of the payload. Any thread may read the payload until the message is received or
  * dropped. NULL: the message has to be received. The payload is the sender's memory. Validate the payload
  * only after copying it, since a faulty sender may still change the payload. A page that the sender's host
- * cannot supply raises SIGBUS in the thread that reads (server/base/listener.h). For path "device" the
+ * cannot supply raises SIGBUS in the thread that reads (server/base/daemon.h). For path "device" the
  * result is an address of options.device: only the card can read it. */
 const void *fabric_message_view(const struct fabric_message *message);
 

@@ -10,12 +10,10 @@
  * when the thread has let go of the connection (is_let_go). Only then do loans end. */
 #include <assert.h>
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -763,7 +761,7 @@ static void *run_thread(void *arg)
 {
     struct remote_io *io = arg;
     struct epoll_event events[EVENTS];
-    (void)prctl(PR_SET_NAME, "cairn-sealed");
+    pthread_setname_np(pthread_self(), "cairn-sealed");
     do {
         const int ready = epoll_wait(io->epoll, events, EVENTS, -1);
         for (int i = 0; i < ready; i++) {
@@ -777,19 +775,6 @@ static void *run_thread(void *arg)
     return NULL;
 }
 
-/* Signals are the business of the process's own threads, but for those that the thread itself causes. */
-static bool start_thread(struct remote_io *io)
-{
-    static const int own[] = { SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT };
-    sigset_t all, before;
-    sigfillset(&all);
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&all, own[i]);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    const bool ok = pthread_create(&io->thread, NULL, run_thread, io) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return ok;
-}
-
 cairn_status remote_io_init(struct remote_io *io, struct remote_fabric *fabric, bool is_thread)
 {
     struct epoll_event event = { .events = EPOLLIN, .data.ptr = NULL };
@@ -801,7 +786,7 @@ cairn_status remote_io_init(struct remote_io *io, struct remote_fabric *fabric, 
     io->kick_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     io->is_thread = io->epoll >= 0 && io->kick_fd >= 0 &&
                     epoll_ctl(io->epoll, EPOLL_CTL_ADD, io->kick_fd, &event) == 0 &&
-                    start_thread(io);
+                    thread_start(&io->thread, run_thread, io) == 0;
     if (io->is_thread) return CAIRN_OK;
     remote_io_release(io);
     return CAIRN_ERR_NO_MEMORY;

@@ -665,7 +665,7 @@ void ucx_note_connect(struct ucx_fabric *ucx, const void *raw, size_t bytes, uin
 /* -- opening ------------------------------------------------------------------------------------ */
 
 /* UCX starts a thread of its own with the worker, to accept connections. The thread inherits our signal
- * mask. All signals are blocked in this mask, so that the thread never handles a signal of the process. */
+ * mask, so that the thread never handles a signal of the process. */
 static ucs_status_t create_worker(struct ucx_fabric *ucx)
 {
     const ucp_worker_params_t params = {
@@ -676,11 +676,10 @@ static ucs_status_t create_worker(struct ucx_fabric *ucx)
         .thread_mode = UCS_THREAD_MODE_SERIALIZED,
         .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK,
     };
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    sigset_t before;
+    signals_block(&before);
     ucs_status_t status = ucp_worker_create(ucx->context, &params, &ucx->worker);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    signals_return(&before);
     return status;
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/base/machine.h"
 #include "proto/base/xxh.h"
 #include "proto/snapshot/snapshot.h"
 #include "proto/snapshot_io/snapshot_io.h"
@@ -488,6 +489,7 @@ static void *read_blocks(void *context)
 {
     struct block_reader *r = context;
     struct handle handle = { 0 };
+    pthread_setname_np(pthread_self(), "cairn-read");
     pthread_mutex_lock(&r->mutex);
     while (!r->ends) {
         struct slot *slot = oldest_wanted(r);
@@ -569,7 +571,7 @@ static void start_threads(struct block_reader *r, size_t file)
 {
     if (r->thread_count > 0 || r->manifest->files[file].bytes <= CAIRN_SNAPSHOT_BLOCK_BYTES) return;
     while (r->thread_count + 1 < r->slot_count && r->thread_count < THREADS_MAX) {
-        if (!io_thread_start(&r->threads[r->thread_count], "cairn-read", read_blocks, r)) return;
+        if (thread_start(&r->threads[r->thread_count], read_blocks, r) != 0) return;
         r->thread_count++;
     }
 }

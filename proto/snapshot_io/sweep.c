@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/base/machine.h"
 #include "proto/base/xxh.h"
 #include "proto/snapshot/snapshot.h"
 #include "proto/spec/spec.h"
@@ -268,6 +269,7 @@ static void work(struct hand *hand)
 
 static void *run_hand(void *context)
 {
+    pthread_setname_np(pthread_self(), "cairn-sweep");
     work(context);
     return NULL;
 }
@@ -283,9 +285,8 @@ cairn_status snapshot_sweep(const struct sweep *sweep, struct sweep_ranges *rang
     for (uint32_t i = 0; i < CAIRN_SWEEP_THREADS; i++)
         hands[i] = (struct hand) { .crew = &crew, .number = i };
     // The first hand is the caller's own thread.
-    while (
-        started + 1 < CAIRN_SWEEP_THREADS && started + 1 < ranges->count &&
-        io_thread_start(&hands[started + 1].thread, "cairn-sweep", run_hand, &hands[started + 1]))
+    while (started + 1 < CAIRN_SWEEP_THREADS && started + 1 < ranges->count &&
+           thread_start(&hands[started + 1].thread, run_hand, &hands[started + 1]) == 0)
         started++;
     work(&hands[0]);
     for (uint32_t i = 1; i <= started; i++) pthread_join(hands[i].thread, NULL);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/base/machine.h"
 #include "proto/base/xxh.h"
 #include "proto/snapshot/snapshot.h"
 #include "proto/spec/spec.h"
@@ -67,6 +68,7 @@ static void fail(struct snapshot_writer *w, cairn_status status, const struct se
 static void *write_blocks(void *context)
 {
     struct snapshot_writer *w = context;
+    pthread_setname_np(pthread_self(), "cairn-write");
     pthread_mutex_lock(&w->mutex);
     while (!w->ends) {
         struct block *block = find_block(w, BLOCK_FULL);
@@ -94,7 +96,7 @@ static void *write_blocks(void *context)
 static void start_threads(struct snapshot_writer *w)
 {
     while (w->thread_count + 1 < w->block_count) {
-        if (!io_thread_start(&w->threads[w->thread_count], "cairn-write", write_blocks, w)) return;
+        if (thread_start(&w->threads[w->thread_count], write_blocks, w) != 0) return;
         w->thread_count++;
     }
 }

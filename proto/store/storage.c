@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -349,19 +348,7 @@ void names_release(struct stored_names *names)
     *names = (struct stored_names) { .list = NULL };
 }
 
-/* ==== io thread ==== */
-
-bool io_thread_start(pthread_t *thread_out, const char *name, void *(*run)(void *context),
-                     void *context)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    const bool started = pthread_create(thread_out, NULL, run, context) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (started) pthread_setname_np(*thread_out, name);
-    return started;
-}
+/* ==== io block ==== */
 
 void *io_block_new(size_t bytes)
 {

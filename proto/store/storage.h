@@ -195,14 +195,10 @@ cairn_status names_list(const char *at, const char *path, struct stored_names *o
                         struct sentence *why) CAIRN_MUST_CHECK;
 void names_release(struct stored_names *names);
 
-/* ==== io thread ==== */
+/* ==== io block ==== */
 
-/* Threads and memory for code whose writes and reads of blocks bypass the page cache. */
+/* Memory for code whose writes and reads of blocks bypass the page cache. */
 
-/* Starts a thread that receives no signals, and has the same priorities as the caller. `name` has at most
- * 15 bytes. */
-bool io_thread_start(pthread_t *thread_out, const char *name, void *(*run)(void *context),
-                     void *context);
 /* Allocates whole pages for a block. NULL: no memory. */
 void *io_block_new(size_t bytes);
 void io_block_free(void *block, size_t bytes);

@@ -266,7 +266,7 @@ void daemon_fail(struct daemon *daemon, cairn_status status, const struct senten
  * in which they are submitted; with one thread, a task begins after the previous one ended. The queue is a
  * list through the tasks themselves, so it allocates no memory, and is as long as the owners have tasks.
  *
- * The threads block all signals except SIGBUS. */
+ * The threads block signals as thread_start says (proto/base/machine.h). */
 
 #define CAIRN_POOL_THREADS_MAX 64
 
@@ -321,6 +321,23 @@ uint32_t pool_take(struct pool *pool, struct pool_item *items_out, uint32_t max)
  * takes the next items itself. */
 uint32_t pool_take_ahead(struct pool *pool, struct pool_item *items_out, uint32_t max);
 void pool_end(struct pool *pool, const struct pool_item *items, uint32_t count);
+
+/* ==== guard ==== */
+
+/* For reading shared memory that another process made. If the host cannot supply a page of it (because
+ * memory is used up, or a control group is at its limit), the reading thread gets a SIGBUS. This must not
+ * end the daemon.
+ *
+ * Any thread, if it does not block SIGBUS. At a SIGBUS, guarded code is left in the middle of an
+ * instruction. So guarded code must not take locks or allocate memory, and whatever it was writing is
+ * undefined afterwards. */
+
+/* Installs the SIGBUS handler for the process, once. A SIGBUS outside of guarded code still ends the
+ * process. CAIRN_ERR_INTERNAL: the system refused the handler. */
+CAIRN_MUST_CHECK cairn_status guard_install(void);
+
+/* Runs run(arg). Returns NULL if `run` finished; otherwise the address at which `run` met a SIGBUS. */
+CAIRN_MUST_CHECK const void *guard_run(void (*run)(void *arg), void *arg);
 
 /* ==== storage watch ==== */
 

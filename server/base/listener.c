@@ -7,8 +7,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
-#include <setjmp.h>
-#include <signal.h>
 #include <sodium.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -57,6 +55,18 @@ struct source {
     size_t patient;     /* and how many strangers have come since then that have time */
 };
 
+#define SOURCES 1024 // places for addresses, so few meet
+
+struct sources {
+    struct source list[SOURCES]; /* by the hash of an address */
+    uint8_t key[crypto_shorthash_KEYBYTES];
+};
+
+/* One for each kind of warning. */
+struct warning_limits {
+    struct log_limit garbage, refused, silent, flood, full, accept, room;
+};
+
 struct endpoint {
     union {
         uv_handle_t handle;
@@ -71,8 +81,6 @@ struct endpoint {
     struct control_socket made; /* valid if is_made; `io` uses its fd */
     struct listener *listener;  /* borrowed */
 };
-
-#define SOURCES 1024 // places for addresses, so few meet
 
 struct listener {
     struct endpoint endpoints[CAIRN_LISTEN_MAX]; /* [endpoint_count] */
@@ -94,16 +102,11 @@ struct listener {
     mode_t socket_mode;
     struct stream_room room; /* for the receive buffers of all peers */
     struct handshake_answered answered;
-    struct {
-        struct source list[SOURCES]; /* by the hash of an address */
-        uint8_t key[crypto_shorthash_KEYBYTES];
-    } sources;
+    struct sources sources;
     struct frame_limits before_hello;
     struct frame_limits after_hello;
 
-    struct { /* one for each kind of warning */
-        struct log_limit garbage, refused, silent, flood, full, accept, room;
-    } limits;
+    struct warning_limits limits;
 
     /* borrowed */
     struct listener_events events;
@@ -598,43 +601,6 @@ static void endpoint_close(struct endpoint *endpoint, uv_close_cb on_closed)
     // Unlink first, because when the socket is closed another file may get the number of its inode.
     unlink_made(endpoint);
     uv_close(&endpoint->io.handle, on_closed);
-}
-
-/* ==== guard ==== */
-
-/* The place at which the thread's guard_run continues after a SIGBUS; NULL outside of guarded code. */
-static _Thread_local sigjmp_buf *volatile way_out;
-static _Thread_local const void *volatile failed_at;
-
-static void on_bus(int number, siginfo_t *info, void *context)
-{
-    (void)context;
-    if (way_out != NULL) {
-        failed_at = info->si_addr;
-        siglongjmp(*way_out, 1);
-    }
-    signal(number, SIG_DFL); // the instruction will run again, and then its SIGBUS ends the process
-}
-
-cairn_status guard_install(void)
-{
-    struct sigaction action = { .sa_sigaction = on_bus, .sa_flags = SA_SIGINFO | SA_NODEFER };
-    sigemptyset(&action.sa_mask);
-    return sigaction(SIGBUS, &action, NULL) == 0 ? CAIRN_OK : CAIRN_ERR_INTERNAL;
-}
-
-const void *guard_run(void (*run)(void *arg), void *arg)
-{
-    sigjmp_buf here;
-    assert(way_out == NULL);
-    if (sigsetjmp(here, 0) != 0) { // with SA_NODEFER the handler does not change the signal mask
-        way_out = NULL;
-        return failed_at;
-    }
-    way_out = &here;
-    run(arg);
-    way_out = NULL;
-    return NULL;
 }
 
 /* ==== peer ==== */

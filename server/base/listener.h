@@ -61,23 +61,6 @@ CAIRN_MUST_CHECK cairn_status control_socket_open(const char *path, mode_t mode,
                                                   struct control_socket *socket_out,
                                                   struct sentence *why);
 
-/* ==== guard ==== */
-
-/* For reading shared memory that another process made. If the host cannot supply a page of it (because
- * memory is used up, or a control group is at its limit), the reading thread gets a SIGBUS. This must not
- * end the daemon.
- *
- * Any thread, if it does not block SIGBUS. At a SIGBUS, guarded code is left in the middle of an
- * instruction. So guarded code must not take locks or allocate memory, and whatever it was writing is
- * undefined afterwards. */
-
-/* Installs the SIGBUS handler for the process, once. A SIGBUS outside of guarded code still ends the
- * process. CAIRN_ERR_INTERNAL: the system refused the handler. */
-CAIRN_MUST_CHECK cairn_status guard_install(void);
-
-/* Runs run(arg). Returns NULL if `run` finished; otherwise the address at which `run` met a SIGBUS. */
-CAIRN_MUST_CHECK const void *guard_run(void (*run)(void *arg), void *arg);
-
 /* ==== listener ==== */
 
 #define CAIRN_LISTEN_MAX 8 /* the most addresses of a listener */

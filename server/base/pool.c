@@ -2,6 +2,7 @@
 
 #include <assert.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -100,19 +101,6 @@ static void on_wake(uv_async_t *wake)
     }
 }
 
-/* Starts a thread with all signals blocked, so that only the loop's thread handles them. SIGBUS is not
- * blocked, because a thread causes it itself (server/base/listener.h). */
-static int start_thread(struct pool_thread *thread)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    sigdelset(&all, SIGBUS);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&thread->id, NULL, thread_main, thread);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return failed;
-}
-
 cairn_status pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
                        void (*begin)(void), struct pool **pool_out, struct sentence *why)
 {
@@ -137,7 +125,7 @@ cairn_status pool_open(uv_loop_t *loop, const char *name, uint32_t thread_count,
     while (pool->thread_count < thread_count) {
         struct pool_thread *thread = &pool->threads[pool->thread_count];
         *thread = (struct pool_thread) { .pool = pool, .number = pool->thread_count };
-        int failed = start_thread(thread);
+        int failed = thread_start(&thread->id, thread_main, thread);
         if (failed != 0) {
             pool_close(pool, NULL, NULL);
             return fail_with(why, CAIRN_ERR_NO_MEMORY, "cannot start thread %u of %u: %s",
@@ -262,4 +250,41 @@ void pool_end(struct pool *pool, const struct pool_item *items, uint32_t count)
 uint32_t pool_thread_count(const struct pool *pool)
 {
     return pool->thread_count;
+}
+
+/* ==== guard ==== */
+
+/* The place at which the thread's guard_run continues after a SIGBUS; NULL outside of guarded code. */
+static _Thread_local sigjmp_buf *volatile way_out;
+static _Thread_local const void *volatile failed_at;
+
+static void on_bus(int number, siginfo_t *info, void *context)
+{
+    (void)context;
+    if (way_out != NULL) {
+        failed_at = info->si_addr;
+        siglongjmp(*way_out, 1);
+    }
+    signal(number, SIG_DFL); // the instruction will run again, and then its SIGBUS ends the process
+}
+
+cairn_status guard_install(void)
+{
+    struct sigaction action = { .sa_sigaction = on_bus, .sa_flags = SA_SIGINFO | SA_NODEFER };
+    sigemptyset(&action.sa_mask);
+    return sigaction(SIGBUS, &action, NULL) == 0 ? CAIRN_OK : CAIRN_ERR_INTERNAL;
+}
+
+const void *guard_run(void (*run)(void *arg), void *arg)
+{
+    sigjmp_buf here;
+    assert(way_out == NULL);
+    if (sigsetjmp(here, 0) != 0) { // with SA_NODEFER the handler does not change the signal mask
+        way_out = NULL;
+        return failed_at;
+    }
+    way_out = &here;
+    run(arg);
+    way_out = NULL;
+    return NULL;
 }

@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "server/base/daemon.h"
-#include "server/base/listener.h"
 #include "server/base/log.h"
 #include "server/shard/shard.h"
 

@@ -7,7 +7,7 @@
 
 #include "proto/base/text.h"
 #include "proto/spec/spec.h"
-#include "server/base/listener.h"
+#include "server/base/daemon.h"
 #include "server/shard/shard.h"
 
 static struct chunk_header step_header_of(const struct step_action *action, uint8_t kind,

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "server/base/listener.h"
+#include "server/base/daemon.h"
 #include "server/base/log.h"
 #include "server/shard/shard.h"
 

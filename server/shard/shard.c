@@ -12,7 +12,6 @@
 #include "proto/fabric/fabric.h"
 #include "proto/store/storage.h"
 #include "server/base/daemon.h"
-#include "server/base/listener.h"
 #include "server/shard/jobs.h"
 
 /* the most messages at a time: a window of each worker, read where they lie */

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "server/base/listener.h"
+#include "server/base/daemon.h"
 #include "tests/support/suite.h"
 
 enum { PAGE = 4096, PAGES = 4 };
