@@ -84,6 +84,25 @@ void remote_note_socket(const struct remote_fabric *fabric, int fd, bool is_open
     if (options->on_socket != NULL) options->on_socket(options->on_message_arg, fd, is_open);
 }
 
+/* ---- who is expected ---- */
+
+struct remote_expected *remote_expected_find(const struct remote_fabric *fabric, const uint8_t *key)
+{
+    struct remote_expected *one;
+    LIST_FOREACH (one, &fabric->expected, entry)
+        if (memcmp(one->key, key, sizeof one->key) == 0) return one;
+    return NULL;
+}
+
+static void forget_expected(struct remote_fabric *fabric)
+{
+    while (!LIST_EMPTY(&fabric->expected)) {
+        struct remote_expected *one = LIST_FIRST(&fabric->expected);
+        LIST_REMOVE(one, entry);
+        free(one);
+    }
+}
+
 /* ---- connections ---- */
 
 static void leave_strangers(struct remote_conn *conn)
@@ -294,7 +313,8 @@ static struct remote_link *find_own_link(struct remote_conn *conn)
         remote_link_lose(link, CAIRN_ERR_CLOSED); // the node has given that link up
         link = NULL;
     }
-    if (link == NULL && (!fabric->is_strict || remote_expects(fabric, conn->result->peer_key))) {
+    if (link == NULL &&
+        (!fabric->is_strict || remote_expected_find(fabric, conn->result->peer_key) != NULL)) {
         link = remote_link_open(fabric, conn->result->peer_key);
         if (link == NULL) remote_conn_end(conn);
     }
@@ -868,7 +888,7 @@ static void remote_stop(struct fabric *common)
         remote_link_close(link);
     }
     free_ended(fabric);
-    remote_forget_all(fabric);
+    forget_expected(fabric);
     for (uint32_t i = 0; i < fabric->thread_count; i++) {
         remote_io_release(fabric->threads[i]);
         free(fabric->threads[i]);

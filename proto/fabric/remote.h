@@ -2,8 +2,8 @@
  *
  *   remote.c       a node: who may in (the handshake), its clock, its life
  *   remote_ports.c where it listens, and its address
- *   remote_link.c  links: what the owner's thread knows of another node, and its connections to it
- *   remote_message.c  what is sent over a link, and what comes over it
+ *   remote_link.c  links: what the owner's thread knows of another node, its connections to it, and the
+ *                  messages that are sent over them and come over them
  *   remote_io.c    one connection's bytes: what is written and read, and the threads that do it for "sealed"
  *   sealed.c       records: encrypted, authenticated, with keys that change
  *
@@ -440,6 +440,9 @@ void remote_conn_end(struct remote_conn *conn);
 void remote_note_socket(const struct remote_fabric *fabric, int fd, bool is_open);
 /* Begins a connection to the node of a link. False: it could not even begin. */
 bool remote_dial(struct remote_link *link, const struct sockaddr_storage *to, bool is_pulse);
+/* The node of that key, if it is expected. */
+struct remote_expected *remote_expected_find(const struct remote_fabric *fabric,
+                                             const uint8_t *key);
 /* Lets in the connections of a node that the owner has named now. */
 void remote_admit(struct remote_fabric *fabric, const uint8_t *key);
 /* Starts the clock, or makes it faster. */
@@ -468,33 +471,20 @@ void remote_link_on_up(struct remote_conn *conn);
 void remote_link_on_failed(struct remote_link *link, bool is_refused);
 /* Something came on a connection that carries no data: its end, or what nobody may send. */
 void remote_link_on_pulse(struct remote_conn *conn);
-/* A connection that carries data has ended. `fault` says which rule the node broke; NULL: none. is_cut: the
- * node had not closed it. */
-void remote_link_on_broken(struct remote_conn *conn, const char *fault, bool is_cut);
 /* Returns true if the clock has to go on fast. */
 bool remote_link_tick(struct remote_link *link, uint64_t now_ms);
 void remote_link_close(struct remote_link *link); /* frees, at the end */
 /* Frees links that nobody refers to. */
 void remote_links_sweep(struct remote_fabric *fabric);
 
-bool remote_expects(const struct remote_fabric *fabric, const uint8_t *key);
 cairn_status remote_expect(struct fabric *fabric, const void *address, size_t bytes,
                            bool is_expected);
-void remote_forget_all(struct remote_fabric *fabric); /* at the end */
 cairn_status remote_connect(struct fabric_peer *peer, const void *address, size_t bytes);
 void remote_disconnect(struct fabric_peer *peer);
-
-/* ---- remote_message.c ---- */
 
 cairn_status remote_send(struct fabric_peer *peer, struct fabric_op *op, const void *payload);
 void remote_receive(struct fabric_message *message, struct fabric_op *op, void *buffer);
 void remote_drop(struct fabric_message *message);
-/* Queues what waited for the link's first connection. */
-void remote_sends_begin(struct remote_conn *conn);
-/* Gives the sends of a peer that is being closed some time; then they end. */
-void remote_sends_limit(const struct remote_peer *peer);
-/* Ends the sends of a lost link that no connection has. */
-void remote_sends_end(struct remote_link *link);
 /* Ends sends whose time has come. Returns true if the clock has to go on fast. */
 bool remote_ops_tick(struct remote_fabric *fabric, uint64_t now_ms);
 /* Takes what the reader left: frames, written items, landed payloads. Returns how many things. */
