@@ -41,6 +41,12 @@ void cairn_scratch_make_quick(char folder_out[CAIRN_SCRATCH_BYTES])
     make_in(access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : "/tmp", folder_out);
 }
 
+bool cairn_scratch_be_nobody(void)
+{
+    return setgroups(0, NULL) == 0 && setgid(CAIRN_SCRATCH_NOBODY) == 0 &&
+           setuid(CAIRN_SCRATCH_NOBODY) == 0;
+}
+
 bool cairn_scratch_has_nobody(void)
 {
     char folder[CAIRN_SCRATCH_BYTES];
@@ -51,8 +57,8 @@ bool cairn_scratch_has_nobody(void)
     const pid_t pid = fork();
     stop_unless(pid >= 0, "fork");
     if (pid == 0)
-        _exit(setgroups(0, NULL) == 0 && setgid(65534) == 0 && setuid(65534) == 0 &&
-                      access(folder, X_OK) == 0 && access(CAIRN_BIN_DIR "/cairn", X_OK) == 0
+        _exit(cairn_scratch_be_nobody() && access(folder, X_OK) == 0 &&
+                      access(CAIRN_BIN_DIR "/cairn", X_OK) == 0
                   ? 0
                   : 1);
     stop_unless(waitpid(pid, &status, 0) == pid, "waitpid");

@@ -16,9 +16,12 @@ void cairn_scratch_make_quick(char folder_out[CAIRN_SCRATCH_BYTES]);
 /* Removes it with everything in it. */
 void cairn_scratch_remove(const char *folder);
 
-/* True if a child may be the user nobody (65534), and that user reaches our folders and programs: the caller
+/* True if a child may be the user nobody, and that user reaches our folders and programs: the caller
  * is root, and no folder on the way is closed to others. */
 bool cairn_scratch_has_nobody(void);
+#define CAIRN_SCRATCH_NOBODY 65534
+/* Makes this process that user, who is in no other group, for good. False: it may not. */
+bool cairn_scratch_be_nobody(void);
 
 /* A loopback port that was free a moment ago. Better: listen on port 0 and ask which it is. */
 uint16_t cairn_scratch_port(void);

@@ -11,7 +11,7 @@
 #include "tests/support/trained_toy.h"
 #include "tests/support/scratch.h"
 
-#define NOBODY 65534
+#define NOBODY CAIRN_SCRATCH_NOBODY
 
 static void set_up(void)
 {
