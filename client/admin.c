@@ -67,9 +67,9 @@ static cairn_status send_all(const struct admin *admin, const uint8_t *bytes, si
 static cairn_status send_wire(struct admin *admin)
 {
     struct byte_queue *wire = &admin->wire;
-    const size_t count = wire->end - wire->start;
+    const size_t count = byte_queue_count(wire);
     if (count == 0) return CAIRN_OK;
-    const cairn_status status = send_all(admin, wire->bytes + wire->start, count);
+    const cairn_status status = send_all(admin, byte_queue_first(wire), count);
     byte_queue_drop(wire, count);
     return status;
 }
@@ -96,14 +96,13 @@ static cairn_status receive_sealed(struct admin *admin, struct sentence *why)
     arrived->end += count;
     cairn_status status;
     do {
-        status = channel_take(admin->channel, arrived->bytes + arrived->start,
-                              arrived->end - arrived->start, CAIRN_FRAME_BYTES_MAX, &used,
-                              &admin->plain, &inner);
+        status = channel_take(admin->channel, byte_queue_first(arrived), byte_queue_count(arrived),
+                              CAIRN_FRAME_BYTES_MAX, &used, &admin->plain, &inner);
         byte_queue_drop(arrived, used);
-    } while (status == CAIRN_OK && used > 0 && arrived->end > arrived->start);
+    } while (status == CAIRN_OK && used > 0 && byte_queue_count(arrived) > 0);
     if (status == CAIRN_OK || status == CAIRN_ERR_CLOSED)
-        return status == CAIRN_OK || admin->plain.end > admin->plain.start ? CAIRN_OK
-                                                                           : CAIRN_ERR_UNREACHABLE;
+        return status == CAIRN_OK || byte_queue_count(&admin->plain) > 0 ? CAIRN_OK
+                                                                         : CAIRN_ERR_UNREACHABLE;
     return fail_with(why, status, "the coordinator at %s: %s", admin->endpoint, inner.text);
 }
 
@@ -145,9 +144,9 @@ static void end_connection(struct admin *admin)
 {
     if (admin->fd >= 0 && admin->channel != NULL &&
         channel_finish(admin->channel, &admin->wire) == CAIRN_OK &&
-        admin->wire.end > admin->wire.start)
-        (void)!send(admin->fd, admin->wire.bytes + admin->wire.start,
-                    admin->wire.end - admin->wire.start, MSG_NOSIGNAL | MSG_DONTWAIT);
+        byte_queue_count(&admin->wire) > 0)
+        (void)!send(admin->fd, byte_queue_first(&admin->wire), byte_queue_count(&admin->wire),
+                    MSG_NOSIGNAL | MSG_DONTWAIT);
     channel_close(admin->channel);
     admin->channel = NULL;
     byte_queue_release(&admin->arrived);
@@ -225,21 +224,22 @@ static cairn_status feed(struct admin *admin, struct frame_decoder *decoder, uin
     uint8_t *room;
     size_t room_bytes, count;
     struct byte_queue *plain = &admin->plain;
-    const bool is_there = plain->end > plain->start;
+    const bool is_there = byte_queue_count(plain) > 0;
     cairn_status status = is_there ? CAIRN_OK : await(admin, POLLIN, until_ms);
     if (status == CAIRN_ERR_TIMEOUT) return say_late(admin, why);
     if (status == CAIRN_OK && admin->channel != NULL && !is_there)
         return receive_sealed(admin, why);
     if (status != CAIRN_OK) return status;
-    if (frame_decoder_reserve(decoder, &room, &room_bytes) != CAIRN_FRAME_NONE)
+    const enum frame_state state = is_there ? frame_decoder_feed(decoder, byte_queue_first(plain),
+                                                                 byte_queue_count(plain), &count)
+                                            : frame_decoder_reserve(decoder, &room, &room_bytes);
+    if (state != CAIRN_FRAME_NONE)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the answer");
     if (is_there) {
-        count = room_bytes < plain->end - plain->start ? room_bytes : plain->end - plain->start;
-        memcpy(room, plain->bytes + plain->start, count);
         byte_queue_drop(plain, count);
-    } else {
-        status = receive(admin, room, room_bytes, &count);
+        return CAIRN_OK;
     }
+    status = receive(admin, room, room_bytes, &count);
     frame_decoder_added(decoder, count);
     return status;
 }

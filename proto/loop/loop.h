@@ -1,5 +1,5 @@
-/* Code for libuv loops: addresses (address.c), what opens a
- * connection (entrance.c), framed streams (stream.c), and the fabric (fabric_poll.c). */
+/* Code for libuv loops: addresses, and what opens a connection there (address.c), framed streams
+ * (stream.c), and the fabric (fabric_poll.c). */
 #ifndef CAIRN_LOOP_LOOP_H
 #define CAIRN_LOOP_LOOP_H
 
@@ -90,25 +90,6 @@ CAIRN_MUST_CHECK cairn_status entrance_find(struct entrance *entrance,
 const struct handshake_options *entrance_secure(const struct entrance *entrance,
                                                 struct handshake_options *options_out);
 void entrance_wipe(struct entrance *entrance);
-
-/* ==== outbox ==== */
-
-/* The queue of a connection's writes, in order: frames and pages. A page is cut from packed bytes when its
- * turn comes, so a slow reader costs the memory of one page, and not of all pages. Loop thread. */
-
-/* Complete frames, one after the other. */
-struct outbox_frames {
-    uint8_t *bytes; /* owned; [capacity_bytes] */
-    size_t used_bytes;
-    size_t capacity_bytes;
-};
-
-struct outbox {
-    struct outbox_frames frames;       /* these frames are sent first */
-    struct outbox_pages *first, *last; /* owned */
-    size_t frame_bytes;                /* the bytes of all waiting frames, without pages */
-    uint64_t paged_bytes;              /* the bytes of all data held to be sent in pages */
-};
 
 /* ==== share ==== */
 

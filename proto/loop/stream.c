@@ -10,8 +10,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "proto/wire/wire.h"
-
 /* The inside of a stream: how it moves frames, and how it ends.
  *
  * A TCP stream has a channel between its socket and its frames. Bytes that arrive wait in `arrived` until
@@ -26,6 +24,24 @@ enum stream_state {
     CAIRN_STREAM_OPEN,
     CAIRN_STREAM_FINISHING, /* queued frames are sent, arriving frames are dropped */
     CAIRN_STREAM_CLOSING,   /* handles are being closed; on_close runs when `open_count` is 0 */
+};
+
+/* Only a TCP stream has these, between its socket and its frames. */
+struct stream_records {
+    struct channel *channel;   /* NULL: a Unix socket */
+    struct byte_queue sealed;  /* what the channel has to write */
+    struct byte_queue arrived; /* what the channel has not taken yet; part of a record */
+    struct byte_queue plain;   /* what the decoder has not taken yet; at most a record */
+    bool said_close;  /* our CLOSE record is written, or the channel is of no use for one */
+    bool heard_close; /* the peer's CLOSE record has come */
+};
+
+/* Libuv is asked for one of each at a time. */
+struct stream_requests {
+    uv_write_t write;
+    uv_connect_t connect;
+    uv_shutdown_t shutdown;
+    uv_getaddrinfo_t resolve;
 };
 
 struct stream {
@@ -43,14 +59,8 @@ struct stream {
     struct frame_decoder decoder;
     struct outbox pending; /* grows while a write is with the kernel */
     struct outbox_frames writing;
-    struct channel *channel;   /* NULL: a Unix socket */
-    struct byte_queue sealed;  /* what the channel has to write */
-    struct byte_queue arrived; /* what the channel has not taken yet; part of a record */
-    struct byte_queue plain;   /* what the decoder has not taken yet; at most a record */
-    uv_write_t write;
-    uv_connect_t connect;
-    uv_shutdown_t shutdown;
-    uv_getaddrinfo_t resolve;
+    struct stream_records records;
+    struct stream_requests requests;
 
     struct share_claim claim;
     enum stream_state state;
@@ -58,8 +68,6 @@ struct stream {
     bool is_resolving;
     bool is_connector;
     bool is_writing;
-    bool said_close;     /* our CLOSE record is written, or the channel is of no use for one */
-    bool heard_close;    /* the peer's CLOSE record has come */
     bool is_shut;        /* we ended our direction (FINISHING) */
     bool peer_shut;      /* the peer ended its direction */
     cairn_status status; /* the reason of the end, when it is decided */
@@ -76,8 +84,9 @@ struct stream {
     void *context;
 };
 
-#define FINISH_MS 2000 // how long a peer may take to read its last frames
-#define TURN_NS   (CAIRN_STREAM_TURN_MS * UINT64_C(1000000))
+#define FINISH_MS  2000        // how long a peer may take to read its last frames
+#define KEEP_BYTES (64u << 10) // larger buffers are freed when empty
+#define TURN_NS    (CAIRN_STREAM_TURN_MS * UINT64_C(1000000))
 
 /* Bytes read at once: before the peer's handshake is done, then, and while a record is incomplete. */
 #define GREETING_BYTES CAIRN_HANDSHAKE_MOST_BYTES
@@ -88,117 +97,50 @@ static void on_turn(uv_idle_t *turn);
 static void begin_reading(struct stream *stream);
 static void write_pending(struct stream *stream);
 
-/* ==== outbox ==== */
+/* ==== share ==== */
 
-#define KEEP_BYTES (64u << 10) // larger buffers are freed when empty
+#define SHARE_NS (CAIRN_STREAM_SHARE_US * UINT64_C(1000))
+#define BURST_NS (CAIRN_STREAM_BURST_MS * UINT64_C(1000000))
 
-struct outbox_pages {
-    struct outbox_pages *next;
-    struct packed *packed; /* held */
-    size_t offset;         /* the bytes before this offset were taken */
-    uint32_t request;
-    enum page_what what;
-    struct outbox_frames behind; /* frames between these pages and the next pages */
-};
-
-static void outbox_frames_release(struct outbox_frames *frames)
+void share_claim(struct share_claim *claim, struct stream_share *share)
 {
-    free(frames->bytes);
-    *frames = (struct outbox_frames) { 0 };
+    *claim = (struct share_claim) { share, share->turn - 1, share->round - 1 };
 }
 
-// The capacity at least doubles if it must grow. The sender has checked the queue's bound.
-static cairn_status reserve(struct outbox_frames *frames, size_t more_bytes)
+/* A stream asks once a turn of the loop, so one that asks again begins another turn; and if nobody was served
+ * in a turn, all have been in this round. */
+bool share_take(struct share_claim *claim)
 {
-    if (more_bytes <= frames->capacity_bytes - frames->used_bytes) return CAIRN_OK;
-    size_t capacity = frames->used_bytes + more_bytes;
-    if (capacity < 2 * frames->capacity_bytes) capacity = 2 * frames->capacity_bytes;
-    uint8_t *grown = realloc(frames->bytes, capacity);
-    if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
-    frames->bytes = grown;
-    frames->capacity_bytes = capacity;
-    return CAIRN_OK;
-}
-
-static void append(struct outbox_frames *frames, const uint8_t *bytes, size_t byte_count)
-{
-    if (byte_count > 0) memcpy(frames->bytes + frames->used_bytes, bytes, byte_count);
-    frames->used_bytes += byte_count;
-}
-
-/* Adds a frame: its header and the bytes that follow. CAIRN_ERR_NO_MEMORY: nothing was added. */
-static cairn_status outbox_add(struct outbox *box, const uint8_t *head, size_t head_bytes,
-                               const uint8_t *tail, size_t tail_bytes)
-{
-    struct outbox_frames *frames = box->last != NULL ? &box->last->behind : &box->frames;
-    CAIRN_TRY(reserve(frames, head_bytes + tail_bytes));
-    append(frames, head, head_bytes);
-    append(frames, tail, tail_bytes);
-    box->frame_bytes += head_bytes + tail_bytes;
-    return CAIRN_OK;
-}
-
-/* Adds a Page frame for each CAIRN_PAGE_BYTES of `packed`, and holds `packed` until all pages are taken. */
-static cairn_status outbox_add_pages(struct outbox *box, uint32_t request, enum page_what what,
-                                     struct packed *packed)
-{
-    if (packed->size == 0) return CAIRN_OK;
-    struct outbox_pages *pages = calloc(1, sizeof *pages);
-    if (pages == NULL) return CAIRN_ERR_NO_MEMORY;
-    pages->packed = packed_hold(packed);
-    pages->request = request;
-    pages->what = what;
-    if (box->last != NULL)
-        box->last->next = pages;
-    else
-        box->first = pages;
-    box->last = pages;
-    box->paged_bytes += packed->size;
-    return CAIRN_OK;
-}
-
-/* Drops the first pages, which were sent: the frames behind them are next. */
-static void drop_first(struct outbox *box)
-{
-    struct outbox_pages *pages = box->first;
-    outbox_frames_release(&box->frames);
-    box->frames = pages->behind;
-    box->first = pages->next;
-    if (box->first == NULL) box->last = NULL;
-    box->paged_bytes -= pages->packed->size;
-    packed_release(pages->packed);
-    free(pages);
-}
-
-static cairn_status take_page(struct outbox *box, struct outbox_frames *out)
-{
-    struct outbox_pages *pages = box->first;
-    const struct packed *packed = pages->packed;
-    Cairn__Page page;
-    uint8_t *frame;
-    size_t frame_bytes;
-    const size_t cut = page_cut(pages->what, packed->bytes, packed->size, pages->offset, &page);
-    CAIRN_TRY(frame_pack(CAIRN_MSG_PAGE, pages->request, &page.base, CAIRN_FRAME_BYTES_MAX, &frame,
-                         &frame_bytes, NULL));
-    outbox_frames_release(out);
-    *out = (struct outbox_frames) { frame, frame_bytes, frame_bytes };
-    pages->offset += cut;
-    if (pages->offset == packed->size) drop_first(box);
-    return CAIRN_OK;
-}
-
-/* Moves the next data to write to `out`, which is empty: all frames at the front, or one page.
- * CAIRN_ERR_NOT_FOUND: nothing waits. CAIRN_ERR_NO_MEMORY: nothing was moved. */
-static cairn_status outbox_take(struct outbox *box, struct outbox_frames *out)
-{
-    if (box->frames.used_bytes > 0) {
-        const struct outbox_frames emptied = *out;
-        *out = box->frames;
-        box->frames = emptied;
-        box->frame_bytes -= out->used_bytes;
-        return CAIRN_OK;
+    struct stream_share *share = claim->share;
+    if (claim->turn == share->turn) {
+        if (share->served == 0) share->round++;
+        share->turn++;
+        share->served = 0;
+        share->used_ns = 0;
     }
-    return box->first != NULL ? take_page(box, out) : CAIRN_ERR_NOT_FOUND;
+    claim->turn = share->turn;
+    if (share->used_ns >= SHARE_NS || claim->round == share->round) return false;
+    claim->round = share->round;
+    share->served++;
+    return true;
+}
+
+uint64_t share_left_ns(const struct stream_share *share)
+{
+    return share->used_ns < SHARE_NS ? SHARE_NS - share->used_ns : 0;
+}
+
+uint64_t share_rest_ms(const struct stream_share *share, uint64_t now_ns)
+{
+    const uint64_t free_ns = now_ns + BURST_NS;
+    return share->paid_ns > free_ns ? (share->paid_ns - free_ns) / 1000000 + 1 : 0;
+}
+
+void share_pay(struct stream_share *share, uint64_t begin_ns, uint64_t now_ns)
+{
+    share->used_ns += now_ns - begin_ns;
+    if (share->paid_ns < begin_ns) share->paid_ns = begin_ns;
+    share->paid_ns += (now_ns - begin_ns) * CAIRN_STREAM_SHARE_OF;
 }
 
 /* ==== stream ==== */
@@ -212,7 +154,7 @@ static struct stream *stream_new(uv_loop_t *loop, bool is_unix,
     struct stream *stream = calloc(1, sizeof *stream);
     assert(is_unix == (options->secure == NULL));
     if (stream == NULL ||
-        (!is_unix && channel_open(options->secure, &stream->channel) != CAIRN_OK)) {
+        (!is_unix && channel_open(options->secure, &stream->records.channel) != CAIRN_OK)) {
         free(stream);
         sentence_set(why, "out of memory for a connection");
         return NULL;
@@ -241,13 +183,12 @@ static void stream_drop(struct stream *stream)
     if (stream->events.on_close != NULL)
         stream->events.on_close(stream, stream->status, stream->why.text, stream->context);
     frame_decoder_release(&stream->decoder);
-    while (stream->pending.first != NULL) drop_first(&stream->pending);
-    outbox_frames_release(&stream->pending.frames);
+    outbox_release(&stream->pending);
     outbox_frames_release(&stream->writing);
-    channel_close(stream->channel);
-    byte_queue_release(&stream->sealed);
-    byte_queue_release(&stream->arrived);
-    byte_queue_release(&stream->plain);
+    channel_close(stream->records.channel);
+    byte_queue_release(&stream->records.sealed);
+    byte_queue_release(&stream->records.arrived);
+    byte_queue_release(&stream->records.plain);
     free(stream);
 }
 
@@ -259,14 +200,13 @@ static void on_handle_closed(uv_handle_t *handle)
 /* Tells the peer that the end is meant, if the kernel takes that now: the end is not delayed. */
 static void say_close(struct stream *stream)
 {
-    uv_buf_t buf;
-    if (stream->channel == NULL || stream->said_close || stream->is_writing) return;
-    stream->said_close = true;
-    if (channel_finish(stream->channel, &stream->sealed) != CAIRN_OK) return;
-    const struct byte_queue *sealed = &stream->sealed;
-    if (sealed->start == sealed->end) return; // the handshake is not done
-    buf = uv_buf_init((char *)sealed->bytes + sealed->start,
-                      (unsigned)(sealed->end - sealed->start));
+    if (stream->records.channel == NULL || stream->records.said_close || stream->is_writing) return;
+    stream->records.said_close = true;
+    if (channel_finish(stream->records.channel, &stream->records.sealed) != CAIRN_OK) return;
+    const struct byte_queue *sealed = &stream->records.sealed;
+    if (byte_queue_count(sealed) == 0) return; // the handshake is not done
+    uv_buf_t buf = uv_buf_init((char *)(uintptr_t)byte_queue_first(sealed),
+                               (unsigned)byte_queue_count(sealed));
     (void)uv_try_write(&stream->io.stream, &buf, 1);
 }
 
@@ -283,7 +223,7 @@ static void close_now(struct stream *stream)
     uv_close((uv_handle_t *)&stream->timer, on_handle_closed);
     uv_close((uv_handle_t *)&stream->turn, on_handle_closed);
     // if this fails, the request ends by itself
-    if (stream->is_resolving) uv_cancel((uv_req_t *)&stream->resolve);
+    if (stream->is_resolving) uv_cancel((uv_req_t *)&stream->requests.resolve);
 }
 
 static void write_reason(struct stream *stream, cairn_status status, const char *format,
@@ -326,14 +266,16 @@ static void write_sealed(struct stream *stream);
 static void finish_sending(struct stream *stream)
 {
     if (stream->is_shut) return;
-    if (stream->channel != NULL && !stream->said_close) {
-        stream->said_close = true;
-        if (channel_finish(stream->channel, &stream->sealed) == CAIRN_OK) write_sealed(stream);
+    if (stream->records.channel != NULL && !stream->records.said_close) {
+        stream->records.said_close = true;
+        if (channel_finish(stream->records.channel, &stream->records.sealed) == CAIRN_OK)
+            write_sealed(stream);
         if (stream->is_writing || stream->state == CAIRN_STREAM_CLOSING) return; // comes again
     }
     stream->is_shut = true;
-    stream->shutdown.data = stream;
-    if (uv_shutdown(&stream->shutdown, &stream->io.stream, on_shutdown) != 0) close_now(stream);
+    stream->requests.shutdown.data = stream;
+    if (uv_shutdown(&stream->requests.shutdown, &stream->io.stream, on_shutdown) != 0)
+        close_now(stream);
 }
 
 /* True if frames that have arrived wait for the next turn, or until the share is paid for. */
@@ -361,29 +303,24 @@ void stream_finish(struct stream *stream, cairn_status status, const char *forma
     if (!stream->is_writing) finish_sending(stream);
 }
 
-static size_t queued(const struct byte_queue *queue)
-{
-    return queue->end - queue->start;
-}
-
 static size_t held_by_channel(const struct stream *stream)
 {
-    return stream->channel != NULL ? channel_held_bytes(stream->channel) : 0;
+    return stream->records.channel != NULL ? channel_held_bytes(stream->records.channel) : 0;
 }
 
 /* Returns how much is read at once. Only who has proved a record to be long gets much. */
 static size_t bytes_to_read(const struct stream *stream)
 {
-    if (!channel_is_up(stream->channel)) return GREETING_BYTES;
+    if (!channel_is_up(stream->records.channel)) return GREETING_BYTES;
     return held_by_channel(stream) > READ_BYTES ? RECORD_BYTES : READ_BYTES;
 }
 
 /* Lends room behind the bytes that arrived; the channel has taken all that it could. */
 static void reserve_arrived(struct stream *stream, uint8_t **room_out, size_t *room_bytes_out)
 {
-    struct byte_queue *arrived = &stream->arrived;
+    struct byte_queue *arrived = &stream->records.arrived;
     const size_t most = bytes_to_read(stream);
-    const size_t held = queued(arrived);
+    const size_t held = byte_queue_count(arrived);
     *room_bytes_out = 0;
     if (held >= most || byte_queue_reserve(arrived, most - held) != CAIRN_OK) return;
     *room_out = arrived->bytes + arrived->end;
@@ -396,7 +333,7 @@ static void on_room_wanted(uv_handle_t *handle, size_t wanted, uv_buf_t *buf_out
     uint8_t *room = NULL;
     size_t room_bytes = 0;
     (void)wanted;
-    if (stream->channel != NULL)
+    if (stream->records.channel != NULL)
         reserve_arrived(stream, &room, &room_bytes);
     else if (frame_decoder_reserve(&stream->decoder, &room, &room_bytes) != CAIRN_FRAME_NONE)
         room_bytes = 0; // libuv then calls back with UV_ENOBUFS
@@ -424,8 +361,8 @@ static bool deliver_turn(struct stream *stream, uint64_t end_ns)
 // Counts this stream's share of the common room.
 static void count_room(struct stream *stream)
 {
-    const size_t bytes = stream->decoder.capacity + stream->arrived.capacity +
-                         stream->plain.capacity + held_by_channel(stream);
+    const size_t bytes = stream->decoder.capacity + stream->records.arrived.capacity +
+                         stream->records.plain.capacity + held_by_channel(stream);
     if (stream->room == NULL) return;
     stream->room->used_bytes += bytes - stream->room_bytes; // modulo 2^64
     stream->room_bytes = bytes;
@@ -462,10 +399,10 @@ static void greeted(struct stream *stream)
  * why; a stranger hears nothing. */
 static void end_channel(struct stream *stream, cairn_status status, const char *why)
 {
-    stream->said_close = true; // no record is sealed any more
+    stream->records.said_close = true; // no record is sealed any more
     if (stream->state != CAIRN_STREAM_GREETING || stream->is_writing ||
-        channel_greet(stream->channel, &stream->sealed) != CAIRN_OK ||
-        queued(&stream->sealed) == 0) {
+        channel_greet(stream->records.channel, &stream->records.sealed) != CAIRN_OK ||
+        byte_queue_count(&stream->records.sealed) == 0) {
         stream_close(stream, status, "%s", why);
         return;
     }
@@ -480,41 +417,38 @@ static void end_channel(struct stream *stream, cairn_status status, const char *
  * the stream has ended. */
 static bool take_record(struct stream *stream)
 {
-    struct byte_queue *arrived = &stream->arrived;
+    struct byte_queue *arrived = &stream->records.arrived;
     struct sentence why = { "" }, text = { "" };
     size_t used = 0;
-    if (queued(arrived) == 0) return false;
-    const cairn_status status = channel_take(stream->channel, arrived->bytes + arrived->start,
-                                             queued(arrived), 1, &used, &stream->plain, &why);
+    if (byte_queue_count(arrived) == 0) return false;
+    const cairn_status status = channel_take(stream->records.channel, byte_queue_first(arrived),
+                                             byte_queue_count(arrived), 1, &used,
+                                             &stream->records.plain, &why);
     byte_queue_drop(arrived, used);
-    stream->heard_close = status == CAIRN_ERR_CLOSED;
+    stream->records.heard_close = status == CAIRN_ERR_CLOSED;
     if (status != CAIRN_OK && status != CAIRN_ERR_CLOSED) {
         sentence_set(&text, "%s%s%s", stream->is_connector ? stream->peer : "",
                      stream->is_connector ? ": " : "", why.text);
         end_channel(stream, status, text.text);
         return false;
     }
-    if (stream->state == CAIRN_STREAM_GREETING && channel_is_up(stream->channel))
+    if (stream->state == CAIRN_STREAM_GREETING && channel_is_up(stream->records.channel))
         greeted(stream);
     else if (stream->state == CAIRN_STREAM_GREETING)
         write_pending(stream);
-    return used > 0 || stream->heard_close;
+    return used > 0 || stream->records.heard_close;
 }
 
 /* Gives the decoder as many plain bytes as it has room for. */
 static void feed_decoder(struct stream *stream)
 {
-    struct byte_queue *plain = &stream->plain;
-    uint8_t *room;
-    size_t count;
-    if (frame_decoder_reserve(&stream->decoder, &room, &count) != CAIRN_FRAME_NONE) {
+    struct byte_queue *plain = &stream->records.plain;
+    size_t taken;
+    if (frame_decoder_feed(&stream->decoder, byte_queue_first(plain), byte_queue_count(plain),
+                           &taken) == CAIRN_FRAME_NONE)
+        byte_queue_drop(plain, taken);
+    else
         stream_close(stream, CAIRN_ERR_NO_MEMORY, "out of memory to receive from %s", stream->peer);
-        return;
-    }
-    if (count > queued(plain)) count = queued(plain);
-    memcpy(room, plain->bytes + plain->start, count);
-    byte_queue_drop(plain, count);
-    frame_decoder_added(&stream->decoder, count);
 }
 
 static void on_end_of_input(struct stream *stream, ssize_t error);
@@ -523,24 +457,26 @@ static void on_end_of_input(struct stream *stream, ssize_t error);
 static void trim_queue(const struct stream *stream, struct byte_queue *queue)
 {
     const bool is_over = stream->state >= CAIRN_STREAM_FINISHING;
-    if (!is_over && (queued(queue) > 0 || held_by_channel(stream) > READ_BYTES)) return;
+    if (!is_over && (byte_queue_count(queue) > 0 || held_by_channel(stream) > READ_BYTES)) return;
     if (is_over || queue->capacity > 2 * READ_BYTES) byte_queue_release(queue);
 }
 
 static bool has_more(const struct stream *stream)
 {
     return stream->state == CAIRN_STREAM_OPEN &&
-           (stream->heard_close || queued(&stream->plain) + queued(&stream->arrived) > 0);
+           (stream->records.heard_close ||
+            byte_queue_count(&stream->records.plain) + byte_queue_count(&stream->records.arrived) >
+                0);
 }
 
 /* Opens records and delivers their frames, until none is left or the turn is over. */
 static void deliver_records(struct stream *stream, uint64_t end_ns)
 {
     while (stream->state < CAIRN_STREAM_FINISHING && !is_waiting(stream)) {
-        if (queued(&stream->plain) > 0) {
+        if (byte_queue_count(&stream->records.plain) > 0) {
             feed_decoder(stream);
             deliver_frames(stream, end_ns);
-        } else if (stream->heard_close) {
+        } else if (stream->records.heard_close) {
             on_end_of_input(stream, UV_EOF);
         } else if (!take_record(stream)) {
             break;
@@ -548,15 +484,15 @@ static void deliver_records(struct stream *stream, uint64_t end_ns)
         // many records may make no frame
         if (has_more(stream) && !is_waiting(stream) && uv_hrtime() > end_ns) wait_for_turn(stream);
     }
-    trim_queue(stream, &stream->arrived);
-    trim_queue(stream, &stream->plain);
+    trim_queue(stream, &stream->records.arrived);
+    trim_queue(stream, &stream->records.plain);
 }
 
 /* Delivers what has arrived. */
 static void deliver_until(struct stream *stream, uint64_t end_ns)
 {
     if (stream->state != CAIRN_STREAM_GREETING) deliver_frames(stream, end_ns);
-    if (stream->channel != NULL) deliver_records(stream, end_ns);
+    if (stream->records.channel != NULL) deliver_records(stream, end_ns);
     count_room(stream);
 }
 
@@ -623,7 +559,8 @@ static void end_in_silence(struct stream *stream)
 
 static bool is_cut_off(const struct stream *stream, struct sentence *why)
 {
-    return stream->channel != NULL && channel_ended(stream->channel, why) != CAIRN_OK;
+    return stream->records.channel != NULL &&
+           channel_ended(stream->records.channel, why) != CAIRN_OK;
 }
 
 static void on_end_of_input(struct stream *stream, ssize_t error)
@@ -649,8 +586,8 @@ static void on_end_of_input(struct stream *stream, ssize_t error)
 /* Returns how many bytes have arrived that are no complete frame. */
 static size_t held_bytes(const struct stream *stream)
 {
-    return stream->decoder.end - stream->decoder.start + queued(&stream->plain) +
-           queued(&stream->arrived) + held_by_channel(stream);
+    return stream->decoder.end - stream->decoder.start + byte_queue_count(&stream->records.plain) +
+           byte_queue_count(&stream->records.arrived) + held_by_channel(stream);
 }
 
 static void on_read(uv_stream_t *io, ssize_t read_bytes, const uv_buf_t *buf)
@@ -662,8 +599,8 @@ static void on_read(uv_stream_t *io, ssize_t read_bytes, const uv_buf_t *buf)
         return;
     }
     if (held_bytes(stream) == 0) stream->unfinished_ms = uv_now(stream->turn.loop);
-    if (stream->channel != NULL)
-        stream->arrived.end += (size_t)read_bytes;
+    if (stream->records.channel != NULL)
+        stream->records.arrived.end += (size_t)read_bytes;
     else
         frame_decoder_added(&stream->decoder, (size_t)read_bytes);
     deliver(stream);
@@ -687,8 +624,8 @@ static void empty_writing(struct stream *stream)
 
 static void empty_sealed(struct stream *stream)
 {
-    byte_queue_drop(&stream->sealed, queued(&stream->sealed));
-    if (stream->sealed.capacity > KEEP_BYTES) byte_queue_release(&stream->sealed);
+    byte_queue_drop(&stream->records.sealed, byte_queue_count(&stream->records.sealed));
+    if (stream->records.sealed.capacity > KEEP_BYTES) byte_queue_release(&stream->records.sealed);
 }
 
 static void on_written(uv_write_t *request, int error)
@@ -696,7 +633,7 @@ static void on_written(uv_write_t *request, int error)
     struct stream *stream = request->data;
     stream->is_writing = false;
     empty_writing(stream);
-    if (stream->channel != NULL) empty_sealed(stream);
+    if (stream->records.channel != NULL) empty_sealed(stream);
     if (stream->state == CAIRN_STREAM_CLOSING) return;
     if (error != 0) {
         stream_close(stream, CAIRN_ERR_CLOSED, "writing to %s failed: %s", stream->peer,
@@ -710,9 +647,9 @@ static void on_written(uv_write_t *request, int error)
 static void write_bytes(struct stream *stream, const uint8_t *bytes, size_t byte_count)
 {
     uv_buf_t buf = uv_buf_init((char *)(uintptr_t)bytes, (unsigned)byte_count);
-    stream->write.data = stream;
+    stream->requests.write.data = stream;
     stream->is_writing = true;
-    const int error = uv_write(&stream->write, &stream->io.stream, &buf, 1, on_written);
+    const int error = uv_write(&stream->requests.write, &stream->io.stream, &buf, 1, on_written);
     if (error == 0) return;
     stream->is_writing = false;
     stream_close(stream, CAIRN_ERR_CLOSED, "writing to %s failed: %s", stream->peer,
@@ -721,37 +658,37 @@ static void write_bytes(struct stream *stream, const uint8_t *bytes, size_t byte
 
 static void write_sealed(struct stream *stream)
 {
-    const struct byte_queue *sealed = &stream->sealed;
-    if (queued(sealed) > 0) write_bytes(stream, sealed->bytes + sealed->start, queued(sealed));
+    const struct byte_queue *sealed = &stream->records.sealed;
+    if (byte_queue_count(sealed) > 0)
+        write_bytes(stream, byte_queue_first(sealed), byte_queue_count(sealed));
 }
 
 /* Adds to `sealed` what the handshake has to say and then, if it is done, what is next of the outbox. */
 static cairn_status seal_next(struct stream *stream)
 {
-    CAIRN_TRY(channel_greet(stream->channel, &stream->sealed));
-    if (!channel_is_up(stream->channel) || stream->said_close) return CAIRN_OK;
+    CAIRN_TRY(channel_greet(stream->records.channel, &stream->records.sealed));
+    if (!channel_is_up(stream->records.channel) || stream->records.said_close) return CAIRN_OK;
     const cairn_status status = outbox_take(&stream->pending, &stream->writing);
     if (status == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
     CAIRN_TRY(status);
-    const cairn_status sealed = channel_seal(stream->channel, stream->writing.bytes,
+    const cairn_status sealed = channel_seal(stream->records.channel, stream->writing.bytes,
                                              stream->writing.used_bytes, uv_now(stream->turn.loop),
-                                             &stream->sealed);
+                                             &stream->records.sealed);
     empty_writing(stream);
     return sealed;
 }
 
-// Writes what is next, unless a write is under way: frames that are queued during a write are sent together
-// in the next write.
+// Writes what is next, unless a write is under way: frames that are queued meanwhile go together after it.
 static void write_pending(struct stream *stream)
 {
     if (stream->is_writing) return;
-    const cairn_status status = stream->channel != NULL
+    const cairn_status status = stream->records.channel != NULL
                                     ? seal_next(stream)
                                     : outbox_take(&stream->pending, &stream->writing);
     if (status == CAIRN_ERR_NOT_FOUND) return;
     if (status != CAIRN_OK)
         stream_close(stream, status, "out of memory for a page to %s", stream->peer);
-    else if (stream->channel != NULL)
+    else if (stream->records.channel != NULL)
         write_sealed(stream);
     else
         write_bytes(stream, stream->writing.bytes, stream->writing.used_bytes);
@@ -770,8 +707,7 @@ size_t stream_queued_bytes(const struct stream *stream)
     return stream->pending.frame_bytes + uv_stream_get_write_queue_size(&stream->io.stream);
 }
 
-// Checks whether `more` bytes may be queued: `queued` bytes wait already, and at most `limit` bytes may
-// wait.
+// Checks whether `more` bytes may be queued behind `queued` bytes, if at most `limit` may wait.
 static cairn_status judge_send(struct stream *stream, uint64_t queued, uint64_t more,
                                uint64_t limit, struct sentence *why)
 {
@@ -837,7 +773,7 @@ cairn_status stream_send_pages(struct stream *stream, uint32_t request, enum pag
  * handshake. */
 static void stream_begin(struct stream *stream)
 {
-    stream->state = stream->channel != NULL ? CAIRN_STREAM_GREETING : CAIRN_STREAM_OPEN;
+    stream->state = stream->records.channel != NULL ? CAIRN_STREAM_GREETING : CAIRN_STREAM_OPEN;
     begin_reading(stream);
     if (stream->state < CAIRN_STREAM_FINISHING) write_pending(stream);
 }
@@ -859,13 +795,13 @@ const char *stream_peer(const struct stream *stream)
 
 bool stream_is_proved(const struct stream *stream)
 {
-    return stream->channel == NULL || channel_is_proved(stream->channel);
+    return stream->records.channel == NULL || channel_is_proved(stream->records.channel);
 }
 
 const struct handshake_result *stream_session(const struct stream *stream)
 {
-    if (stream->channel == NULL || !channel_is_up(stream->channel)) return NULL;
-    return channel_peer(stream->channel);
+    if (stream->records.channel == NULL || !channel_is_up(stream->records.channel)) return NULL;
+    return channel_peer(stream->records.channel);
 }
 
 int stream_descriptor(const struct stream *stream)
@@ -926,7 +862,7 @@ static void on_connected(uv_connect_t *request, int error)
         fail(stream, error);
         return;
     }
-    if (stream->channel == NULL) uv_timer_stop(&stream->timer);
+    if (stream->records.channel == NULL) uv_timer_stop(&stream->timer);
     if (stream->io.handle.type == UV_TCP) uv_tcp_nodelay(&stream->io.tcp, 1);
     stream_begin(stream);
     if (stream->state == CAIRN_STREAM_OPEN && stream->events.on_open != NULL)
@@ -940,8 +876,9 @@ static void tell_dial(struct stream *stream)
 
 static void connect_socket(struct stream *stream, const struct sockaddr *addr)
 {
-    stream->connect.data = stream;
-    const int error = uv_tcp_connect(&stream->connect, &stream->io.tcp, addr, on_connected);
+    stream->requests.connect.data = stream;
+    const int error = uv_tcp_connect(&stream->requests.connect, &stream->io.tcp, addr,
+                                     on_connected);
     if (error != 0)
         fail(stream, error);
     else
@@ -967,8 +904,8 @@ static void resolve_name(struct stream *stream, const struct stream_address *add
     const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
     char port[8];
     snprintf(port, sizeof port, "%u", address->port);
-    stream->resolve.data = stream;
-    const int error = uv_getaddrinfo(stream->io.handle.loop, &stream->resolve, on_resolved,
+    stream->requests.resolve.data = stream;
+    const int error = uv_getaddrinfo(stream->io.handle.loop, &stream->requests.resolve, on_resolved,
                                      address->host, port, &hints);
     if (error != 0) {
         fail(stream, error);
@@ -980,8 +917,8 @@ static void resolve_name(struct stream *stream, const struct stream_address *add
 
 static void connect_unix(struct stream *stream, const struct stream_address *address)
 {
-    stream->connect.data = stream;
-    uv_pipe_connect(&stream->connect, &stream->io.pipe, address->host, on_connected);
+    stream->requests.connect.data = stream;
+    uv_pipe_connect(&stream->requests.connect, &stream->io.pipe, address->host, on_connected);
     tell_dial(stream);
 }
 

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/secure/noise.h"
-
 /* ==== byte queue ==== */
 
 static void note_used(struct byte_queue *queue)
@@ -16,11 +14,11 @@ static void note_used(struct byte_queue *queue)
 
 cairn_status byte_queue_reserve(struct byte_queue *queue, size_t more)
 {
-    const size_t have = queue->end - queue->start;
+    const size_t have = byte_queue_count(queue);
     if (more <= queue->capacity - queue->end) return CAIRN_OK;
     if (more <= queue->capacity - have && queue->start >= have) { // moved at most once a byte
         note_used(queue);
-        memcpy(queue->bytes, queue->bytes + queue->start, have);
+        memcpy(queue->bytes, byte_queue_first(queue), have);
         queue->start = 0;
         queue->end = have;
         return CAIRN_OK;
@@ -30,7 +28,7 @@ cairn_status byte_queue_reserve(struct byte_queue *queue, size_t more)
 
 void byte_queue_drop(struct byte_queue *queue, size_t count)
 {
-    assert(count <= queue->end - queue->start);
+    assert(count <= byte_queue_count(queue));
     queue->start += count;
     note_used(queue);
     if (queue->start == queue->end) queue->start = queue->end = 0;
@@ -335,9 +333,9 @@ static cairn_status take_record(struct channel *channel, const uint8_t **bytes, 
 static cairn_status take_records(struct channel *channel, const uint8_t **bytes, size_t *count,
                                  size_t plain_max, struct byte_queue *plain, struct sentence *why)
 {
-    const size_t before = plain->end - plain->start;
+    const size_t before = byte_queue_count(plain);
     for (int i = 0; i<CAIRN_TAKE_RECORDS && * count> 0; i++) {
-        if (plain->end - plain->start - before >= plain_max) break;
+        if (byte_queue_count(plain) - before >= plain_max) break;
         CAIRN_TRY(take_record(channel, bytes, count, plain, why));
     }
     return CAIRN_OK;

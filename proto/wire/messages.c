@@ -590,6 +590,19 @@ void frame_decoder_added(struct frame_decoder *decoder, size_t added_bytes)
     decoder->end += added_bytes;
 }
 
+enum frame_state frame_decoder_feed(struct frame_decoder *decoder, const uint8_t *bytes,
+                                    size_t count, size_t *taken_out)
+{
+    uint8_t *room;
+    size_t room_bytes;
+    const enum frame_state state = frame_decoder_reserve(decoder, &room, &room_bytes);
+    if (state != CAIRN_FRAME_NONE) return state;
+    *taken_out = count < room_bytes ? count : room_bytes;
+    memcpy(room, bytes, *taken_out);
+    frame_decoder_added(decoder, *taken_out);
+    return CAIRN_FRAME_NONE;
+}
+
 void frame_decoder_trim(struct frame_decoder *decoder)
 {
     if (decoder->start != decoder->end) return;
@@ -749,4 +762,117 @@ void packed_release(struct packed *packed)
         return;
     free((void *)(uintptr_t)packed->bytes);
     free(packed);
+}
+
+/* ==== outbox ==== */
+
+struct outbox_pages {
+    struct outbox_pages *next;
+    struct packed *packed; /* held */
+    size_t offset;         /* the bytes before this offset were taken */
+    uint32_t request;
+    enum page_what what;
+    struct outbox_frames behind; /* frames between these pages and the next pages */
+};
+
+void outbox_frames_release(struct outbox_frames *frames)
+{
+    free(frames->bytes);
+    *frames = (struct outbox_frames) { 0 };
+}
+
+// The capacity at least doubles if it must grow. The sender has checked the queue's bound.
+static cairn_status reserve_frames(struct outbox_frames *frames, size_t more_bytes)
+{
+    if (more_bytes <= frames->capacity_bytes - frames->used_bytes) return CAIRN_OK;
+    size_t capacity = frames->used_bytes + more_bytes;
+    if (capacity < 2 * frames->capacity_bytes) capacity = 2 * frames->capacity_bytes;
+    uint8_t *grown = realloc(frames->bytes, capacity);
+    if (grown == NULL) return CAIRN_ERR_NO_MEMORY;
+    frames->bytes = grown;
+    frames->capacity_bytes = capacity;
+    return CAIRN_OK;
+}
+
+static void append_frame(struct outbox_frames *frames, const uint8_t *bytes, size_t byte_count)
+{
+    if (byte_count > 0) memcpy(frames->bytes + frames->used_bytes, bytes, byte_count);
+    frames->used_bytes += byte_count;
+}
+
+cairn_status outbox_add(struct outbox *box, const uint8_t *head, size_t head_bytes,
+                        const uint8_t *tail, size_t tail_bytes)
+{
+    struct outbox_frames *frames = box->last != NULL ? &box->last->behind : &box->frames;
+    CAIRN_TRY(reserve_frames(frames, head_bytes + tail_bytes));
+    append_frame(frames, head, head_bytes);
+    append_frame(frames, tail, tail_bytes);
+    box->frame_bytes += head_bytes + tail_bytes;
+    return CAIRN_OK;
+}
+
+cairn_status outbox_add_pages(struct outbox *box, uint32_t request, enum page_what what,
+                              struct packed *packed)
+{
+    if (packed->size == 0) return CAIRN_OK;
+    struct outbox_pages *pages = calloc(1, sizeof *pages);
+    if (pages == NULL) return CAIRN_ERR_NO_MEMORY;
+    pages->packed = packed_hold(packed);
+    pages->request = request;
+    pages->what = what;
+    if (box->last != NULL)
+        box->last->next = pages;
+    else
+        box->first = pages;
+    box->last = pages;
+    box->paged_bytes += packed->size;
+    return CAIRN_OK;
+}
+
+/* Drops the first pages, which were sent: the frames behind them are next. */
+static void drop_pages(struct outbox *box)
+{
+    struct outbox_pages *pages = box->first;
+    outbox_frames_release(&box->frames);
+    box->frames = pages->behind;
+    box->first = pages->next;
+    if (box->first == NULL) box->last = NULL;
+    box->paged_bytes -= pages->packed->size;
+    packed_release(pages->packed);
+    free(pages);
+}
+
+static cairn_status take_page(struct outbox *box, struct outbox_frames *out)
+{
+    struct outbox_pages *pages = box->first;
+    const struct packed *packed = pages->packed;
+    Cairn__Page page;
+    uint8_t *frame;
+    size_t frame_bytes;
+    const size_t cut = page_cut(pages->what, packed->bytes, packed->size, pages->offset, &page);
+    CAIRN_TRY(frame_pack(CAIRN_MSG_PAGE, pages->request, &page.base, CAIRN_FRAME_BYTES_MAX, &frame,
+                         &frame_bytes, NULL));
+    outbox_frames_release(out);
+    *out = (struct outbox_frames) { frame, frame_bytes, frame_bytes };
+    pages->offset += cut;
+    if (pages->offset == packed->size) drop_pages(box);
+    return CAIRN_OK;
+}
+
+cairn_status outbox_take(struct outbox *box, struct outbox_frames *out)
+{
+    if (box->frames.used_bytes > 0) {
+        const struct outbox_frames emptied = *out;
+        *out = box->frames;
+        box->frames = emptied;
+        box->frame_bytes -= out->used_bytes;
+        return CAIRN_OK;
+    }
+    return box->first != NULL ? take_page(box, out) : CAIRN_ERR_NOT_FOUND;
+}
+
+void outbox_release(struct outbox *box)
+{
+    while (box->first != NULL) drop_pages(box);
+    outbox_frames_release(&box->frames);
 }

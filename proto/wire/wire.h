@@ -302,6 +302,11 @@ enum frame_state frame_decoder_reserve(struct frame_decoder *decoder, uint8_t **
 /* Tells the decoder that `added_bytes` of the reserved room were filled; 0 gives the room back. */
 void frame_decoder_added(struct frame_decoder *decoder, size_t added_bytes);
 
+/* Adds as many of the bytes as there is room for, and writes how many these are. The results are those of
+ * frame_decoder_reserve. */
+enum frame_state frame_decoder_feed(struct frame_decoder *decoder, const uint8_t *bytes,
+                                    size_t count, size_t *taken_out);
+
 /* Takes the next frame out. If there is none, the result says why. `why` is written if the result is
  * CAIRN_FRAME_MALFORMED. */
 enum frame_state frame_decoder_next(struct frame_decoder *decoder, struct wire_frame *frame_out,
@@ -615,5 +620,36 @@ cairn_status spec_unpack(const uint8_t *bytes, size_t bytes_len, const char *con
  * with the rest of `hello`. The other jobs are sent in further Hellos; each of these has room for some
  * dozens of jobs (Hello.held_after). */
 size_t hello_fit(const Cairn__Hello *hello, Cairn__HeldJob *const *held, size_t count);
+
+/* ==== outbox ==== */
+
+/* The queue of a connection's writes, in order: frames and pages. A page is cut from packed bytes when its
+ * turn comes, so a slow reader costs the memory of one page, and not of all pages. */
+
+/* Complete frames, one after the other. */
+struct outbox_frames {
+    uint8_t *bytes; /* owned; [capacity_bytes] */
+    size_t used_bytes;
+    size_t capacity_bytes;
+};
+
+struct outbox {
+    struct outbox_frames frames;       /* these frames are sent first */
+    struct outbox_pages *first, *last; /* owned */
+    size_t frame_bytes;                /* the bytes of all waiting frames, without pages */
+    uint64_t paged_bytes;              /* the bytes of all data held to be sent in pages */
+};
+
+/* Adds a frame: its header and the bytes that follow. CAIRN_ERR_NO_MEMORY: nothing was added. */
+CAIRN_MUST_CHECK cairn_status outbox_add(struct outbox *box, const uint8_t *head, size_t head_bytes,
+                                         const uint8_t *tail, size_t tail_bytes);
+/* Adds a Page frame for each CAIRN_PAGE_BYTES of `packed`, and holds `packed` until all pages are taken. */
+CAIRN_MUST_CHECK cairn_status outbox_add_pages(struct outbox *box, uint32_t request,
+                                               enum page_what what, struct packed *packed);
+/* Moves the next data to write to `out`, which is empty: all frames at the front, or one page.
+ * CAIRN_ERR_NOT_FOUND: nothing waits. CAIRN_ERR_NO_MEMORY: nothing was moved. */
+CAIRN_MUST_CHECK cairn_status outbox_take(struct outbox *box, struct outbox_frames *out);
+void outbox_release(struct outbox *box);
+void outbox_frames_release(struct outbox_frames *frames);
 
 #endif

@@ -2,7 +2,6 @@
  * one sentence that says what it is and what to do, or nothing at all. */
 #include <arpa/inet.h>
 #include <signal.h>
-#include <sodium.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -11,6 +10,7 @@
 #include "proto/base/status.h"
 #include "proto/secure/secure.h"
 #include "tests/e2e/scene.h"
+#include "tests/support/keys.h"
 
 #define COMMAND CAIRN_BIN_DIR "/cairn"
 #define SHARD   CAIRN_BIN_DIR "/cairn-shard"
@@ -174,33 +174,20 @@ static int dial(void)
     return fd;
 }
 
-static struct handshake_options joining(const struct curve_key *own)
-{
-    struct handshake_options options = {
-        .is_initiator = true, .purpose = CAIRN_PURPOSE_CONTROL, .own = own, .pin = good.pin
-    };
-    memcpy(options.key_id, good.id, sizeof options.key_id);
-    memcpy(options.secret, good.secret, sizeof options.secret);
-    return options;
-}
-
 /* Says the first message of version 2, and reads what comes until the end. */
 static size_t say_version_2(char *answer, size_t answer_bytes)
 {
-    enum { MAC_BYTES = 16, VERSION_AT = 8 };
+    enum { VERSION_AT = 8 };
     struct curve_key own;
     struct channel *channel;
     struct byte_queue wire = { 0 };
     curve_key_make(&own);
-    const struct handshake_options options = joining(&own);
+    const struct handshake_options options = handshake_by_token(&good, &own);
     ck_assert_int_eq(channel_open(&options, &channel), CAIRN_OK);
     ck_assert_int_eq(channel_greet(channel, &wire), CAIRN_OK);
     uint8_t *first = wire.bytes + wire.start;
     first[VERSION_AT] = 2;
-    const size_t signed_bytes = CAIRN_HANDSHAKE_FIRST_BYTES - MAC_BYTES;
-    crypto_generichash_blake2b_salt_personal(first + signed_bytes, MAC_BYTES, first, signed_bytes,
-                                             good.secret, sizeof good.secret, NULL,
-                                             (const uint8_t *)"cairn: message 1");
+    keys_sign_first(first, good.secret);
     const int fd = dial();
     ck_assert_int_eq(write(fd, first, CAIRN_HANDSHAKE_FIRST_BYTES), CAIRN_HANDSHAKE_FIRST_BYTES);
     size_t count = 0;
@@ -252,7 +239,7 @@ TEST(a_first_message_that_is_said_again_hears_nothing)
     struct handshake *handshake;
     size_t count;
     curve_key_make(&own);
-    const struct handshake_options options = joining(&own);
+    const struct handshake_options options = handshake_by_token(&good, &own);
     ck_assert_int_eq(handshake_open(&options, &handshake), CAIRN_OK);
     const uint8_t *first = handshake_to_send(handshake, &count);
     ck_assert_uint_eq(say_first(first, 98), 98);

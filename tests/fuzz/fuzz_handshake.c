@@ -5,6 +5,7 @@
 
 #include "tests/fuzz/target.h"
 #include "tests/support/random.h"
+#include "tests/support/keys.h"
 #include "tests/support/secure_ends.h"
 
 /* ==== random numbers ==== */
@@ -107,7 +108,7 @@ static void try_initiator(const uint8_t *bytes, size_t count, size_t piece)
 static void try_responder(uint8_t *bytes, size_t count, size_t piece, bool is_signed)
 {
     size_t sent = 0;
-    if (is_signed && count >= CAIRN_HANDSHAKE_FIRST_BYTES) ends_sign_first(bytes);
+    if (is_signed && count >= CAIRN_HANDSHAKE_FIRST_BYTES) keys_sign_first(bytes, ends_row.secret);
     random_state = SEED_RESPONDER;
     struct handshake *handshake = ends_handshake(false);
     const enum handshake_state state = give(handshake, bytes, count, piece, &sent);

@@ -2,7 +2,6 @@
  * records of a peer that has the keys, and may lie. */
 #include <string.h>
 
-#include "proto/secure/noise.h"
 #include "proto/secure/secure.h"
 #include "tests/fuzz/target.h"
 

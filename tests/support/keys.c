@@ -41,11 +41,7 @@ const struct handshake_options *keys_join(void)
 {
     static struct handshake_options options;
     make();
-    options = (struct handshake_options) {
-        .is_initiator = true, .purpose = CAIRN_PURPOSE_CONTROL, .own = &joiner, .pin = token.pin
-    };
-    memcpy(options.key_id, token.id, sizeof options.key_id);
-    memcpy(options.secret, token.secret, sizeof options.secret);
+    options = handshake_by_token(&token, &joiner);
     return &options;
 }
 
@@ -89,7 +85,7 @@ cairn_status keys_identify(const struct handshake_result *result, struct identit
 static void send_wire(const struct sealed *sealed, struct byte_queue *wire)
 {
     while (wire->end > wire->start) {
-        const ssize_t sent = send(sealed->fd, wire->bytes + wire->start, wire->end - wire->start,
+        const ssize_t sent = send(sealed->fd, byte_queue_first(wire), byte_queue_count(wire),
                                   MSG_NOSIGNAL);
         if (sent <= 0) break; // the other end is gone; the next receive says so
         byte_queue_drop(wire, (size_t)sent);
@@ -139,9 +135,9 @@ void sealed_send(struct sealed *sealed, const void *bytes, size_t count)
 bool sealed_receive(struct sealed *sealed, void *bytes, size_t count)
 {
     struct byte_queue *plain = &sealed->plain;
-    while (plain->end - plain->start < count)
-        if (!take(sealed) && plain->end - plain->start < count) return false;
-    memcpy(bytes, plain->bytes + plain->start, count);
+    while (byte_queue_count(plain) < count)
+        if (!take(sealed) && byte_queue_count(plain) < count) return false;
+    memcpy(bytes, byte_queue_first(plain), count);
     byte_queue_drop(plain, count);
     return true;
 }

@@ -3,6 +3,7 @@
 #ifndef CAIRN_TESTS_KEYS_H
 #define CAIRN_TESTS_KEYS_H
 
+#include <sodium.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,6 +21,16 @@ bool keys_find(const uint8_t key_id[CAIRN_PSK_ID_BYTES], struct handshake_row *r
                void *context);
 cairn_status keys_identify(const struct handshake_result *result, struct identity *identity_out,
                            struct sentence *why, void *context);
+
+/* Writes the MAC of message 1, as one does who knows the secret. */
+static inline void keys_sign_first(uint8_t first[CAIRN_HANDSHAKE_FIRST_BYTES],
+                                   const uint8_t secret[CAIRN_PSK_BYTES])
+{
+    enum { MAC_BYTES = 16, SIGNED_BYTES = CAIRN_HANDSHAKE_FIRST_BYTES - MAC_BYTES };
+    crypto_generichash_blake2b_salt_personal(first + SIGNED_BYTES, MAC_BYTES, first, SIGNED_BYTES,
+                                             secret, CAIRN_PSK_BYTES, NULL,
+                                             (const uint8_t *)"cairn: message 1");
+}
 
 /* One end of a connection over `fd`, which stays the caller's. */
 struct sealed {

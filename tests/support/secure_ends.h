@@ -33,14 +33,11 @@ static inline void ends_make(void)
 
 static inline struct handshake_options ends_initiator(void)
 {
-    struct handshake_options options = {
-        .is_initiator = true,
-        .purpose = CAIRN_PURPOSE_CONTROL,
-        .own = &ends_node,
-        .pin = ends_pin,
-    };
-    memcpy(options.key_id, ends_id, sizeof options.key_id);
-    memcpy(options.secret, ends_row.secret, sizeof options.secret);
+    struct token token;
+    memcpy(token.id, ends_id, sizeof token.id);
+    memcpy(token.secret, ends_row.secret, sizeof token.secret);
+    struct handshake_options options = handshake_by_token(&token, &ends_node);
+    options.pin = ends_pin;
     return options;
 }
 
@@ -63,14 +60,6 @@ static inline struct handshake *ends_handshake(bool is_initiator)
     struct handshake *handshake;
     if (handshake_open(&options, &handshake) != CAIRN_OK) abort();
     return handshake;
-}
-
-/* The MAC of message 1, of those who know the secret. */
-static inline void ends_sign_first(uint8_t first[CAIRN_HANDSHAKE_FIRST_BYTES])
-{
-    crypto_generichash_blake2b_salt_personal(
-        first + CAIRN_HANDSHAKE_FIRST_BYTES - 16, 16, first, CAIRN_HANDSHAKE_FIRST_BYTES - 16,
-        ends_row.secret, sizeof ends_row.secret, NULL, (const uint8_t *)"cairn: message 1");
 }
 
 #endif

@@ -21,7 +21,7 @@ DOORS = {
     r"uc[pst]/.*": ["proto/fabric/ucx"],
     r"sqlite3\.h": ["server/coordinator/store.", "server/coordinator/events."],
     r"uv\.h": ["proto/loop/", "server/base/", "server/shard/", "server/coordinator/", "client/"],
-    r"sodium\.h": ["proto/geometry/layout.c", "proto/loop/entrance.c", "server/shard/join.c",
+    r"sodium\.h": ["proto/geometry/layout.c", "proto/loop/address.c", "server/shard/join.c",
                    "server/shard/connection.c", "server/base/listener.c", "proto/spec/",
                    "proto/snapshot/", "proto/store/", "proto/snapshot_io/", "proto/wire/",
                    "proto/secure/", "proto/fabric/mapped", "proto/fabric/remote",

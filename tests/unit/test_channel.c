@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "proto/secure/noise.h"
 #include "tests/support/random.h"
 #include "tests/support/secure_ends.h"
 #include "tests/support/suite.h"

@@ -3,7 +3,7 @@
 #include <sodium.h>
 #include <string.h>
 
-#include "proto/secure/noise.h"
+#include "proto/secure/secure.h"
 #include "tests/golden/noise_golden.h"
 #include "tests/support/suite.h"
 

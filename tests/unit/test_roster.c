@@ -81,14 +81,10 @@ static cairn_status shake(struct handshake *first, struct handshake *second, str
 static cairn_status greet(struct token token, struct identity *who, struct sentence *why)
 {
     struct handshake *first, *second;
-    struct handshake_options options = {
-        .is_initiator = true, .purpose = CAIRN_PURPOSE_CONTROL, .own = &node, .pin = token.pin
-    };
+    const struct handshake_options options = handshake_by_token(&token, &node);
     const struct handshake_options answers = { .purpose = CAIRN_PURPOSE_CONTROL,
                                                .find = find_row,
                                                .arg = fake.cluster };
-    memcpy(options.key_id, token.id, sizeof options.key_id);
-    memcpy(options.secret, token.secret, sizeof options.secret);
     ck_assert_int_eq(handshake_open(&options, &first), CAIRN_OK);
     ck_assert_int_eq(handshake_open(&answers, &second), CAIRN_OK);
     cairn_status status = shake(first, second, why);

@@ -56,8 +56,9 @@ static void accept_far(uv_stream_t *tcp, int error)
 
 static void push(void)
 {
-    while (queued(&wire) > 0) {
-        const ssize_t sent = send(fd, wire.bytes + wire.start, queued(&wire), MSG_DONTWAIT);
+    while (byte_queue_count(&wire) > 0) {
+        const ssize_t sent = send(fd, wire.bytes + wire.start, byte_queue_count(&wire),
+                                  MSG_DONTWAIT);
         if (sent > 0) byte_queue_drop(&wire, (size_t)sent);
         uv_run(&loop, UV_RUN_NOWAIT);
     }
@@ -110,7 +111,7 @@ static void shake_hands(void)
     }
     ck_assert_int_eq(channel_greet(near, &wire), CAIRN_OK);
     push();
-    while (!channel_is_up(far->channel)) uv_run(&loop, UV_RUN_ONCE);
+    while (!channel_is_up(far->records.channel)) uv_run(&loop, UV_RUN_ONCE);
 }
 
 /* Seals a frame in records of `piece` bytes. */
@@ -131,10 +132,10 @@ TEST(many_small_records_take_many_turns)
 {
     shake_hands();
     seal_frame(100, 1);
-    ck_assert_int_gt(send(fd, wire.bytes + wire.start, queued(&wire), 0), 0);
-    byte_queue_drop(&wire, queued(&wire));
+    ck_assert_int_gt(send(fd, wire.bytes + wire.start, byte_queue_count(&wire), 0), 0);
+    byte_queue_drop(&wire, byte_queue_count(&wire));
     fake_ns = TURN_NS / 4;
-    while (queued(&far->arrived) == 0) uv_run(&loop, UV_RUN_ONCE);
+    while (byte_queue_count(&far->records.arrived) == 0) uv_run(&loop, UV_RUN_ONCE);
     int turns = 1;
     for (; frame_count == 0; turns++) {
         ck_assert(is_waiting(far)); // and others have their turn
@@ -148,14 +149,15 @@ TEST(a_stranger_has_little_memory)
     static const uint8_t bytes[CAIRN_HANDSHAKE_FIRST_BYTES - 1];
     ck_assert_int_eq(send(fd, "CAIRNSE1", 8, 0), 8);
     ck_assert_int_eq(send(fd, bytes, sizeof bytes - 8, 0), sizeof bytes - 8);
-    while (far->arrived.capacity == 0) uv_run(&loop, UV_RUN_ONCE);
-    ck_assert_uint_le(far->arrived.capacity, 512);
-    ck_assert_uint_eq(far->decoder.capacity + far->plain.capacity, 0);
+    while (far->records.arrived.capacity == 0) uv_run(&loop, UV_RUN_ONCE);
+    ck_assert_uint_le(far->records.arrived.capacity, 512);
+    ck_assert_uint_eq(far->decoder.capacity + far->records.plain.capacity, 0);
     ck_assert(!stream_is_proved(far));
     const size_t handshake_bytes = 2048; // which handshake.c asserts
     const size_t channel_bytes = 512;    // which channel.c asserts
-    ck_assert_uint_le(
-        far->arrived.capacity + far->sealed.capacity + handshake_bytes + channel_bytes, 4096);
+    ck_assert_uint_le(far->records.arrived.capacity + far->records.sealed.capacity +
+                          handshake_bytes + channel_bytes,
+                      4096);
 }
 
 /* A heartbeat neither makes nor wipes a large buffer; a large frame leaves none behind. */
@@ -165,16 +167,16 @@ TEST(an_idle_peer_keeps_small_buffers)
     seal_frame(0, 100);
     push();
     while (frame_count < 1) uv_run(&loop, UV_RUN_ONCE);
-    const uint8_t *arrived = far->arrived.bytes, *plain = far->plain.bytes;
+    const uint8_t *arrived = far->records.arrived.bytes, *plain = far->records.plain.bytes;
     ck_assert_ptr_nonnull(arrived);
     seal_frame(0, 100);
     push();
     while (frame_count < 2) uv_run(&loop, UV_RUN_ONCE);
-    ck_assert_ptr_eq(far->arrived.bytes, arrived);
-    ck_assert_ptr_eq(far->plain.bytes, plain);
+    ck_assert_ptr_eq(far->records.arrived.bytes, arrived);
+    ck_assert_ptr_eq(far->records.plain.bytes, plain);
     seal_frame(1000000, CAIRN_RECORD_BYTES_MAX);
     push();
     while (frame_count < 3) uv_run(&loop, UV_RUN_ONCE);
-    ck_assert_uint_le(far->arrived.capacity + far->plain.capacity, 4 * READ_BYTES);
+    ck_assert_uint_le(far->records.arrived.capacity + far->records.plain.capacity, 4 * READ_BYTES);
 }
 SUITE(30, set_up, tear_down);
