@@ -116,12 +116,12 @@ static void leave_strangers(struct remote_conn *conn)
 
 static void forget_keys(struct remote_conn *conn)
 {
-    handshake_close(conn->handshake);
-    conn->handshake = NULL;
-    if (conn->result == NULL) return;
-    sodium_memzero(conn->result, sizeof *conn->result);
-    free(conn->result);
-    conn->result = NULL;
+    handshake_close(conn->greeting.handshake);
+    conn->greeting.handshake = NULL;
+    if (conn->greeting.result == NULL) return;
+    sodium_memzero(conn->greeting.result, sizeof *conn->greeting.result);
+    free(conn->greeting.result);
+    conn->greeting.result = NULL;
 }
 
 static struct remote_conn *conn_new(struct remote_fabric *fabric, int fd)
@@ -135,23 +135,23 @@ static struct remote_conn *conn_new(struct remote_fabric *fabric, int fd)
     conn->fabric = fabric;
     conn->fd = fd;
     conn->since_ms = monotonic_ms();
-    TAILQ_INIT(&conn->urgent);
-    TAILQ_INIT(&conn->bulk);
-    TAILQ_INIT(&conn->wire);
-    TAILQ_INIT(&conn->written);
-    TAILQ_INIT(&conn->landings);
-    TAILQ_INIT(&conn->landed);
-    TAILQ_INIT(&conn->arrived);
+    TAILQ_INIT(&conn->writes.urgent);
+    TAILQ_INIT(&conn->writes.bulk);
+    TAILQ_INIT(&conn->writes.wire);
+    TAILQ_INIT(&conn->writes.written);
+    TAILQ_INIT(&conn->reads.landings);
+    TAILQ_INIT(&conn->reads.landed);
+    TAILQ_INIT(&conn->reads.arrived);
     remote_note_socket(fabric, fd, true);
     return conn;
 }
 
 static void conn_free(struct remote_conn *conn)
 {
-    checksum_free(conn->sum);
-    if (conn->sealed != NULL) sealed_end(conn->sealed);
-    free(conn->sealed);
-    free(conn->batch);
+    checksum_free(conn->moving.sum);
+    if (conn->moving.sealed != NULL) sealed_end(conn->moving.sealed);
+    free(conn->moving.sealed);
+    free(conn->moving.batch);
     pthread_mutex_destroy(&conn->lock);
     free(conn);
 }
@@ -251,14 +251,15 @@ static bool equip(struct remote_conn *conn, uint32_t their_flags)
     keep_known(conn);
     const bool is_aes = sealed_has_aes() && (their_flags & REMOTE_HAS_AES) != 0;
     conn->io = remote_io_choose(conn->fabric);
-    conn->sum = checksum_new();
-    if (conn->io == NULL || conn->sum == NULL) return false;
+    conn->moving.sum = checksum_new();
+    if (conn->io == NULL || conn->moving.sum == NULL) return false;
     if (!conn->fabric->is_sealed) {
-        conn->batch = calloc(1, sizeof *conn->batch);
-        return conn->batch != NULL;
+        conn->moving.batch = calloc(1, sizeof *conn->moving.batch);
+        return conn->moving.batch != NULL;
     }
-    conn->sealed = calloc(1, sizeof *conn->sealed);
-    return conn->sealed != NULL && sealed_begin(conn->sealed, is_aes, conn->result) == CAIRN_OK;
+    conn->moving.sealed = calloc(1, sizeof *conn->moving.sealed);
+    return conn->moving.sealed != NULL &&
+           sealed_begin(conn->moving.sealed, is_aes, conn->greeting.result) == CAIRN_OK;
 }
 
 static void go_up(struct remote_conn *conn, uint32_t their_flags)
@@ -299,7 +300,7 @@ static bool say_hello(struct remote_conn *conn)
         .incarnation = conn->link->incarnation,
     };
     memcpy(hello.magic, hello_magic, sizeof hello.magic);
-    hello_mac(&hello, conn->result->send_key, hello.mac);
+    hello_mac(&hello, conn->greeting.result->send_key, hello.mac);
     return send_greeting(conn, &hello, sizeof hello);
 }
 
@@ -308,14 +309,14 @@ static bool say_hello(struct remote_conn *conn)
 static struct remote_link *find_own_link(struct remote_conn *conn)
 {
     struct remote_fabric *fabric = conn->fabric;
-    struct remote_link *link = remote_link_find(fabric, conn->result->peer_key);
-    if (link != NULL && link->theirs != 0 && link->theirs != conn->hello.incarnation) {
+    struct remote_link *link = remote_link_find(fabric, conn->greeting.result->peer_key);
+    if (link != NULL && link->theirs != 0 && link->theirs != conn->greeting.hello.incarnation) {
         remote_link_lose(link, CAIRN_ERR_CLOSED); // the node has given that link up
         link = NULL;
     }
-    if (link == NULL &&
-        (!fabric->is_strict || remote_expected_find(fabric, conn->result->peer_key) != NULL)) {
-        link = remote_link_open(fabric, conn->result->peer_key);
+    if (link == NULL && (!fabric->is_strict ||
+                         remote_expected_find(fabric, conn->greeting.result->peer_key) != NULL)) {
+        link = remote_link_open(fabric, conn->greeting.result->peer_key);
         if (link == NULL) remote_conn_end(conn);
     }
     return link;
@@ -329,8 +330,8 @@ static bool make_room_to_wait(struct remote_fabric *fabric, const uint8_t *key, 
     uint32_t count = 0;
     TAILQ_FOREACH (conn, &fabric->strangers, entry) {
         if (conn->state != REMOTE_WAITS ||
-            (key != NULL &&
-             memcmp(conn->result->peer_key, key, sizeof conn->result->peer_key) != 0))
+            (key != NULL && memcmp(conn->greeting.result->peer_key, key,
+                                   sizeof conn->greeting.result->peer_key) != 0))
             continue;
         if (oldest == NULL || conn->since_ms < oldest->since_ms) oldest = conn;
         count++;
@@ -345,7 +346,7 @@ static void wait_for_owner(struct remote_conn *conn)
 {
     struct remote_fabric *fabric = conn->fabric;
     if (conn->state == REMOTE_WAITS || conn->state >= REMOTE_LEAVES) return;
-    if (!make_room_to_wait(fabric, conn->result->peer_key, REMOTE_LANES + 1))
+    if (!make_room_to_wait(fabric, conn->greeting.result->peer_key, REMOTE_LANES + 1))
         (void)make_room_to_wait(fabric, NULL, REMOTE_WAITING_MAX);
     fabric->stranger_count--;
     fabric->waiting_count++;
@@ -364,9 +365,9 @@ static void join_link(struct remote_conn *conn, struct remote_link *link)
 
 static bool is_hello_sound(const struct remote_conn *conn)
 {
-    const struct remote_hello *hello = &conn->hello;
+    const struct remote_hello *hello = &conn->greeting.hello;
     uint8_t mac[sizeof hello->mac];
-    hello_mac(hello, conn->result->receive_key, mac);
+    hello_mac(hello, conn->greeting.result->receive_key, mac);
     return sodium_memcmp(mac, hello->mac, sizeof mac) == 0 && hello->version == VERSION &&
            memcmp(hello->magic, hello_magic, sizeof hello->magic) == 0 && hello->incarnation != 0;
 }
@@ -390,16 +391,16 @@ static void on_hello(struct remote_conn *conn)
             return;
         }
         join_link(conn, link);
-        conn->is_pulse = (conn->hello.flags & REMOTE_IS_PULSE) != 0;
+        conn->is_pulse = (conn->greeting.hello.flags & REMOTE_IS_PULSE) != 0;
     }
     struct remote_link *link = conn->link;
-    if (link->theirs != 0 && link->theirs != conn->hello.incarnation) {
+    if (link->theirs != 0 && link->theirs != conn->greeting.hello.incarnation) {
         remote_link_lose(link, CAIRN_ERR_CLOSED);
         return;
     }
-    link->theirs = conn->hello.incarnation;
+    link->theirs = conn->greeting.hello.incarnation;
     if (conn->is_dialed || say_hello(conn))
-        go_up(conn, conn->hello.flags);
+        go_up(conn, conn->greeting.hello.flags);
     else
         on_failed(conn, false);
 }
@@ -411,11 +412,11 @@ void remote_admit(struct remote_fabric *fabric, const uint8_t *key)
     uint64_t newest = 0;
     for (; conn != NULL; conn = before) {
         before = TAILQ_PREV(conn, remote_conns, entry);
-        if (conn->state != REMOTE_WAITS ||
-            memcmp(conn->result->peer_key, key, sizeof conn->result->peer_key) != 0)
+        if (conn->state != REMOTE_WAITS || memcmp(conn->greeting.result->peer_key, key,
+                                                  sizeof conn->greeting.result->peer_key) != 0)
             continue;
-        if (newest == 0) newest = conn->hello.incarnation;
-        if (conn->hello.incarnation == newest)
+        if (newest == 0) newest = conn->greeting.hello.incarnation;
+        if (conn->greeting.hello.incarnation == newest)
             on_hello(conn);
         else
             remote_conn_end(conn);
@@ -424,16 +425,16 @@ void remote_admit(struct remote_fabric *fabric, const uint8_t *key)
 
 static void read_hello(struct remote_conn *conn)
 {
-    uint8_t *at = (uint8_t *)&conn->hello + conn->hello_bytes;
-    const size_t left = sizeof conn->hello - conn->hello_bytes;
+    uint8_t *at = (uint8_t *)&conn->greeting.hello + conn->greeting.hello_bytes;
+    const size_t left = sizeof conn->greeting.hello - conn->greeting.hello_bytes;
     const ssize_t got = left > 0 ? recv(conn->fd, at, left, MSG_DONTWAIT) : 0;
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (left > 0 && got <= 0) {
         on_failed(conn, false);
         return;
     }
-    conn->hello_bytes += (size_t)got;
-    if (conn->hello_bytes == sizeof conn->hello) on_hello(conn);
+    conn->greeting.hello_bytes += (size_t)got;
+    if (conn->greeting.hello_bytes == sizeof conn->greeting.hello) on_hello(conn);
 }
 
 /* ---- the handshake ---- */
@@ -479,32 +480,32 @@ static bool begin_handshake(struct remote_conn *conn)
         memcpy(options.secret, address->secret, sizeof options.secret);
         make_key_id(address->secret, options.key_id);
     }
-    const cairn_status status = handshake_open(&options, &conn->handshake);
+    const cairn_status status = handshake_open(&options, &conn->greeting.handshake);
     sodium_memzero(&options, sizeof options);
-    if (status != CAIRN_OK) conn->handshake = NULL;
+    if (status != CAIRN_OK) conn->greeting.handshake = NULL;
     return status == CAIRN_OK;
 }
 
 static bool send_handshake(struct remote_conn *conn)
 {
     size_t count;
-    const uint8_t *bytes = handshake_to_send(conn->handshake, &count);
+    const uint8_t *bytes = handshake_to_send(conn->greeting.handshake, &count);
     return send_greeting(conn, bytes, count);
 }
 
 /* The handshake is done; what came behind it belongs to the hello. */
 static void on_known(struct remote_conn *conn, const uint8_t *rest, size_t count)
 {
-    conn->result = malloc(sizeof *conn->result);
-    if (conn->result == NULL || count > sizeof conn->hello) {
+    conn->greeting.result = malloc(sizeof *conn->greeting.result);
+    if (conn->greeting.result == NULL || count > sizeof conn->greeting.hello) {
         on_failed(conn, false);
         return;
     }
-    handshake_result(conn->handshake, conn->result);
-    handshake_close(conn->handshake);
-    conn->handshake = NULL;
-    memcpy(&conn->hello, rest, count);
-    conn->hello_bytes = count;
+    handshake_result(conn->greeting.handshake, conn->greeting.result);
+    handshake_close(conn->greeting.handshake);
+    conn->greeting.handshake = NULL;
+    memcpy(&conn->greeting.hello, rest, count);
+    conn->greeting.hello_bytes = count;
     conn->state = REMOTE_HELLOS;
     if (conn->is_dialed && !say_hello(conn)) {
         on_failed(conn, false);
@@ -523,7 +524,8 @@ static void read_handshake(struct remote_conn *conn)
     const ssize_t got = recv(conn->fd, bytes, sizeof bytes, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     enum handshake_state state = CAIRN_HANDSHAKE_FAILED;
-    if (got > 0) state = handshake_take(conn->handshake, bytes, (size_t)got, &used, &status, &why);
+    if (got > 0)
+        state = handshake_take(conn->greeting.handshake, bytes, (size_t)got, &used, &status, &why);
     if (state == CAIRN_HANDSHAKE_FAILED && got > 0)
         conn->fabric->common.stats.connections_refused++;
     else if (conn->is_stranger)
@@ -582,7 +584,8 @@ static void make_room(struct remote_fabric *fabric)
     TAILQ_FOREACH (conn, &fabric->strangers, entry) {
         if (conn->state == REMOTE_WAITS) continue;
         if (oldest == NULL) oldest = conn;
-        if (conn->handshake == NULL || handshake_is_proved(conn->handshake)) continue;
+        if (conn->greeting.handshake == NULL || handshake_is_proved(conn->greeting.handshake))
+            continue;
         oldest = conn;
         break;
     }

@@ -238,6 +238,49 @@ struct remote_batch {
     struct remote_frame heads[REMOTE_HEADS]; /* of DATA */
 };
 
+/* A connection before it is up; the owner's. */
+struct remote_greeting {
+    struct handshake *handshake;
+    struct handshake_result *result; /* from the handshake's end until the connection is up */
+    struct remote_hello hello;       /* [hello_bytes] of it have come */
+    size_t hello_bytes;
+};
+
+/* The items that a connection has to write; shared. */
+struct remote_writes {
+    struct remote_items urgent; /* everything but payloads that were asked for */
+    struct remote_items bulk;   /* DATA, NONE */
+    struct remote_items wire;   /* wholly in the batch, or in the buffer that goes out */
+    struct remote_items written;
+    atomic_size_t queued_bytes; /* in urgent and bulk */
+    atomic_uint reply_count;    /* TAKE, DROP and NONE in the queues */
+};
+
+/* The payloads that it awaits, and what has come; shared. */
+struct remote_reads {
+    struct remote_landings landings, landed;
+    struct remote_chunks arrived;
+    size_t arrived_bytes;
+};
+
+/* The reason of its end; shared. */
+struct remote_end {
+    bool is_broken;    /* the socket is of no use */
+    bool is_cut;       /* the stream ended, and the other end had not said CLOSE */
+    const char *fault; /* the rule that the other end broke; static */
+};
+
+/* Bytes between the socket and the lists; of whoever reads and writes. */
+struct remote_moving {
+    struct remote_batch *batch;
+    struct remote_buffer *in, *out;
+    struct sealed *sealed;
+    size_t segment_left; /* bytes of DATA that are to come */
+    struct checksum *sum;
+    uint32_t io_events;
+    bool is_io_watched;
+};
+
 struct remote_conn {
     /* the owner's */
     TAILQ_ENTRY(remote_conn) entry; /* fabric->strangers, or link->conns */
@@ -252,10 +295,7 @@ struct remote_conn {
     bool is_dialed, is_pulse, is_dirty, is_stranger;
     uint64_t since_ms;
     struct sockaddr_storage to; /* is_dialed */
-    struct handshake *handshake;
-    struct handshake_result *result; /* from the handshake's end until the connection is up */
-    struct remote_hello hello;       /* [hello_bytes] of it have come */
-    size_t hello_bytes;
+    struct remote_greeting greeting;
     /* acknowledged at the last look, and since when nothing more was, though something is under way */
     uint64_t acked_bytes, unacked_since_ms;
     size_t landing_bytes; /* asked for, and not here yet */
@@ -264,33 +304,17 @@ struct remote_conn {
 
     /* shared, under the lock */
     pthread_mutex_t lock;
-    struct remote_items urgent; /* everything but payloads that were asked for */
-    struct remote_items bulk;   /* DATA, NONE */
-    struct remote_items wire;   /* wholly in the batch, or in the buffer that goes out */
-    struct remote_items written;
-    struct remote_landings landings, landed;
-    struct remote_chunks arrived;
-    size_t arrived_bytes;
-    bool is_news;      /* in fabric->news; under the fabric's lock */
-    bool is_kicked;    /* in io->kicked */
-    bool is_let_go;    /* the thread has let go of the connection; under the fabric's lock */
-    bool is_leaving;   /* the thread is to let go; under the io's lock */
-    bool is_paused;    /* the thread is not to read: the owner has too many answers to write */
-    bool is_broken;    /* the socket is of no use */
-    bool is_cut;       /* the stream ended, and the other end had not said CLOSE */
-    const char *fault; /* the rule that the other end broke; static */
+    struct remote_writes writes;
+    struct remote_reads reads;
+    struct remote_end end;
+    bool is_news;    /* in fabric->news; under the fabric's lock */
+    bool is_kicked;  /* in io->kicked */
+    bool is_let_go;  /* the thread has let go of the connection; under the fabric's lock */
+    bool is_leaving; /* the thread is to let go; under the io's lock */
+    bool is_paused;  /* the thread is not to read: the owner has too many answers to write */
     TAILQ_ENTRY(remote_conn) news;
-    atomic_size_t queued_bytes; /* in urgent and bulk */
-    atomic_uint reply_count;    /* TAKE, DROP and NONE in the queues */
 
-    /* of whoever reads and writes */
-    struct remote_batch *batch;
-    struct remote_buffer *in, *out;
-    struct sealed *sealed;
-    size_t segment_left; /* bytes of DATA that are to come */
-    struct checksum *sum;
-    uint32_t io_events;
-    bool is_io_watched;
+    struct remote_moving moving;
 };
 
 /* ==== links ==== */

@@ -6,8 +6,9 @@
  *
  * The functions run on the owner's thread for "stream", and on a thread of struct remote_io for "sealed",
  * where one connection belongs to one thread for life. A thread touches a payload or a buffer only between
- * the moment when the owner queued it and the moment when it appears in conn->written or conn->landed, or
- * when the thread has let go of the connection (is_let_go). Only then do loans end. */
+ * the moment when the owner queued it and the moment when it appears in conn->writes.written or
+ * conn->reads.landed, or when the thread has let go of the connection (is_let_go). Only then do loans
+ * end. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -134,15 +135,15 @@ struct remote_conn *remote_io_next_news(struct remote_fabric *fabric, bool *is_l
 static void break_conn(struct remote_conn *conn, const char *fault)
 {
     pthread_mutex_lock(&conn->lock);
-    conn->is_broken = true;
-    if (conn->fault == NULL) conn->fault = fault;
+    conn->end.is_broken = true;
+    if (conn->end.fault == NULL) conn->end.fault = fault;
     pthread_mutex_unlock(&conn->lock);
     tell_owner(conn);
 }
 
 static void take_written(struct remote_conn *conn)
 {
-    TAILQ_CONCAT(&conn->written, &conn->wire, entry);
+    TAILQ_CONCAT(&conn->writes.written, &conn->writes.wire, entry);
 }
 
 /* ---- writing: stream ---- */
@@ -154,7 +155,7 @@ static void add_part(struct remote_batch *batch, const void *bytes, size_t count
 
 static void queue_shrink(struct remote_conn *conn, size_t bytes)
 {
-    atomic_fetch_sub_explicit(&conn->queued_bytes, bytes, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&conn->writes.queued_bytes, bytes, memory_order_relaxed);
 }
 
 /* Puts the item, all of whose bytes are spoken for, onto the wire. */
@@ -162,16 +163,16 @@ static void move_to_wire(struct remote_conn *conn, struct remote_items *from,
                          struct remote_item *item)
 {
     TAILQ_REMOVE(from, item, entry);
-    TAILQ_INSERT_TAIL(&conn->wire, item, entry);
+    TAILQ_INSERT_TAIL(&conn->writes.wire, item, entry);
     if (remote_is_reply(item))
-        atomic_fetch_sub_explicit(&conn->reply_count, 1, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&conn->writes.reply_count, 1, memory_order_relaxed);
     queue_shrink(conn, item->head_bytes + (item->kind == REMOTE_DATA ? 0 : item->payload_bytes));
 }
 
 /* Adds the next segment of a payload. Returns its bytes. */
 static size_t add_segment(struct remote_conn *conn, struct remote_item *item)
 {
-    struct remote_batch *batch = conn->batch;
+    struct remote_batch *batch = conn->moving.batch;
     struct remote_frame *head = &batch->heads[batch->head_count++];
     const size_t left = item->payload_bytes - item->payload_done;
     const size_t bytes = left < REMOTE_SEGMENT ? left : REMOTE_SEGMENT;
@@ -182,32 +183,32 @@ static size_t add_segment(struct remote_conn *conn, struct remote_item *item)
     item->is_begun = true;
     item->payload_done += bytes;
     queue_shrink(conn, bytes);
-    if (item->payload_done == item->payload_bytes) move_to_wire(conn, &conn->bulk, item);
+    if (item->payload_done == item->payload_bytes) move_to_wire(conn, &conn->writes.bulk, item);
     return bytes;
 }
 
 /* Under the lock. */
 static void fill_batch(struct remote_conn *conn)
 {
-    struct remote_batch *batch = conn->batch;
+    struct remote_batch *batch = conn->moving.batch;
     struct remote_item *item;
     size_t bytes = 0;
     batch->first = batch->count = batch->head_count = 0;
-    while ((item = TAILQ_FIRST(&conn->urgent)) != NULL && batch->count + 2 <= REMOTE_IOVS &&
+    while ((item = TAILQ_FIRST(&conn->writes.urgent)) != NULL && batch->count + 2 <= REMOTE_IOVS &&
            bytes < BATCH_BYTES) {
         add_part(batch, item->head, item->head_bytes);
         if (item->payload_bytes > 0) add_part(batch, item->payload, item->payload_bytes);
         bytes += item->head_bytes + item->payload_bytes;
         item->is_begun = true;
-        move_to_wire(conn, &conn->urgent, item);
+        move_to_wire(conn, &conn->writes.urgent, item);
     }
-    while ((item = TAILQ_FIRST(&conn->bulk)) != NULL && batch->count + 2 <= REMOTE_IOVS &&
+    while ((item = TAILQ_FIRST(&conn->writes.bulk)) != NULL && batch->count + 2 <= REMOTE_IOVS &&
            batch->head_count < REMOTE_HEADS && bytes < BATCH_BYTES) {
         if (item->kind == REMOTE_DATA) {
             bytes += add_segment(conn, item);
         } else {
             add_part(batch, item->head, item->head_bytes);
-            move_to_wire(conn, &conn->bulk, item);
+            move_to_wire(conn, &conn->writes.bulk, item);
         }
     }
 }
@@ -236,7 +237,7 @@ static void advance(struct remote_batch *batch, size_t bytes)
 /* Writes until nothing waits, the socket is full, or the turn is over. *is_full_out: there is more. */
 static size_t write_plain(struct remote_conn *conn, bool *is_full_out)
 {
-    struct remote_batch *batch = conn->batch;
+    struct remote_batch *batch = conn->moving.batch;
     size_t bytes = 0;
     for (;;) {
         if (batch->first == batch->count) {
@@ -265,8 +266,8 @@ static bool has_room(const struct remote_buffer *out)
 static bool put_record(struct remote_conn *conn, enum sealed_kind kind, const uint8_t *plain,
                        size_t bytes)
 {
-    struct remote_buffer *out = conn->out;
-    if (!sealed_put(conn->sealed, kind, plain, bytes, out->bytes + out->end)) {
+    struct remote_buffer *out = conn->moving.out;
+    if (!sealed_put(conn->moving.sealed, kind, plain, bytes, out->bytes + out->end)) {
         break_conn(conn, "our own cipher failed");
         return false;
     }
@@ -279,20 +280,20 @@ static void gather_frames(struct remote_conn *conn)
 {
     struct remote_item *item;
     size_t bytes = 0;
-    while ((item = TAILQ_FIRST(&conn->urgent)) != NULL &&
+    while ((item = TAILQ_FIRST(&conn->writes.urgent)) != NULL &&
            bytes + item->head_bytes + item->payload_bytes <= REMOTE_RECORD) {
         bytes += item->head_bytes + item->payload_bytes;
         item->is_begun = true;
-        move_to_wire(conn, &conn->urgent, item);
+        move_to_wire(conn, &conn->writes.urgent, item);
     }
 }
 
 static bool put_frames(struct remote_conn *conn)
 {
-    uint8_t *plain = conn->out->bytes + conn->out->end + sizeof(struct sealed_head);
+    uint8_t *plain = conn->moving.out->bytes + conn->moving.out->end + sizeof(struct sealed_head);
     const struct remote_item *item;
     size_t bytes = 0;
-    TAILQ_FOREACH (item, &conn->wire, entry) {
+    TAILQ_FOREACH (item, &conn->writes.wire, entry) {
         memcpy(plain + bytes, item->head, item->head_bytes);
         bytes += item->head_bytes;
         if (item->payload_bytes > 0) memcpy(plain + bytes, item->payload, item->payload_bytes);
@@ -317,16 +318,16 @@ static bool put_next(struct remote_conn *conn)
 {
     pthread_mutex_lock(&conn->lock);
     gather_frames(conn);
-    const bool has_frames = !TAILQ_EMPTY(&conn->wire);
-    struct remote_item *item = has_frames ? NULL : TAILQ_FIRST(&conn->bulk);
+    const bool has_frames = !TAILQ_EMPTY(&conn->writes.wire);
+    struct remote_item *item = has_frames ? NULL : TAILQ_FIRST(&conn->writes.bulk);
     if (item != NULL) item->is_begun = true;
     pthread_mutex_unlock(&conn->lock);
     if (!has_frames && item == NULL) return false;
     if (!(has_frames ? put_frames(conn) : put_data(conn, item))) return false;
     pthread_mutex_lock(&conn->lock);
     if (item != NULL && item->payload_done == item->payload_bytes)
-        move_to_wire(conn, &conn->bulk, item);
-    const bool is_news = !TAILQ_EMPTY(&conn->wire);
+        move_to_wire(conn, &conn->writes.bulk, item);
+    const bool is_news = !TAILQ_EMPTY(&conn->writes.wire);
     take_written(conn); // the payloads are in the record
     pthread_mutex_unlock(&conn->lock);
     if (is_news) tell_owner(conn);
@@ -335,9 +336,10 @@ static bool put_next(struct remote_conn *conn)
 
 static void fill_out(struct remote_conn *conn)
 {
-    struct remote_buffer *out = conn->out;
+    struct remote_buffer *out = conn->moving.out;
     out->start = out->end = 0;
-    if (sealed_is_due(conn->sealed, monotonic_ms()) && !put_record(conn, SEALED_REKEY, NULL, 0))
+    if (sealed_is_due(conn->moving.sealed, monotonic_ms()) &&
+        !put_record(conn, SEALED_REKEY, NULL, 0))
         return;
     while (has_room(out) && put_next(conn)) {}
 }
@@ -346,12 +348,12 @@ static size_t write_sealed(struct remote_conn *conn, bool *is_full_out)
 {
     size_t bytes = 0;
     *is_full_out = false;
-    if (conn->out == NULL && (conn->out = buffer_get(conn->io)) == NULL) {
+    if (conn->moving.out == NULL && (conn->moving.out = buffer_get(conn->io)) == NULL) {
         *is_full_out = true; // again when there is memory
         return 0;
     }
-    struct remote_buffer *out = conn->out;
-    while (!conn->is_broken) {
+    struct remote_buffer *out = conn->moving.out;
+    while (!conn->end.is_broken) {
         if (out->start == out->end) fill_out(conn);
         *is_full_out = out->start < out->end;
         if (!*is_full_out || bytes >= TURN_BYTES) break;
@@ -361,7 +363,7 @@ static size_t write_sealed(struct remote_conn *conn, bool *is_full_out)
         out->start += (size_t)sent;
         bytes += (size_t)sent;
     }
-    if (out->start == out->end) buffer_put(conn->io, &conn->out);
+    if (out->start == out->end) buffer_put(conn->io, &conn->moving.out);
     return bytes;
 }
 
@@ -370,7 +372,7 @@ static size_t write_sealed(struct remote_conn *conn, bool *is_full_out)
 static struct remote_landing *current_landing(struct remote_conn *conn)
 {
     pthread_mutex_lock(&conn->lock);
-    struct remote_landing *landing = TAILQ_FIRST(&conn->landings);
+    struct remote_landing *landing = TAILQ_FIRST(&conn->reads.landings);
     pthread_mutex_unlock(&conn->lock);
     return landing;
 }
@@ -379,8 +381,8 @@ static void end_landing(struct remote_conn *conn, struct remote_landing *landing
 {
     landing->is_whole = is_whole;
     pthread_mutex_lock(&conn->lock);
-    TAILQ_REMOVE(&conn->landings, landing, entry);
-    TAILQ_INSERT_TAIL(&conn->landed, landing, entry);
+    TAILQ_REMOVE(&conn->reads.landings, landing, entry);
+    TAILQ_INSERT_TAIL(&conn->reads.landed, landing, entry);
     pthread_mutex_unlock(&conn->lock);
     tell_owner(conn);
 }
@@ -389,12 +391,12 @@ static void end_landing(struct remote_conn *conn, struct remote_landing *landing
 static void on_landed(struct remote_conn *conn, struct remote_landing *landing, size_t bytes)
 {
     if (landing->wants_sum) {
-        if (landing->got == 0) checksum_begin(conn->sum);
-        checksum_add(conn->sum, landing->buffer + landing->got, bytes);
+        if (landing->got == 0) checksum_begin(conn->moving.sum);
+        checksum_add(conn->moving.sum, landing->buffer + landing->got, bytes);
     }
     landing->got += bytes;
     if (landing->got < landing->bytes) return;
-    if (landing->wants_sum) landing->sum = checksum_end(conn->sum);
+    if (landing->wants_sum) landing->sum = checksum_end(conn->moving.sum);
     end_landing(conn, landing, true);
 }
 
@@ -421,7 +423,7 @@ static bool deliver(struct remote_conn *conn, const uint8_t *bytes, size_t count
     if (count == 0) return true;
     if (!conn->io->is_thread) {
         if (!remote_on_frames(conn, bytes, count)) break_conn(conn, NULL);
-        return !conn->is_broken && is_ours(conn);
+        return !conn->end.is_broken && is_ours(conn);
     }
     struct remote_chunk *chunk = malloc(sizeof *chunk + count);
     if (chunk == NULL) {
@@ -431,8 +433,8 @@ static bool deliver(struct remote_conn *conn, const uint8_t *bytes, size_t count
     chunk->bytes = count;
     memcpy(chunk->data, bytes, count);
     pthread_mutex_lock(&conn->lock);
-    TAILQ_INSERT_TAIL(&conn->arrived, chunk, entry);
-    conn->arrived_bytes += count;
+    TAILQ_INSERT_TAIL(&conn->reads.arrived, chunk, entry);
+    conn->reads.arrived_bytes += count;
     pthread_mutex_unlock(&conn->lock);
     tell_owner(conn);
     return true;
@@ -448,7 +450,7 @@ static ssize_t receive_parts(struct remote_conn *conn, struct iovec *parts, size
     if (got > 0) return got;
     if (got == 0) {
         pthread_mutex_lock(&conn->lock);
-        conn->is_cut = true; // a node that closes says so, and then nothing is read
+        conn->end.is_cut = true; // a node that closes says so, and then nothing is read
         pthread_mutex_unlock(&conn->lock);
     }
     if (got == 0 || (errno != EAGAIN && errno != ENOMEM && errno != ENOBUFS))
@@ -459,10 +461,10 @@ static ssize_t receive_parts(struct remote_conn *conn, struct iovec *parts, size
 /* Moves what is left over to the buffer's start, or gives the buffer back. */
 static void settle(struct remote_conn *conn)
 {
-    struct remote_buffer *in = conn->in;
+    struct remote_buffer *in = conn->moving.in;
     if (in == NULL) return; // the owner has ended the connection
     if (in->start == in->end) {
-        buffer_put(conn->io, &conn->in);
+        buffer_put(conn->io, &conn->moving.in);
     } else if (in->start > 0) {
         memmove(in->bytes, in->bytes + in->start, in->end - in->start);
         in->end -= in->start;
@@ -475,7 +477,7 @@ static void settle(struct remote_conn *conn)
 /* Takes the head of a segment, and the bytes of it that are here already. */
 static bool begin_segment(struct remote_conn *conn, const struct remote_frame *frame)
 {
-    struct remote_buffer *in = conn->in;
+    struct remote_buffer *in = conn->moving.in;
     struct remote_landing *landing = current_landing(conn);
     if (landing == NULL || frame->payload_bytes > landing->bytes - landing->got) {
         break_conn(conn, "it sends a payload that nobody asked for");
@@ -484,7 +486,7 @@ static bool begin_segment(struct remote_conn *conn, const struct remote_frame *f
     in->start += sizeof *frame;
     const size_t here = in->end - in->start;
     const size_t bytes = here < frame->payload_bytes ? here : frame->payload_bytes;
-    conn->segment_left = frame->payload_bytes - bytes;
+    conn->moving.segment_left = frame->payload_bytes - bytes;
     if (bytes == 0) return true;
     memcpy(landing->buffer + landing->got, in->bytes + in->start, bytes);
     in->start += bytes;
@@ -496,7 +498,7 @@ static bool begin_segment(struct remote_conn *conn, const struct remote_frame *f
 static bool take_own_frame(struct remote_conn *conn, const struct remote_frame *frame)
 {
     if (frame->kind == REMOTE_DATA) return begin_segment(conn, frame);
-    conn->in->start += sizeof *frame;
+    conn->moving.in->start += sizeof *frame;
     if (frame->kind == REMOTE_NONE) return end_missing(conn);
     break_conn(conn, NULL); // CLOSE
     return false;
@@ -505,9 +507,9 @@ static bool take_own_frame(struct remote_conn *conn, const struct remote_frame *
 /* Handles all frames that are in the buffer as a whole. False: stop reading. */
 static bool take_frames(struct remote_conn *conn)
 {
-    struct remote_buffer *in = conn->in;
+    struct remote_buffer *in = conn->moving.in;
     size_t first = in->start;
-    while (conn->segment_left == 0) {
+    while (conn->moving.segment_left == 0) {
         struct remote_frame frame;
         const long bytes = remote_frame_judge(in->bytes + in->start, in->end - in->start);
         if (bytes < 0) {
@@ -531,10 +533,10 @@ static bool take_frames(struct remote_conn *conn)
 /* Reads once. Returns the bytes that came; 0: nothing is left, or reading has ended. */
 static size_t read_plain(struct remote_conn *conn)
 {
-    if (conn->in == NULL && (conn->in = buffer_get(conn->io)) == NULL) return 0;
-    struct remote_buffer *in = conn->in;
+    if (conn->moving.in == NULL && (conn->moving.in = buffer_get(conn->io)) == NULL) return 0;
+    struct remote_buffer *in = conn->moving.in;
     struct iovec parts[2];
-    size_t count = 0, direct = conn->segment_left;
+    size_t count = 0, direct = conn->moving.segment_left;
     struct remote_landing *landing = direct > 0 ? current_landing(conn) : NULL;
     if (direct > 0) parts[count++] = (struct iovec) { landing->buffer + landing->got, direct };
     const size_t room = direct > 0 ? TAIL_BYTES : HEAD_READ;
@@ -543,7 +545,7 @@ static size_t read_plain(struct remote_conn *conn)
     const ssize_t got = receive_parts(conn, parts, count);
     if (got > 0) {
         const size_t landed = (size_t)got < direct ? (size_t)got : direct;
-        conn->segment_left -= landed;
+        conn->moving.segment_left -= landed;
         if (landed > 0) on_landed(conn, landing, landed);
         in->end += (size_t)got - landed;
         (void)take_frames(conn);
@@ -557,7 +559,7 @@ static size_t read_plain(struct remote_conn *conn)
 static bool open_record(struct remote_conn *conn, const struct sealed_head *head,
                         const uint8_t *record, uint8_t *plain)
 {
-    if (sealed_take(conn->sealed, head, record, plain)) return true;
+    if (sealed_take(conn->moving.sealed, head, record, plain)) return true;
     break_conn(conn, "it sends a record that is forged or damaged");
     return false;
 }
@@ -605,7 +607,7 @@ static bool take_record(struct remote_conn *conn, const struct sealed_head *head
 
 static void take_records(struct remote_conn *conn)
 {
-    struct remote_buffer *in = conn->in;
+    struct remote_buffer *in = conn->moving.in;
     struct sealed_head head;
     while (in->end - in->start >= sizeof head) {
         memcpy(&head, in->bytes + in->start, sizeof head);
@@ -621,8 +623,8 @@ static void take_records(struct remote_conn *conn)
 
 static size_t read_sealed(struct remote_conn *conn)
 {
-    if (conn->in == NULL && (conn->in = buffer_get(conn->io)) == NULL) return 0;
-    struct remote_buffer *in = conn->in;
+    if (conn->moving.in == NULL && (conn->moving.in = buffer_get(conn->io)) == NULL) return 0;
+    struct remote_buffer *in = conn->moving.in;
     struct iovec part = { in->bytes + in->end, sizeof in->bytes - in->end };
     const ssize_t got = receive_parts(conn, &part, 1);
     if (got > 0) {
@@ -638,8 +640,8 @@ static size_t read_sealed(struct remote_conn *conn)
 static bool may_read(struct remote_conn *conn)
 {
     pthread_mutex_lock(&conn->lock);
-    const bool ok = !conn->is_broken && !conn->is_paused &&
-                    conn->arrived_bytes < REMOTE_ARRIVED_MAX;
+    const bool ok = !conn->end.is_broken && !conn->is_paused &&
+                    conn->reads.arrived_bytes < REMOTE_ARRIVED_MAX;
     pthread_mutex_unlock(&conn->lock);
     return ok && is_ours(conn);
 }
@@ -651,9 +653,10 @@ static uint32_t take_turn(struct remote_conn *conn, uint32_t events, size_t *byt
     size_t bytes = 0, once = 1;
     if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0)
         for (; once > 0 && bytes < TURN_BYTES && may_read(conn); bytes += once)
-            once = conn->sealed != NULL ? read_sealed(conn) : read_plain(conn);
-    if (!conn->is_broken && is_ours(conn))
-        bytes += conn->sealed != NULL ? write_sealed(conn, &is_full) : write_plain(conn, &is_full);
+            once = conn->moving.sealed != NULL ? read_sealed(conn) : read_plain(conn);
+    if (!conn->end.is_broken && is_ours(conn))
+        bytes += conn->moving.sealed != NULL ? write_sealed(conn, &is_full)
+                                             : write_plain(conn, &is_full);
     *bytes_out = bytes;
     return (may_read(conn) ? EPOLLIN : 0u) | (is_full ? EPOLLOUT : 0u);
 }
@@ -663,7 +666,7 @@ unsigned remote_io_serve(struct remote_conn *conn, uint32_t events)
     size_t bytes;
     const uint32_t wanted = take_turn(conn, events, &bytes);
     conn->fabric->turn_bytes += bytes;
-    if (conn->state != REMOTE_IS_UP || conn->is_broken) return bytes > 0;
+    if (conn->state != REMOTE_IS_UP || conn->end.is_broken) return bytes > 0;
     if (wanted != 0)
         remote_watch(conn, wanted);
     else
@@ -676,26 +679,26 @@ unsigned remote_io_serve(struct remote_conn *conn, uint32_t events)
 static void io_watch(struct remote_conn *conn, uint32_t events)
 {
     struct epoll_event event = { .events = events, .data.ptr = conn };
-    const int how = conn->is_io_watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
-    if (conn->is_io_watched && conn->io_events == events) return;
+    const int how = conn->moving.is_io_watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+    if (conn->moving.is_io_watched && conn->moving.io_events == events) return;
     if (epoll_ctl(conn->io->epoll, how, conn->fd, &event) != 0) {
         break_conn(conn, "the kernel cannot watch its socket");
         return;
     }
-    conn->is_io_watched = true;
-    conn->io_events = events;
+    conn->moving.is_io_watched = true;
+    conn->moving.io_events = events;
 }
 
 static void io_unwatch(struct remote_conn *conn)
 {
-    if (conn->is_io_watched) epoll_ctl(conn->io->epoll, EPOLL_CTL_DEL, conn->fd, NULL);
-    conn->is_io_watched = false;
+    if (conn->moving.is_io_watched) epoll_ctl(conn->io->epoll, EPOLL_CTL_DEL, conn->fd, NULL);
+    conn->moving.is_io_watched = false;
 }
 
 static void release_buffers(struct remote_conn *conn)
 {
-    buffer_put(conn->io, &conn->in);
-    buffer_put(conn->io, &conn->out);
+    buffer_put(conn->io, &conn->moving.in);
+    buffer_put(conn->io, &conn->moving.out);
 }
 
 /* Tells the other end that this end is meant, if nothing is half written. */
@@ -703,11 +706,13 @@ static void say_close(struct remote_conn *conn)
 {
     struct remote_frame frame = { .kind = REMOTE_CLOSE };
     uint8_t record[SEALED_EXTRA];
-    if (conn->is_broken) return;
-    if (conn->sealed != NULL) {
-        if (conn->out == NULL && sealed_put(conn->sealed, SEALED_CLOSE, NULL, 0, record))
+    if (conn->end.is_broken) return;
+    if (conn->moving.sealed != NULL) {
+        if (conn->moving.out == NULL &&
+            sealed_put(conn->moving.sealed, SEALED_CLOSE, NULL, 0, record))
             (void)send(conn->fd, record, sizeof record, MSG_DONTWAIT | MSG_NOSIGNAL);
-    } else if (conn->batch != NULL && conn->batch->first == conn->batch->count) {
+    } else if (conn->moving.batch != NULL &&
+               conn->moving.batch->first == conn->moving.batch->count) {
         frame.check = remote_frame_check(&frame, NULL);
         (void)send(conn->fd, &frame, sizeof frame, MSG_DONTWAIT | MSG_NOSIGNAL);
     }
@@ -725,12 +730,12 @@ static void let_go(struct remote_conn *conn)
 static void thread_serve(struct remote_conn *conn, uint32_t events)
 {
     size_t bytes;
-    if (conn->is_broken) {
+    if (conn->end.is_broken) {
         io_unwatch(conn);
         return;
     }
     const uint32_t wanted = take_turn(conn, events, &bytes);
-    if (conn->is_broken || wanted == 0) // paused: its end would be reported again and again
+    if (conn->end.is_broken || wanted == 0) // paused: its end would be reported again and again
         io_unwatch(conn);
     else
         io_watch(conn, wanted);

@@ -87,10 +87,10 @@ static void put(struct remote_conn *conn, struct remote_item *item)
     item_seal(item);
     if (item->op != NULL) item->op->held = item;
     pthread_mutex_lock(&conn->lock);
-    TAILQ_INSERT_TAIL(is_bulk ? &conn->bulk : &conn->urgent, item, entry);
+    TAILQ_INSERT_TAIL(is_bulk ? &conn->writes.bulk : &conn->writes.urgent, item, entry);
     if (remote_is_reply(item))
-        atomic_fetch_add_explicit(&conn->reply_count, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&conn->queued_bytes, item->head_bytes + item->payload_bytes,
+        atomic_fetch_add_explicit(&conn->writes.reply_count, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&conn->writes.queued_bytes, item->head_bytes + item->payload_bytes,
                               memory_order_relaxed);
     pthread_mutex_unlock(&conn->lock);
     mark_dirty(conn);
@@ -103,9 +103,9 @@ static struct remote_conn *choose(const struct remote_link *link, bool by_landin
     size_t least = SIZE_MAX;
     TAILQ_FOREACH (conn, &link->conns, entry) {
         if (!remote_carries(conn)) continue;
-        const size_t bytes = by_landing
-                                 ? conn->landing_bytes
-                                 : atomic_load_explicit(&conn->queued_bytes, memory_order_relaxed);
+        const size_t bytes = by_landing ? conn->landing_bytes
+                                        : atomic_load_explicit(&conn->writes.queued_bytes,
+                                                               memory_order_relaxed);
         if (best != NULL && bytes >= least) continue;
         best = conn;
         least = bytes;
@@ -187,7 +187,7 @@ static void make_none(struct remote_conn *conn, struct remote_item *item)
     item->op = NULL;
     item->payload_bytes = 0;
     item_seal(item);
-    atomic_fetch_add_explicit(&conn->reply_count, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&conn->writes.reply_count, 1, memory_order_relaxed);
 }
 
 static bool has_item(const struct remote_items *items, const struct remote_item *item)
@@ -203,16 +203,18 @@ static bool take_back_from(struct remote_conn *conn, struct remote_item *item)
 {
     HOLD_LOCK(&conn->lock);
     const bool is_data = item->kind == REMOTE_DATA;
-    if (item->is_begun || !has_item(is_data ? &conn->bulk : &conn->urgent, item)) return false;
+    if (item->is_begun || !has_item(is_data ? &conn->writes.bulk : &conn->writes.urgent, item))
+        return false;
     const size_t bytes = item->head_bytes + item->payload_bytes;
     if (is_data) {
         make_none(conn, item);
-        atomic_fetch_add_explicit(&conn->queued_bytes, item->head_bytes, memory_order_relaxed);
+        atomic_fetch_add_explicit(&conn->writes.queued_bytes, item->head_bytes,
+                                  memory_order_relaxed);
     } else {
-        TAILQ_REMOVE(&conn->urgent, item, entry);
+        TAILQ_REMOVE(&conn->writes.urgent, item, entry);
         item_free(conn->fabric, item);
     }
-    atomic_fetch_sub_explicit(&conn->queued_bytes, bytes, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&conn->writes.queued_bytes, bytes, memory_order_relaxed);
     return true;
 }
 
@@ -397,7 +399,7 @@ static bool take(struct remote_link *link, uint64_t serial, struct fabric_op *op
                                          .wants_sum = op->checksum_out != NULL };
     conn->landing_bytes += landing->bytes;
     pthread_mutex_lock(&conn->lock);
-    TAILQ_INSERT_TAIL(&conn->landings, landing, entry);
+    TAILQ_INSERT_TAIL(&conn->reads.landings, landing, entry);
     pthread_mutex_unlock(&conn->lock);
     put(conn, item);
     return true;
@@ -467,7 +469,7 @@ static void judge_pause(struct remote_link *link)
     uint32_t replies = 0;
     TAILQ_FOREACH (conn, &link->conns, entry) {
         if (remote_carries(conn))
-            replies += atomic_load_explicit(&conn->reply_count, memory_order_relaxed);
+            replies += atomic_load_explicit(&conn->writes.reply_count, memory_order_relaxed);
     }
     const bool is_paused = replies > (link->is_paused ? REMOTE_REPLIES_MAX / 2u
                                                       : (uint32_t)REMOTE_REPLIES_MAX);
@@ -529,14 +531,14 @@ void remote_conn_return(struct remote_conn *conn)
 {
     struct remote_fabric *fabric = conn->fabric;
     struct remote_chunk *chunk;
-    return_items(fabric, &conn->written, CAIRN_OK);
-    return_items(fabric, &conn->wire, CAIRN_ERR_CLOSED);
-    return_items(fabric, &conn->urgent, CAIRN_ERR_CLOSED);
-    return_items(fabric, &conn->bulk, CAIRN_ERR_CLOSED);
-    end_landings(conn, &conn->landed, CAIRN_ERR_CLOSED);
-    end_landings(conn, &conn->landings, CAIRN_ERR_CLOSED);
-    while ((chunk = TAILQ_FIRST(&conn->arrived)) != NULL) {
-        TAILQ_REMOVE(&conn->arrived, chunk, entry);
+    return_items(fabric, &conn->writes.written, CAIRN_OK);
+    return_items(fabric, &conn->writes.wire, CAIRN_ERR_CLOSED);
+    return_items(fabric, &conn->writes.urgent, CAIRN_ERR_CLOSED);
+    return_items(fabric, &conn->writes.bulk, CAIRN_ERR_CLOSED);
+    end_landings(conn, &conn->reads.landed, CAIRN_ERR_CLOSED);
+    end_landings(conn, &conn->reads.landings, CAIRN_ERR_CLOSED);
+    while ((chunk = TAILQ_FIRST(&conn->reads.arrived)) != NULL) {
+        TAILQ_REMOVE(&conn->reads.arrived, chunk, entry);
         free(chunk);
     }
 }
@@ -552,13 +554,13 @@ static unsigned take_arrived(struct remote_conn *conn)
             break;
         }
         pthread_mutex_lock(&conn->lock);
-        struct remote_chunk *chunk = TAILQ_FIRST(&conn->arrived);
-        const bool was_full = conn->arrived_bytes >= REMOTE_ARRIVED_MAX;
+        struct remote_chunk *chunk = TAILQ_FIRST(&conn->reads.arrived);
+        const bool was_full = conn->reads.arrived_bytes >= REMOTE_ARRIVED_MAX;
         if (chunk != NULL) {
-            TAILQ_REMOVE(&conn->arrived, chunk, entry);
-            conn->arrived_bytes -= chunk->bytes;
+            TAILQ_REMOVE(&conn->reads.arrived, chunk, entry);
+            conn->reads.arrived_bytes -= chunk->bytes;
         }
-        const bool is_room = was_full && conn->arrived_bytes < REMOTE_ARRIVED_MAX;
+        const bool is_room = was_full && conn->reads.arrived_bytes < REMOTE_ARRIVED_MAX;
         pthread_mutex_unlock(&conn->lock);
         if (chunk == NULL) break;
         conn->fabric->turn_bytes += chunk->bytes + REMOTE_CHUNK_COST;
@@ -593,15 +595,14 @@ static void say_cut(struct remote_link *link)
              "the network ends its connections");
 }
 
-/* Ends the link of a connection that carried data, and has ended. `fault` says which rule the node broke;
- * NULL: none. is_cut: the node had not closed it. */
-static void end_broken(struct remote_conn *conn, const char *fault, bool is_cut)
+/* Ends the link of a connection that carried data, and has ended. */
+static void end_broken(struct remote_conn *conn, const struct remote_end *end)
 {
     struct remote_link *link = conn->link;
-    if (fault != NULL) {
+    if (end->fault != NULL) {
         conn->fabric->common.stats.connections_refused++;
-        say_lost(link, fault);
-    } else if (is_cut && link->linger_ms == 0) {
+        say_lost(link, end->fault);
+    } else if (end->is_cut && link->linger_ms == 0) {
         say_cut(link);
     }
     remote_link_lose(link, CAIRN_ERR_CLOSED);
@@ -612,7 +613,7 @@ static bool is_put_off(struct remote_conn *conn)
 {
     HOLD_LOCK(&conn->lock);
     return conn->is_dirty && !conn->link->is_paused && remote_is_turn_over(conn->fabric) &&
-           !TAILQ_EMPTY(&conn->arrived);
+           !TAILQ_EMPTY(&conn->reads.arrived);
 }
 
 unsigned remote_conn_harvest(struct remote_conn *conn)
@@ -621,20 +622,17 @@ unsigned remote_conn_harvest(struct remote_conn *conn)
     struct remote_landings landed = TAILQ_HEAD_INITIALIZER(landed);
     if (conn->state == REMOTE_ENDED) return 0;
     pthread_mutex_lock(&conn->lock);
-    TAILQ_CONCAT(&written, &conn->written, entry);
-    TAILQ_CONCAT(&landed, &conn->landed, entry);
-    const bool is_broken = conn->is_broken;
-    const bool is_cut = conn->is_cut;
-    const char *fault = conn->fault;
+    TAILQ_CONCAT(&written, &conn->writes.written, entry);
+    TAILQ_CONCAT(&landed, &conn->reads.landed, entry);
+    const struct remote_end end = conn->end;
     pthread_mutex_unlock(&conn->lock);
-    unsigned count = !TAILQ_EMPTY(&written) || !TAILQ_EMPTY(&landed) || is_broken;
+    unsigned count = !TAILQ_EMPTY(&written) || !TAILQ_EMPTY(&landed) || end.is_broken;
     return_items(conn->fabric, &written, CAIRN_OK);
     end_landings(conn, &landed, CAIRN_ERR_CLOSED);
     if (conn->state != REMOTE_IS_UP) return count;
     count += take_arrived(conn);
     if (conn->state == REMOTE_IS_UP) judge_pause(conn->link);
-    if (is_broken && conn->state == REMOTE_IS_UP && !is_put_off(conn))
-        end_broken(conn, fault, is_cut);
+    if (end.is_broken && conn->state == REMOTE_IS_UP && !is_put_off(conn)) end_broken(conn, &end);
     return count;
 }
 

@@ -755,7 +755,7 @@ TEST_EACH(answers_that_a_member_does_not_read_are_few, 0, KINDS)
     ck_assert_ptr_nonnull(link);
     struct remote_conn *conn = TAILQ_FIRST(&link->conns);
     pthread_mutex_lock(&conn->lock);
-    const uint32_t replies = conn->reply_count;
+    const uint32_t replies = conn->writes.reply_count;
     pthread_mutex_unlock(&conn->lock);
     ck_assert_uint_le(replies, REMOTE_REPLIES_MAX + REMOTE_ARRIVED_MAX / sizeof frame);
     close(liar.fd);
