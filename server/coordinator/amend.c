@@ -1051,7 +1051,7 @@ static cairn_status amend_tensors(struct job_spec_data *next, const Cairn__JobAm
 
 const struct coord_row coord_amend_rows[] = {
     { CAIRN_MSG_JOB_AMEND, CAIRN_FROM_ADMIN, .asks = on_job_amend, .verb = "job amend",
-      .awaits = CAIRN_AWAITS_REPORTS },
+      .awaits = CAIRN_AWAITS_REPORTS, .job = "name", .wants = CAIRN_ACCESS_OWN },
     { CAIRN_MSG_JOB_AMEND, CAIRN_FROM_WORKER, .by_member = on_worker_amends,
       .awaits = CAIRN_AWAITS_REPORTS },
     { 0 },

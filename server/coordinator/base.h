@@ -10,6 +10,7 @@
 #include "proto/wire/wire.h"
 #include "server/base/listener.h"
 #include "server/base/log.h"
+#include "server/coordinator/access.h"
 #include "server/core/standing.h"
 
 /* ==== names ==== */
@@ -385,10 +386,18 @@ struct coord_row {
     const char *verb;
     /* The roles (bits of enum secure_role) of which the sender's identity must have one; an admin may send
      * everything. 0: for a request of the command line with a verb, that of an admin; without one, that of
-     * a monitor; else the roles that the sender's Hello needed. Who handles a message about a job that its
-     * owner may send gives the owner's role here, and judges by access_job. */
+     * a monitor; else the roles that the sender's Hello needed. */
     uint32_t needs;
+    /* the field of a request that has a job's name, for the log and the events too; NULL: the message names
+     * no job, or does so by number */
+    const char *job;
+    /* how the request wants to use that job, by which it is judged whose job that is (tenants.h). NONE: its
+     * roles alone judge it, so what is forgotten here is an admin's */
+    enum access_kind wants;
 };
+
+/* Returns the name of the job that the message names by its row; "": it names none. */
+const char *coord_row_job(const struct coord_row *row, const ProtobufCMessage *message);
 
 /* Each file that handles messages has a table of them; messages.c lists the tables. */
 extern const struct coord_row coord_adopt_rows[], coord_amend_rows[], coord_digests_rows[],
@@ -413,11 +422,12 @@ const char *coord_asked_verb(const struct coord_row *row, const ProtobufCMessage
 /* Notes a request of a command that changes something, unless it is only counted (store.h); `what` then
  * says what was asked, else it is empty. It names the request as the command line does, by its
  * coord_asked_verb, and has as many of the arguments as fit. It says how many arguments were left out. */
-void coord_asked_note(const struct coord_session *session, const char *verb,
-                      const ProtobufCMessage *message, struct sentence *what);
+void coord_asked_note(const struct coord_session *session, const struct coord_row *row,
+                      const char *verb, const ProtobufCMessage *message, struct sentence *what);
 /* Notes in the audit log that the request was begun, or why it failed, unless `what` is empty. The work that
  * was begun may still fail later: the events say so. */
-void coord_asked_done(const struct coord_session *session, const ProtobufCMessage *message,
-                      const struct sentence *what, cairn_status status, const char *why);
+void coord_asked_done(const struct coord_session *session, const struct coord_row *row,
+                      const ProtobufCMessage *message, const struct sentence *what,
+                      cairn_status status, const char *why);
 
 #endif

@@ -816,17 +816,6 @@ static const void *field_named(const ProtobufCMessage *message, const char *name
     return field != NULL && field->type == type ? member_of(message, field) : NULL;
 }
 
-/* Returns the name of the job that the message is about. The job's name is in the field "job". If
- * the type of the message begins with "Job", the job's name may also be in the field "name".
- * Returns "" if the message names no job. */
-static const char *job_of(const ProtobufCMessage *message)
-{
-    const bool is_of_job = strncmp(message->descriptor->short_name, "Job", 3) == 0;
-    char *const *job = field_named(message, "job", PROTOBUF_C_TYPE_STRING);
-    if (job == NULL && is_of_job) job = field_named(message, "name", PROTOBUF_C_TYPE_STRING);
-    return job != NULL ? *job : "";
-}
-
 const char *coord_asked_verb(const struct coord_row *row, const ProtobufCMessage *message)
 {
     const protobuf_c_boolean *plan = field_named(message, "plan", PROTOBUF_C_TYPE_BOOL);
@@ -850,8 +839,8 @@ const char *coord_asked_verb(const struct coord_row *row, const ProtobufCMessage
     return row->verb;
 }
 
-void coord_asked_note(const struct coord_session *session, const char *verb,
-                      const ProtobufCMessage *message, struct sentence *what)
+void coord_asked_note(const struct coord_session *session, const struct coord_row *row,
+                      const char *verb, const ProtobufCMessage *message, struct sentence *what)
 {
     struct sentence who;
     what->text[0] = '\0';
@@ -859,7 +848,7 @@ void coord_asked_note(const struct coord_session *session, const char *verb,
     if (!access_role(coord_who(session), CAIRN_MAY_ADMIN) &&
         !is_of_first(session->cluster, "begun", who.text, "requests", CAIRN_ASKED_FIRST))
         return;
-    const char *job = job_of(message);
+    const char *job = coord_row_job(row, message);
     sentence_set(what, "%s", verb);
     add_fields(message, 1, what);
     sentence_add(&who, " as admin %s at %s", session->name, peer_name(session->peer));
@@ -868,8 +857,9 @@ void coord_asked_note(const struct coord_session *session, const char *verb,
     coord_event_note(session->cluster, CAIRN_EVENT_ASKED, job, who.text, "%s", what->text);
 }
 
-void coord_asked_done(const struct coord_session *session, const ProtobufCMessage *message,
-                      const struct sentence *what, cairn_status status, const char *why)
+void coord_asked_done(const struct coord_session *session, const struct coord_row *row,
+                      const ProtobufCMessage *message, const struct sentence *what,
+                      cairn_status status, const char *why)
 {
     struct sentence who, text;
     if (what->text[0] == '\0') return;
@@ -878,7 +868,7 @@ void coord_asked_done(const struct coord_session *session, const ProtobufCMessag
     sentence_set(&text, "%s", what->text);
     if (status != CAIRN_OK) sentence_add(&text, ": %s: %s", status_code_name((int)status), why);
     add_event(&session->cluster->audit.log, status == CAIRN_OK ? "begun" : "failed",
-              job_of(message), who.text, text.text);
+              coord_row_job(row, message), who.text, text.text);
 }
 
 /* ==== clock ==== */

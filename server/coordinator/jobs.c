@@ -822,6 +822,6 @@ const struct coord_operation coord_dropping = {
 
 const struct coord_row coord_jobs_rows[] = {
     { CAIRN_MSG_JOB_REMOVE, CAIRN_FROM_ADMIN, .asks = on_job_remove, .verb = "job drop",
-      .awaits = CAIRN_AWAITS_REPORTS },
+      .awaits = CAIRN_AWAITS_REPORTS, .job = "name", .wants = CAIRN_ACCESS_OWN },
     { 0 },
 };

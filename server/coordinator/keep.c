@@ -1044,9 +1044,10 @@ cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, 
 
 const struct coord_row coord_keep_rows[] = {
     { CAIRN_MSG_SNAPSHOT_REMOVE, CAIRN_FROM_ADMIN, .asks = on_snapshot_remove,
-      .verb = "snapshot rm" },
+      .verb = "snapshot rm", .job = "job", .wants = CAIRN_ACCESS_OWN },
     { CAIRN_MSG_SNAPSHOT_PRUNE, CAIRN_FROM_ADMIN, .asks = on_snapshot_prune,
-      .verb = "snapshot prune" },
-    { CAIRN_MSG_SNAPSHOT_TAG, CAIRN_FROM_ADMIN, .asks = on_snapshot_tag, .verb = "snapshot tag" },
+      .verb = "snapshot prune", .job = "job", .wants = CAIRN_ACCESS_OWN },
+    { CAIRN_MSG_SNAPSHOT_TAG, CAIRN_FROM_ADMIN, .asks = on_snapshot_tag, .verb = "snapshot tag",
+      .job = "job", .wants = CAIRN_ACCESS_WRITE },
     { 0 },
 };

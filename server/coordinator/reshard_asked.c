@@ -460,6 +460,6 @@ void coord_reshard_spread(struct coord *cluster)
 
 const struct coord_row coord_reshard_asked_rows[] = {
     { CAIRN_MSG_RESHARD_ASK, CAIRN_FROM_ADMIN, .asks = on_reshard_ask, .verb = "reshard",
-      .awaits = CAIRN_AWAITS_REPORTS },
+      .awaits = CAIRN_AWAITS_REPORTS, .job = "job" },
     { 0 },
 };

@@ -878,6 +878,7 @@ bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_jo
 
 const struct coord_row coord_restore_rows[] = {
     { CAIRN_MSG_SNAPSHOT_RESTORE, CAIRN_FROM_ADMIN, .asks = on_snapshot_restore,
-      .verb = "snapshot restore", .awaits = CAIRN_AWAITS_REPORTS },
+      .verb = "snapshot restore", .awaits = CAIRN_AWAITS_REPORTS, .job = "job",
+      .wants = CAIRN_ACCESS_OWN },
     { 0 },
 };

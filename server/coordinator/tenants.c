@@ -62,48 +62,6 @@ void coord_tenant_show(const struct coord_job *job, Cairn__JobStatus *status)
 
 /* ==== access ==== */
 
-/* The requests that are about a job, the field that names it, and what they want of it. All others of the
- * command line are judged by their row alone (messages.c), so what is forgotten here is an admin's. */
-static const struct touch {
-    uint16_t type;
-    const char *field;
-    enum access_kind kind;
-} touches[] = {
-    { CAIRN_MSG_JOB_SHOW, "name", CAIRN_ACCESS_LOOK },
-    { CAIRN_MSG_WHO_IS_AWAITED, "name", CAIRN_ACCESS_LOOK },
-    { CAIRN_MSG_SNAPSHOT_ADVISE, "job", CAIRN_ACCESS_LOOK },
-    { CAIRN_MSG_JOB_SPEC_GET, "name", CAIRN_ACCESS_READ },
-    { CAIRN_MSG_JOB_DIGEST_GET, "name", CAIRN_ACCESS_READ },
-    { CAIRN_MSG_SNAPSHOT_LIST_GET, "job", CAIRN_ACCESS_READ },
-    { CAIRN_MSG_SNAPSHOT_SHOW, "job", CAIRN_ACCESS_READ },
-    { CAIRN_MSG_SNAPSHOT_CREATE, "job", CAIRN_ACCESS_WRITE },
-    { CAIRN_MSG_SNAPSHOT_CANCEL, "job", CAIRN_ACCESS_WRITE },
-    { CAIRN_MSG_SNAPSHOT_TAG, "job", CAIRN_ACCESS_WRITE },
-    { CAIRN_MSG_JOB_REMOVE, "name", CAIRN_ACCESS_OWN },
-    { CAIRN_MSG_JOB_AMEND, "name", CAIRN_ACCESS_OWN },
-    { CAIRN_MSG_JOB_PARK, "name", CAIRN_ACCESS_OWN },
-    { CAIRN_MSG_JOB_SHARE, "name", CAIRN_ACCESS_OWN },
-    { CAIRN_MSG_SNAPSHOT_REMOVE, "job", CAIRN_ACCESS_OWN },
-    { CAIRN_MSG_SNAPSHOT_PRUNE, "job", CAIRN_ACCESS_OWN },
-    { CAIRN_MSG_SNAPSHOT_RESTORE, "job", CAIRN_ACCESS_OWN },
-};
-
-static const struct touch *find_touch(uint16_t type)
-{
-    for (size_t i = 0; i < sizeof touches / sizeof *touches; i++)
-        if (touches[i].type == type) return &touches[i];
-    return NULL;
-}
-
-/* Returns the text of that field, which the message must have. */
-static const char *field_text(const ProtobufCMessage *message, const char *name)
-{
-    const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(
-        message->descriptor, name);
-    assert(field != NULL && field->type == PROTOBUF_C_TYPE_STRING);
-    return *(const char *const *)(const void *)((const char *)message + field->offset);
-}
-
 /* Judges what of two lists of owners counts for this kind of access. */
 static cairn_status judge_tenant(const struct identity *who, const char *job,
                                  const struct coord_tenant *tenant, enum access_kind kind,
@@ -146,23 +104,15 @@ bool coord_job_is_seen(const struct coord_session *session, const struct coord_j
                         &ignored) == CAIRN_OK;
 }
 
-/* Members of a job send some of these requests about their own job, by its number. */
-bool coord_names_job(const struct coord_session *session, uint16_t type)
-{
-    if (session->role != CAIRN_ROLE_WIRE_ADMIN) return type == CAIRN_MSG_SNAPSHOT_CREATE;
-    return find_touch(type) != NULL;
-}
-
-cairn_status coord_judge_access(const struct coord_session *session, uint16_t type,
+cairn_status coord_judge_access(const struct coord_session *session, const struct coord_row *row,
                                 const ProtobufCMessage *message, struct sentence *why)
 {
-    const struct touch *touch = find_touch(type);
     const struct identity *who = coord_who(session);
-    const char *name = field_text(message, touch->field);
+    const char *name = coord_row_job(row, message);
     const struct coord_job *job = coord_job_find(session->cluster, name);
-    if (job != NULL) return coord_job_judge_access(who, job, touch->kind, why);
+    if (job != NULL) return coord_job_judge_access(who, job, row->wants, why);
     // A list of everything has what the asker may look at.
-    return access_by_role(who, name, name[0] == '\0' ? CAIRN_ACCESS_LOOK : touch->kind, why);
+    return access_by_role(who, name, name[0] == '\0' ? CAIRN_ACCESS_LOOK : row->wants, why);
 }
 
 cairn_status coord_judge_opener(const struct coord_session *session, const struct coord_job *job,
@@ -656,7 +606,8 @@ static void on_quota_get(struct coord_session *session, uint32_t request, const 
 /* ==== messages ==== */
 
 const struct coord_row coord_tenants_rows[] = {
-    { CAIRN_MSG_JOB_SHARE, CAIRN_FROM_ADMIN, .asks = on_job_share, .verb = "job share" },
+    { CAIRN_MSG_JOB_SHARE, CAIRN_FROM_ADMIN, .asks = on_job_share, .verb = "job share",
+      .job = "name", .wants = CAIRN_ACCESS_OWN },
     { CAIRN_MSG_QUOTA_GET, CAIRN_FROM_ADMIN, .by_session = on_quota_get,
       .needs = CAIRN_MAY_WORK | CAIRN_MAY_READ | CAIRN_MAY_MONITOR },
     { 0 },
