@@ -40,8 +40,9 @@ static cairn_status judge_owned(const struct snapshot_asker *asker, const char *
     return coord_owner_judge_access(&asker->who, job, owner, asker->kind, why);
 }
 
-/* Judges the asker by the snapshot `id`; NULL, or a snapshot without a manifest: by the name. If a manifest
- * cannot be read, only an admin passes. Blocks. The errors of coord_job_judge_access, and
+/* Judges the asker by the snapshot `id`; NULL, or a snapshot without a manifest: by the name. A damaged one
+ * goes with the others of the name or, without any, with the job that is there. If nobody knows whose it is,
+ * only an admin passes. Blocks. The errors of coord_job_judge_access, and
  * CAIRN_ERR_NOT_READY. */
 static cairn_status judge_asker(const struct coord *cluster, const struct snapshot_asker *asker,
                                 const char *job, const char *id, struct sentence *why)
@@ -51,7 +52,7 @@ static cairn_status judge_asker(const struct coord *cluster, const struct snapsh
     if (!asker->is_judged) return CAIRN_OK;
     cairn_status status = CAIRN_ERR_NOT_FOUND;
     if (id != NULL) status = coord_snapshot_owner(cluster, job, id, owner, &said);
-    if (status == CAIRN_ERR_NOT_FOUND && asker->has_job) return CAIRN_OK;
+    if (coord_restore_is_damage(status) && asker->has_job) return CAIRN_OK;
     if (status == CAIRN_ERR_NOT_FOUND)
         status = coord_snapshot_owner(cluster, job, NULL, owner, &said);
     if (status == CAIRN_OK) return judge_owned(asker, job, owner, why);
@@ -977,6 +978,16 @@ static void drop_oldest(struct coord_found *found)
     *oldest = found->list[--found->count];
 }
 
+static void note_unread(struct coord_found *found, const char *id, const struct sentence *why)
+{
+    struct snapshot_place place = { .id = "" };
+    if (!snapshot_id_parse(id, &place.version.generation, &place.version.step)) return;
+    snprintf(place.id, sizeof place.id, "%s", id);
+    if (found->damaged.id[0] != '\0' && !snapshot_place_behind(&found->damaged, &place)) return;
+    found->damaged = place;
+    found->damage = *why;
+}
+
 /* Adds a snapshot to those found. A snapshot whose manifest cannot be read is left out, and the
  * requests that show or restore it report what is wrong. */
 static void on_snapshot(void *context, const char *job, const char *id, const char *folder)
@@ -990,6 +1001,7 @@ static void on_snapshot(void *context, const char *job, const char *id, const ch
     manifest_init(&f->manifest);
     const cairn_status status = manifest_load(folder, &f->manifest, &why);
     if (status != CAIRN_OK) {
+        note_unread(found, id, &why);
         if (finding->id != NULL) {
             finding->status = status;
             *finding->why = why;

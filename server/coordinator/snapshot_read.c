@@ -294,7 +294,9 @@ struct newest {
     cairn_status status;
     struct sentence why;
     struct snapshot_place place;
-    char *folder; /* owned; NULL: none yet */
+    char *folder;  /* owned; NULL: none yet */
+    size_t others; /* manifests that say whose the damaged one may be */
+    bool is_split; /* true: they name several owners */
 };
 
 static void note_newest(void *context, const char *job, const char *id, const char *folder)
@@ -313,10 +315,53 @@ static void note_newest(void *context, const char *job, const char *id, const ch
         newest->status = fail_with(&newest->why, CAIRN_ERR_NO_MEMORY, "out of memory");
 }
 
+/* Takes the owner that a manifest says. */
+static cairn_status read_owner(const char *folder, char owner_out[CAIRN_OWNER_BYTES],
+                               struct sentence *why)
+{
+    struct manifest manifest;
+    manifest_init(&manifest);
+    CAIRN_TRY(manifest_load(folder, &manifest, why));
+    snprintf(owner_out, CAIRN_OWNER_BYTES, "%s", manifest.owner != NULL ? manifest.owner : "");
+    manifest_release(&manifest);
+    return CAIRN_OK;
+}
+
+static void note_other(void *context, const char *job, const char *id, const char *folder)
+{
+    struct newest *newest = context;
+    char owner[CAIRN_OWNER_BYTES];
+    struct sentence why;
+    const cairn_status status = read_owner(folder, owner, &why);
+    (void)job;
+    (void)id;
+    if (status != CAIRN_OK) { // what the storage does not give may be anybody's
+        newest->is_split = newest->is_split || !coord_restore_is_damage(status);
+        return;
+    }
+    if (newest->others++ == 0) snprintf(newest->owner, sizeof newest->owner, "%s", owner);
+    newest->is_split = newest->is_split || strcmp(newest->owner, owner) != 0;
+}
+
+/* The manifest is damaged. Its owner is then the one whom every other manifest of the name says, because a
+ * name with snapshots is nobody else's. Two owners have them after a job was given away. */
+static void ask_others(struct newest *newest)
+{
+    struct sentence unread = { "" };
+    if (snapshot_list(newest->root, newest->job, note_other, newest, &unread) != CAIRN_OK ||
+        unread.text[0] != '\0')
+        newest->status = CAIRN_ERR_IO;
+    else if (newest->is_split)
+        newest->status = fail_with(&newest->why, CAIRN_ERR_NOT_READY,
+                                   "%s; the others of the name are of several owners",
+                                   sentence_brief(newest->why.text, 200).text);
+    else if (newest->others > 0)
+        newest->status = CAIRN_OK;
+}
+
 static void read_newest(void *context)
 {
     struct newest *newest = context;
-    struct manifest manifest;
     struct sentence unread = { "" };
     const cairn_status listed = snapshot_list(newest->root, newest->job, note_newest, newest,
                                               &unread);
@@ -329,13 +374,10 @@ static void read_newest(void *context)
     else if (newest->folder == NULL)
         newest->status = CAIRN_ERR_NOT_FOUND;
     if (newest->status != CAIRN_OK) return;
-    manifest_init(&manifest);
-    newest->status = manifest_load(newest->folder, &manifest, &newest->why);
+    newest->status = read_owner(newest->folder, newest->owner, &newest->why);
     // it is listed, so it is there
     if (newest->status == CAIRN_ERR_NOT_FOUND) newest->status = CAIRN_ERR_IO;
-    if (newest->status != CAIRN_OK) return;
-    if (manifest.owner != NULL) snprintf(newest->owner, CAIRN_OWNER_BYTES, "%s", manifest.owner);
-    manifest_release(&manifest);
+    if (coord_restore_is_damage(newest->status)) ask_others(newest);
 }
 
 cairn_status coord_snapshot_owner(const struct coord *cluster, const char *job, const char *id,
@@ -421,17 +463,35 @@ static void pass_left(struct coord_restore *restore, const struct found_snapshot
     log_info("job %s: passed over: %s", f->manifest.spec.name, restore->latest.passed.text);
 }
 
+/* Notes that the newest snapshot whose manifest cannot be read is passed over, if the restore might have
+ * taken it, and `next` is older, or NULL, because there is none. */
+static void pass_unread(struct coord_restore *restore, const struct coord_found *found,
+                        const struct found_snapshot *next)
+{
+    const struct snapshot_place *place = &found->damaged;
+    if (place->id[0] == '\0' || restore->latest.passed.text[0] != '\0' ||
+        version_compare(place->version, restore->latest.newest) > 0 ||
+        !snapshot_place_behind(place, &restore->latest.behind) ||
+        (next != NULL && !snapshot_place_behind(&next->place, place)))
+        return;
+    sentence_set(&restore->latest.passed, "%s, is damaged: %s", place->id,
+                 sentence_brief(found->damage.text, 600).text);
+    log_warn("job %s: passed over: %s", restore->job_name, restore->latest.passed.text);
+}
+
 static struct found_snapshot *choose_latest(struct coord_restore *restore,
                                             const struct coord_found *found)
 {
     for (size_t i = 0; i < found->count; i++) {
         struct found_snapshot *f = &found->list[i];
+        pass_unread(restore, found, f);
         if (f->is_left) pass_left(restore, f);
         if (f->is_left || version_compare(f->place.version, restore->latest.newest) > 0 ||
             !snapshot_place_behind(&f->place, &restore->latest.behind))
             continue;
         if (!pass_over(restore, f)) return f;
     }
+    pass_unread(restore, found, NULL);
     return NULL;
 }
 

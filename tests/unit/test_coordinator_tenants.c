@@ -415,18 +415,18 @@ TEST(an_admin_who_resumes_a_dropped_job_does_so_for_its_owner)
     fake_peer_close(&worker);
 }
 
-/* Nobody can say any more whose the only snapshot is. */
-static void damage_manifest(void)
+static void damage_manifest(const char *id)
 {
     char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/toy/%s/" CAIRN_MANIFEST_NAME, fake.snapshots, ID);
+    snprintf(path, sizeof path, "%s/toy/%s/" CAIRN_MANIFEST_NAME, fake.snapshots, id);
     ck_assert_int_eq(truncate(path, 10), 0);
 }
 
+/* Nobody can say any more whose the only snapshot is. */
 TEST(a_name_whose_snapshots_cannot_be_read_is_an_admins)
 {
     open_saved();
-    damage_manifest();
+    damage_manifest(ID);
     struct fake_peer blue = worker_of("blue");
     struct job_spec_data spec = fake_spec(1);
     fake_expect_error(&blue, fake_ask_open(&blue, 20, 0, 1), CAIRN_ERR_NOT_READY,
@@ -442,6 +442,112 @@ TEST(a_name_whose_snapshots_cannot_be_read_is_an_admins)
     fake_peer_close(&command);
     fake_peer_close(&blue);
     spec_release(&spec);
+}
+
+#define SECOND wire_text("step-000000000002-g1")
+
+/* Red's job was saved twice, and the newer manifest is damaged. */
+static void open_damaged(void)
+{
+    open_reds();
+    take_snapshot();
+    train();
+    ck_assert_str_eq(take_snapshot()->id, SECOND);
+    damage_manifest(SECOND);
+}
+
+static void drop_reds(void)
+{
+    fake_call(&admin, JobRemoved, JobRemove, .name = "toy", .force = true);
+    fake_peer_close(&w);
+}
+
+/* Both hear of the newest snapshot that it was passed over. */
+TEST_EACH(past_a_damaged_manifest_an_owner_resumes_as_an_admin_does, 0, 2)
+{
+    const bool is_owner = _i == 0;
+    open_damaged();
+    drop_reds();
+    struct fake_peer blue = worker_of("blue"),
+                     worker = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "resumer");
+    struct job_spec_data spec = fake_spec(1);
+    if (is_owner) be("resumer", "red");
+    fake_expect_error(&blue, fake_ask_resume(&blue, &spec), CAIRN_ERR_REFUSED,
+                      "another owner has snapshots of a job of the name toy");
+    ck_assert_uint_eq(fake_hear(&worker, Attached, fake_ask_resume(&worker, &spec))->step, 1);
+    const Cairn__JobStatus *status = show_job("toy");
+    ck_assert_str_eq(status->owner, "red");
+    ck_assert_msg(strstr(status->passed_over, "step-000000000002-g1, is damaged: ") != NULL, "%s",
+                  status->passed_over);
+    spec_release(&spec);
+    fake_peer_close(&worker);
+    fake_peer_close(&blue);
+}
+
+/* With and without the job. */
+TEST_EACH(a_damaged_snapshot_is_its_owners_to_remove, 0, 2)
+{
+    open_damaged();
+    if (_i == 1) drop_reds();
+    struct fake_peer red = command_of("red"), blue = peer_of("blue", CAIRN_ROLE_WIRE_ADMIN, "b");
+    fake_expect_error(&blue,
+                      fake_ask(&blue, SnapshotRemove, .job = "toy", .id = SECOND, .force = true),
+                      CAIRN_ERR_NOT_FOUND, "there is no");
+    fake_call(&red, SnapshotRemoved, SnapshotRemove, .job = "toy", .id = SECOND, .force = true);
+    fake_call(&red, SnapshotPruned, SnapshotPrune, .job = "toy");
+    fake_peer_close(&blue);
+    fake_peer_close(&red);
+}
+
+TEST(the_only_snapshot_of_a_job_is_its_owners_when_it_is_damaged_too)
+{
+    open_reds();
+    take_snapshot();
+    damage_manifest(ID);
+    struct fake_peer red = command_of("red");
+    fake_call(&red, SnapshotRemoved, SnapshotRemove, .job = "toy", .id = ID, .force = true);
+    fake_peer_close(&red);
+}
+
+/* It may be the one's or the other's. */
+TEST(a_damaged_snapshot_beside_those_of_two_owners_is_an_admins)
+{
+    open_damaged();
+    be("w0", "blue");
+    share("blue", true, false);
+    train();
+    take_snapshot();
+    struct fake_peer blue = command_of("blue");
+    fake_expect_error(&blue,
+                      fake_ask(&blue, SnapshotRemove, .job = "toy", .id = SECOND, .force = true),
+                      CAIRN_ERR_NOT_READY, "ask an admin");
+    damage_manifest("step-000000000003-g1");
+    drop_reds();
+    struct fake_peer worker = worker_of("blue");
+    struct job_spec_data spec = fake_spec(1);
+    fake_hear(&admin, SnapshotRemoved,
+              fake_ask(&admin, SnapshotRemove, .job = "toy", .id = SECOND, .force = true));
+    // red has the only manifest that can be read
+    fake_expect_error(&worker, fake_ask_resume(&worker, &spec), CAIRN_ERR_REFUSED,
+                      "another owner has snapshots");
+    spec_release(&spec);
+    fake_peer_close(&worker);
+    fake_peer_close(&blue);
+}
+
+/* Whoever may make a job of it is not known, so an admin does. */
+TEST(a_snapshot_that_names_no_owner_is_restored_by_an_admin_alone)
+{
+    open_trained();
+    share("red", true, false);
+    toy()->tenant.owner[0] = '\0';
+    ck_assert_str_eq(take_snapshot()->id, ID);
+    drop_reds();
+    struct fake_peer red = command_of("red");
+    fake_expect_error(&red, ask(&red, 15), CAIRN_ERR_REFUSED, "may not");
+    ck_assert_ptr_null(toy());
+    fake_hear(&admin, SnapshotStatus, ask_restore("toy", ID, ""));
+    fake_peer_close(&red);
 }
 
 TEST(a_former_owners_snapshots_are_not_the_new_owners)
