@@ -226,6 +226,8 @@ struct coord_session {
     /* true: the session is being closed, and its frames are dropped */
     bool closing;
     bool has_old_token; /* a shard whose token is replaced, which the log has said */
+    /* an admin's command, or one that is put out to make room: it takes no owner's place (tenants.h) */
+    bool is_apart;
 };
 
 /* Each of these functions does nothing if the session is NULL or closing. If sending fails, the session is
@@ -324,8 +326,9 @@ void coord_session_on_gone(struct peer *peer, cairn_status status, const char *w
 /* Handles the early requests that need not wait any longer (cluster.h). */
 void coord_sessions_take_early(struct coord *cluster);
 void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_ms);
-/* Ends the session now: its members leave and its shard is away, whether the peer reads the reason or not. */
-void coord_session_put_out(struct coord_session *session, const char *why);
+/* Ends the session now: its members leave and its shard is away, whether the peer reads the reason or not. A
+ * peer that is put out with CAIRN_ERR_BUSY comes again, and hears then whether there is room. */
+void coord_session_put_out(struct coord_session *session, cairn_status status, const char *why);
 
 /* ==== arrivals ==== */
 

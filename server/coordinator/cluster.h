@@ -175,7 +175,7 @@ struct coord {
      * last call frees the cluster. */
     void (*close_step)(struct coord *cluster);
     /* Ends a session at once, and says why: coord_session_put_out. */
-    void (*put_out)(struct coord_session *session, const char *why);
+    void (*put_out)(struct coord_session *session, cairn_status status, const char *why);
     void (*on_closed)(void *context);
     void *on_closed_context;
 };

@@ -159,11 +159,14 @@ cairn_status coord_snapshot_judge_access(struct coord *cluster, const struct ide
 
 /* ==== shares ==== */
 
+#define SPARE 32 // connections that stay free for owners that come, but at most an eighth
+
 /* An owner with connections. */
 struct coord_owner {
     LIST_ENTRY(coord_owner) link; /* in the cluster's list */
     char name[CAIRN_OWNER_BYTES];
     size_t sessions;
+    size_t apart; /* those of them that take nobody's place (session.is_apart) */
     uint64_t number;
     struct stream_share share;
 };
@@ -185,6 +188,93 @@ static void bound_shares(struct coord_owners *owners)
     LIST_FOREACH (owner, owners, link) owner->share.is_bounded = are_several;
 }
 
+/* ---- connections ---- */
+
+/* The connections that owners may have together. The rest is for shards and admins, and a few stay free,
+ * because the listener must accept a connection before anybody knows whose it is. An owner may have whatever
+ * nobody else wants. An owner below its fair share gets one more in any case: if there is no room, one that
+ * is above its own gives one up. */
+struct room {
+    size_t open;   /* connections that owners may have together */
+    size_t taken;  /* connections that they have */
+    size_t owners; /* that have some, or want one */
+    size_t fair;   /* for each */
+};
+
+static size_t least_of(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static size_t here(const struct coord_owner *owner)
+{
+    return owner->sessions - owner->apart;
+}
+
+/* Counts also the owner that wants a connection; NULL: nobody does. */
+static struct room count_room(const struct coord *cluster, const char *wanting)
+{
+    const size_t all = (size_t)cluster->options->network.connections_max, least = (all + 1) / 2;
+    const size_t apart = listener_kept(all) + (size_t)cluster->options->shards;
+    const size_t most = all > apart + least ? all - apart : least;
+    struct room room = { .open = most - least_of(most / 8, SPARE) };
+    const struct coord_owner *owner;
+    LIST_FOREACH (owner, &cluster->tenants.owners, link) {
+        room.taken += here(owner);
+        room.owners += here(owner) > 0;
+    }
+    owner = wanting != NULL ? find_owner(cluster, wanting) : NULL;
+    if (wanting != NULL && (owner == NULL || here(owner) == 0)) room.owners++;
+    room.fair = room.owners > 0 ? room.open / room.owners : room.open;
+    if (room.fair == 0) room.fair = 1;
+    return room;
+}
+
+static struct quota quota_of(const struct coord *cluster, const char *owner);
+
+/* Returns the owner that has most above its fair share, and no quota of its own. NULL: there is none. */
+static struct coord_owner *find_greedy(const struct coord *cluster, size_t fair)
+{
+    struct coord_owner *owner, *found = NULL;
+    LIST_FOREACH (owner, &cluster->tenants.owners, link)
+        if (here(owner) > fair && (found == NULL || here(owner) > here(found)) &&
+            quota_of(cluster, owner->name).sessions == 0)
+            found = owner;
+    return found;
+}
+
+/* Returns the owner's newest connection, of those without a job if there are any. */
+static struct coord_session *find_newest(struct coord *cluster, const struct coord_owner *owner)
+{
+    struct coord_session *found = NULL;
+    for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
+        if (s->owner != owner || s->closing || s->is_apart) continue;
+        if (s->members == NULL) return s; // the list has the newest first
+        if (found == NULL) found = s;
+    }
+    return found;
+}
+
+/* Makes room for an owner that has come, at the cost of those that have more than their fair share. */
+static void make_room(struct coord *cluster)
+{
+    for (;;) {
+        const struct room room = count_room(cluster, NULL);
+        struct coord_owner *greedy = room.taken > room.open ? find_greedy(cluster, room.fair)
+                                                            : NULL;
+        struct coord_session *session = greedy != NULL ? find_newest(cluster, greedy) : NULL;
+        struct sentence why;
+        if (session == NULL) return;
+        sentence_set(&why,
+                     "owner %s has %zu connections, and its fair share is %zu: this one makes room "
+                     "for another owner's, and comes back when there is room",
+                     greedy->name, here(greedy), room.fair);
+        greedy->apart++;
+        session->is_apart = true;
+        cluster->put_out(session, CAIRN_ERR_BUSY, why.text);
+    }
+}
+
 void coord_owner_join(struct coord_session *session)
 {
     struct coord_owners *owners = &session->cluster->tenants.owners;
@@ -200,16 +290,20 @@ void coord_owner_join(struct coord_session *session)
         bound_shares(owners);
     }
     owner->sessions++;
+    owner->apart += session->is_apart;
     session->owner = owner;
     session->owner_number = owner->number;
     peer_set_share(session->peer, &owner->share);
+    make_room(session->cluster);
 }
 
 void coord_owner_leave(struct coord_session *session)
 {
     struct coord_owner *owner = session->owner;
     session->owner = NULL;
-    if (owner == NULL || --owner->sessions > 0) return;
+    if (owner == NULL) return;
+    owner->apart -= session->is_apart;
+    if (--owner->sessions > 0) return;
     LIST_REMOVE(owner, link);
     bound_shares(&session->cluster->tenants.owners);
     free(owner);
@@ -519,20 +613,21 @@ static void print_amount(uint64_t amount, const struct quota_key *key, char text
              key->type == CAIRN_OPTION_BYTES ? units[unit] : "");
 }
 
-/* Judges whether an owner may have another session that has no quota for them: so that one token cannot take
- * all connections, an owner has half of them at most. */
-static cairn_status judge_unlimited(const struct coord *cluster, const char *owner,
-                                    struct sentence *why)
+/* Judges whether an owner that has no quota of sessions may have another one, so that one token cannot take
+ * all connections. */
+static cairn_status judge_place(const struct coord *cluster, const char *owner,
+                                struct sentence *why)
 {
-    const uint64_t limit = ((uint64_t)cluster->options->network.connections_max + 1) / 2;
+    const struct room room = count_room(cluster, owner);
     const struct coord_owner *found = find_owner(cluster, owner);
-    if (found == NULL || found->sessions < limit) return CAIRN_OK;
+    const size_t has = found != NULL ? here(found) : 0;
+    if (has < room.fair || room.taken < room.open) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_BUSY,
-                     "owner %s has %zu connections, half of what connections_max in [network] of "
-                     "the coordinator allows to all: end a process, or wait until a dead one's "
-                     "lease ends, or ask an admin for sessions= in [quota], or for a larger "
-                     "connections_max",
-                     owner, found->sessions);
+                     "owner %s has %zu connections, and no more are free: its fair share of the "
+                     "%zu that connections_max in [network] of the coordinator leaves to owners "
+                     "(%zu are here) is %zu; end a process, or wait until a dead one's lease ends, "
+                     "or ask an admin for sessions= in [quota], or for a larger connections_max",
+                     owner, has, room.open, room.owners, room.fair);
 }
 
 cairn_status coord_quota_judge(struct coord *cluster, const char *owner, const struct quota *more,
@@ -541,7 +636,7 @@ cairn_status coord_quota_judge(struct coord *cluster, const char *owner, const s
     struct quota limits = quota_of(cluster, owner), asked = *more;
     const bool is_limited = (limits.jobs | limits.sessions | limits.bytes | limits.in_flight) != 0;
     if (owner[0] == '\0') return CAIRN_OK;
-    if (more->sessions > 0 && limits.sessions == 0) CAIRN_TRY(judge_unlimited(cluster, owner, why));
+    if (more->sessions > 0 && limits.sessions == 0) CAIRN_TRY(judge_place(cluster, owner, why));
     if (!is_limited) return CAIRN_OK;
     struct quota used = quota_used(cluster, owner);
     for (size_t i = 0; i < QUOTA_KEYS; i++) {

@@ -87,10 +87,11 @@ CAIRN_MUST_CHECK cairn_status coord_snapshot_judge_access(struct coord *cluster,
 /* ==== shares ==== */
 
 /* The connections of an owner have one share of the coordinator's turn (stream_share), however many they
- * are, so that no owner slows another's jobs by more than that. Shards have none. */
+ * are, so that no owner slows another's jobs by more than that. Shards have none. An owner that is alone may
+ * have all connections but a reserve, and when others come, those above their fair share make room. */
 struct coord_owner;
 
-/* Gives an admitted session its owner's share; without memory it has none. */
+/* Gives an admitted session its owner's share; without memory it has none. Another owner's may be put out. */
 void coord_owner_join(struct coord_session *session);
 void coord_owner_leave(struct coord_session *session);
 
@@ -100,7 +101,7 @@ void coord_owner_leave(struct coord_session *session);
 
 #define CAIRN_QUOTAS_MAX 256 /* the most owners with a quota of their own */
 
-/* 0: no limit; of sessions, half of network.connections_max */
+/* 0: no limit; of sessions: none but a fair share of network.connections_max, as soon as others come */
 struct quota {
     uint64_t bytes;     /* of state, as the layouts of the owner's jobs put it on shards */
     uint64_t jobs;      /* that exist */

@@ -3,10 +3,12 @@
 #include <check.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "proto/snapshot/snapshot.h"
 
+#include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
@@ -642,18 +644,97 @@ TEST(a_job_does_not_grow_beyond_what_its_owner_may)
     train();
 }
 
-TEST(an_owner_without_a_quota_has_half_of_the_connections)
+/* Of 18 connections two are kept for admins of this host, two are the shards', and one stays free, so that
+ * another owner gets in: an owner that is alone has 13, one of them w's. An admin's commands do not count. */
+enum { PLACES = 18, ALONE = 13, MINE = 1, NOBODY = 65534 };
+
+static struct fake_peer filling[ALONE];
+
+static void set_places(void)
 {
     open_trained();
-    fake.options.network.connections_max = 4; // w and the admin's
-    struct fake_peer more = fake_dial(&fake), command;
-    const uint32_t request = fake_ask(&more, Hello, .protocol = CAIRN_CONTROL_PROTOCOL,
-                                      .role = CAIRN_ROLE_WIRE_WORKER, .name = "more",
-                                      .version = "test", .incarnation = 1);
-    fake_expect_error(&more, request, CAIRN_ERR_BUSY, "has 2 connections, half of what");
-    command = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "an admin's"); // gets in
-    fake_peer_close(&command);
+    fake.options.network.connections_max = PLACES;
+    limit("", "");
+}
+
+static void fill_places(int count)
+{
+    for (int i = 0; i < count - MINE; i++)
+        filling[i] = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "filling");
+}
+
+static void expect_no_place(const char *word)
+{
+    struct fake_peer more = fake_dial(&fake);
+    fake_expect_error(&more,
+                      fake_ask(&more, Hello, .protocol = CAIRN_CONTROL_PROTOCOL,
+                               .role = CAIRN_ROLE_WIRE_WORKER, .name = "more", .version = "test",
+                               .incarnation = 1),
+                      CAIRN_ERR_BUSY, word);
     fake_peer_close(&more);
+}
+
+static int sessions_of(uid_t uid)
+{
+    char owner[32];
+    int count = 0;
+    snprintf(owner, sizeof owner, "uid:%lu", (unsigned long)uid);
+    for (const struct coord_session *s = fake.cluster->sessions; s != NULL; s = s->next)
+        count += !s->closing && s->role != CAIRN_ROLE_WIRE_SHARD &&
+                 strcmp(coord_who(s)->owner, owner) == 0;
+    return count;
+}
+
+TEST(an_owner_that_is_alone_has_all_connections_but_a_reserve)
+{
+    set_places();
+    fill_places(ALONE);
+    expect_no_place("has 13 connections, and no more are free");
+    struct fake_peer command = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "an admin's"); // gets in
+    fake_peer_close(&command);
+    for (int i = 0; i < ALONE - MINE; i++) fake_peer_close(&filling[i]);
+}
+
+/* Another user of this host connects. */
+static struct fake_peer dial_as_nobody(void)
+{
+    ck_assert_int_eq(seteuid(NOBODY), 0);
+    const struct fake_peer peer = fake_dial(&fake);
+    ck_assert_int_eq(seteuid(0), 0);
+    return peer;
+}
+
+static uint32_t say_hello(struct fake_peer *peer)
+{
+    return fake_ask(peer, Hello, .protocol = CAIRN_CONTROL_PROTOCOL, .role = CAIRN_ROLE_WIRE_WORKER,
+                    .name = wire_text("other"), .version = "test", .incarnation = 1);
+}
+
+/* Each of the others takes the place of a connection that has no job, until both have the same. */
+TEST(an_owner_has_its_fair_share_as_soon_as_others_come)
+{
+    struct fake_peer others[ALONE / 2], more;
+    if (!cairn_scratch_has_nobody()) {
+        printf("skipped: only root can be somebody else, where others may enter the folders\n");
+        return;
+    }
+    set_places();
+    ck_assert_int_eq(chmod(fake.folder, 0711), 0);
+    ck_assert_int_eq(chmod(fake.listen, 0666), 0);
+    fill_places(ALONE);
+    for (int i = 0; i < ALONE / 2; i++) {
+        others[i] = dial_as_nobody();
+        fake_hear(&others[i], Welcome, say_hello(&others[i]));
+        fake_until(&fake, sessions_of(0) == ALONE - i);
+        ck_assert_int_eq(sessions_of(NOBODY), i + 1);
+        if (i == 0) expect_no_place("its fair share of the 13 that");
+    }
+    more = dial_as_nobody();
+    fake_expect_error(&more, say_hello(&more), CAIRN_ERR_BUSY, "has 6 connections");
+    train(); // w has a job
+    fake_peer_close(&more);
+    for (int i = 0; i < ALONE / 2; i++) fake_peer_close(&others[i]);
+    for (int i = 0; i < ALONE - MINE; i++) fake_peer_close(&filling[i]);
 }
 
 TEST(an_owner_has_no_more_sessions_than_it_may)
