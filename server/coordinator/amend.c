@@ -137,6 +137,7 @@ static void switch_over(struct coord_steps *steps)
     coord_tiles_release(job);
     job->tiles = (struct coord_tiles) { 0 };
     swap_in_staged_job(job, staged);
+    job->init.source.known = false; // it was of the tensors that the job had
     coord_job_free(staged);
     log_info("job %s: amended, revision %" PRIu64 ", version %" PRIu64 ".%" PRIu64 ": %zu tensors",
              job->spec.name, job->spec.revision, job->generation, job->base_step,

@@ -509,6 +509,13 @@ static cairn_status fill_job(struct coord_job *job, const struct stored_job *row
     return fill_entries(job, row, why);
 }
 
+static void load_begun(struct init_digest *digest, const char *hex)
+{
+    digest->known = hex != NULL && strlen(hex) == 2 * sizeof digest->bytes &&
+                    sodium_hex2bin(digest->bytes, sizeof digest->bytes, hex, strlen(hex), NULL,
+                                   NULL, NULL) == 0;
+}
+
 cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
                             struct sentence *why)
 {
@@ -524,6 +531,7 @@ cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
     job->base_step = row->base_step;
     job->origin = row->origin;
     coord_tenant_load(&job->tenant, row->tenant);
+    load_begun(&job->init.source, row->begun);
     job->initialized = row->initialized;
     job->version_unknown = row->initialized;
     job->stored = true;

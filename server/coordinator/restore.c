@@ -133,6 +133,7 @@ static void inherit_former(struct coord_job *restored, const struct coord_job *o
     snprintf(restored->tenant.owner, sizeof restored->tenant.owner, "%s", owner_of(restore));
     if (old == NULL) return;
     restored->tenant = old->tenant;
+    restored->init.source = old->init.source;
     restored->id = old->id;
     restored->epoch = old->epoch;
     restored->reserved.round = old->reserved.round;

@@ -147,6 +147,13 @@ static const struct column tenant_columns[] = {
 };
 #undef ROW
 
+#define ROW struct stored_begun
+static const struct column begun_columns[] = {
+    { COLUMN("job", NUMBER, job), .constraint = "NOT NULL REFERENCES jobs(id) ON DELETE CASCADE" },
+    { COLUMN("digest", TEXT, digest) },
+};
+#undef ROW
+
 /* A change finds its rows by the table's first column. So the table's key begins with this
  * column. */
 #define TABLE(text, row, list, primary, by)                                         \
@@ -176,6 +183,7 @@ static const struct table {
     [CAIRN_STORED_NODES] = TABLE("nodes", struct stored_node, node_columns, "shard", "shard"),
     [CAIRN_STORED_AUDIT] = TABLE("audit", struct stored_event, event_columns, "number", "number"),
     [CAIRN_STORED_TENANTS] = TABLE("tenants", struct stored_tenant, tenant_columns, "job", "job"),
+    [CAIRN_STORED_BEGUN] = TABLE("begun", struct stored_begun, begun_columns, "job", "job"),
 };
 
 static const struct change {
@@ -202,6 +210,7 @@ static const struct change {
     [CAIRN_STORE_NODE] = { CAIRN_STORED_NODES, PUT },
     [CAIRN_STORE_NODE_DROP] = { CAIRN_STORED_NODES, DROP },
     [CAIRN_STORE_TENANT] = { CAIRN_STORED_TENANTS, PUT },
+    [CAIRN_STORE_BEGUN] = { CAIRN_STORED_BEGUN, PUT },
     [CAIRN_STORE_START] = { CAIRN_STORED_META, SET },
     [CAIRN_STORE_SHARDS] = { CAIRN_STORED_SHARDS, PUT },
     [CAIRN_STORE_SHARDS_DROP] = { CAIRN_STORED_SHARDS, DROP },
@@ -470,11 +479,20 @@ static cairn_status put_tenant(struct coord_store *store, const struct stored_jo
     return apply_change(store, CAIRN_STORE_TENANT, &row, 1, why);
 }
 
+/* Stores with what initial state the job began, if that is known. */
+static cairn_status put_begun(struct coord_store *store, const struct stored_job *job,
+                              struct sentence *why)
+{
+    const struct stored_begun row = { job->id, job->begun };
+    return job->begun != NULL ? apply_change(store, CAIRN_STORE_BEGUN, &row, 1, why) : CAIRN_OK;
+}
+
 /* Applies a change to its rows. The caller has begun a transaction. */
 static cairn_status apply_change(struct coord_store *store, enum store_change change,
                                  const void *rows, size_t count, struct sentence *why)
 {
     const bool has_shards = change == CAIRN_STORE_JOB || change == CAIRN_STORE_LAYOUT;
+    const bool has_begun = change == CAIRN_STORE_JOB || change == CAIRN_STORE_INITIALIZED;
     sqlite3_stmt *s;
     cairn_status status = prepare_change(store, change, &s, why);
     if (status != CAIRN_OK) return status;
@@ -483,6 +501,7 @@ static cairn_status apply_change(struct coord_store *store, enum store_change ch
         status = run_change(store, change, s, row, why);
         if (status == CAIRN_OK && has_shards) status = put_shards(store, row, why);
         if (status == CAIRN_OK && change == CAIRN_STORE_JOB) status = put_tenant(store, row, why);
+        if (status == CAIRN_OK && has_begun) status = put_begun(store, row, why);
     }
     sqlite3_finalize(s);
     return status;
@@ -773,7 +792,17 @@ struct giving {
     void *context;
     struct stored_job *job; /* borrowed: the job with its shards, while it is given */
     bool has_tenant;
+    char begun[2 * CAIRN_INIT_DIGEST_BYTES + 1];
 };
+
+static cairn_status take_begun(void *context, const void *row, struct sentence *why)
+{
+    struct giving *giving = context;
+    (void)why;
+    snprintf(giving->begun, sizeof giving->begun, "%s", ((const struct stored_begun *)row)->digest);
+    giving->job->begun = giving->begun;
+    return CAIRN_OK;
+}
 
 static cairn_status give_with_tenant(void *context, const void *row, struct sentence *why)
 {
@@ -794,6 +823,8 @@ static cairn_status give_job(void *context, const void *row, struct sentence *wh
     job.weighed = g.weighed;
     giving->job = &job;
     giving->has_tenant = false;
+    if (status == CAIRN_OK)
+        status = load_rows(g.store, CAIRN_STORED_BEGUN, &job.id, take_begun, giving, why);
     if (status == CAIRN_OK)
         status = load_rows(g.store, CAIRN_STORED_TENANTS, &job.id, give_with_tenant, giving, why);
     if (status == CAIRN_OK && !giving->has_tenant)
@@ -922,7 +953,8 @@ struct coord_save {
     size_t row_count;
     struct stored_shard *shards;  /* the shards of a job's row */
     struct stored_tenant *tenant; /* the tenant of a job's row */
-    struct packed *held[3];       /* held: large data to which the row points */
+    char begun[2 * CAIRN_INIT_DIGEST_BYTES + 1];
+    struct packed *held[3]; /* held: large data to which the row points */
     struct sentence why;
     uint64_t store_writes; /* rows that the store had written when the save was done */
 };
@@ -1079,6 +1111,10 @@ cairn_status coord_save_job(struct coord_job *job, enum store_change change, str
     if (save == NULL) return save_start(NULL, why);
     struct stored_job *row = save->rows;
     save->saved.job = job->id;
+    if (job->init.source.known)
+        sodium_bin2hex(save->begun, sizeof save->begun, job->init.source.bytes,
+                       sizeof job->init.source.bytes);
+    row->begun = save->begun; // "": it is not known any more
     if (change == CAIRN_STORE_INITIALIZED) row->initialized = true;
     if (change == CAIRN_STORE_GENERATION) row->generation_reserved = number;
     if (change == CAIRN_STORE_JOB)

@@ -113,6 +113,12 @@ struct stored_tenant {
     uint64_t made_unix_s;
 };
 
+/* the digest of the initial state that a worker put, in hexadecimal; "": it is not known */
+struct stored_begun {
+    uint64_t job;
+    const char *digest;
+};
+
 struct stored_job {
     uint64_t id;
     const char *name;
@@ -140,6 +146,8 @@ struct stored_job {
     bool weighed; /* true: a re-sharding is under way, so the shards have weights */
     double pause; /* the pause of the re-sharding under way */
     const struct stored_tenant *tenant; /* its field `job` is ignored; NULL: not known */
+    const char
+        *begun; /* digest of the initial state that a worker put, in hexadecimal; NULL: not known */
 };
 
 /* a dropped job: if shards still hold parts of it, these are leftovers of our own */
@@ -214,6 +222,7 @@ enum store_kind {
     CAIRN_STORED_NODES,   /* struct stored_node, by shard */
     CAIRN_STORED_AUDIT,   /* struct stored_event, by number: the audit log */
     CAIRN_STORED_TENANTS, /* struct stored_tenant: written and read together with the job */
+    CAIRN_STORED_BEGUN,   /* struct stored_begun: the same */
     CAIRN_STORED_KINDS
 };
 
@@ -225,7 +234,7 @@ enum store_change {
     /* writes the job's epoch, reserved rounds, shards, and all fields about layouts */
     CAIRN_STORE_LAYOUT,
     CAIRN_STORE_EPOCH,       /* writes the job's epoch and reserved rounds */
-    CAIRN_STORE_INITIALIZED, /* writes the job's `initialized` */
+    CAIRN_STORE_INITIALIZED, /* writes the job's `initialized`, and `begun` */
     CAIRN_STORE_GENERATION,  /* writes the job's generation_reserved */
     CAIRN_STORE_JOB_DROP,    /* deletes the job with this id, and adds it to the dropped jobs */
     CAIRN_STORE_STORAGE,     /* writes `storage` of the meta row */
@@ -244,6 +253,7 @@ enum store_change {
     CAIRN_STORE_NODE,
     CAIRN_STORE_NODE_DROP,
     CAIRN_STORE_TENANT, /* writes whose the job is */
+    CAIRN_STORE_BEGUN,  /* writes with what initial state the job began */
     /* the next kinds are used by the store itself */
     CAIRN_STORE_START,
     CAIRN_STORE_SHARDS,
