@@ -24,11 +24,12 @@ struct coord_job;         /* job.h */
 /* ==== those who wait ==== */
 
 /* A request that waits for a snapshot, a restore, an amendment or the like. The waiter is freed when its
- * session ends, at the latest. */
+ * session ends, unless the audit log waits for the end, too. */
 struct coord_waiter {
     LIST_ENTRY(coord_waiter) of_list, of_session;
-    struct coord_session *session;
+    struct coord_session *session; /* NULL: nobody is answered */
     uint32_t request;
+    struct coord_asked *asked; /* held; NULL: the audit log does not wait */
 };
 
 LIST_HEAD(coord_waiters, coord_waiter);
@@ -37,8 +38,11 @@ LIST_HEAD(coord_waiters, coord_waiter);
 CAIRN_MUST_CHECK cairn_status coord_waiters_add(struct coord_waiters *list,
                                                 struct coord_session *session, uint32_t request,
                                                 struct sentence *why);
-/* Called when the coordinator stops: frees the waiters. They get no answer; their connections end
- * instead. */
+/* Has the audit log wait for the end of the request's work, which is when this list is answered; call it
+ * before coord_waiters_add, if the request itself is answered earlier. */
+void coord_waiters_note_end(struct coord_waiters *list, struct coord_session *session,
+                            uint32_t request);
+/* Called when the coordinator stops, or nobody can be answered: frees the waiters. */
 void coord_waiters_release(struct coord_waiters *list);
 /* Answers every waiter of the list, and empties the list. */
 void coord_waiters_answer(struct coord_waiters *list, uint16_t type,
@@ -280,6 +284,7 @@ struct coord_work {
     /* the session to answer; NULL: there is none, or the session has ended */
     struct coord_session *session;
     uint32_t request;
+    struct coord_asked *asked; /* held; NULL: the audit log does not wait for the outcome */
     void (*run)(struct coord_work *work); /* runs on another thread */
     void (*done)(
         struct coord_work *work); /* called on the loop; frees the work, unless free_it is set */
@@ -422,15 +427,24 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
 
 /* Returns the command line of a request that changes something; NULL: it changes nothing. */
 const char *coord_asked_verb(const struct coord_row *row, const ProtobufCMessage *message);
-/* Notes a request of a command that changes something, unless it is only counted (store.h); `what` then
- * says what was asked, else it is empty. It names the request as the command line does, by its
+/* A request that the audit log has noted as begun, while somebody holds it who knows how its work ends. */
+struct coord_asked;
+
+/* Notes a request of a command that changes something, and makes it the one that is being handled. NULL: it
+ * is only counted (store.h), or there is no memory. The log names it as the command line does, by its
  * coord_asked_verb, and has as many of the arguments as fit. It says how many arguments were left out. */
-void coord_asked_note(const struct coord_session *session, const struct coord_row *row,
-                      const char *verb, const ProtobufCMessage *message, struct sentence *what);
-/* Notes in the audit log that the request was begun, or why it failed, unless `what` is empty. The work that
- * was begun may still fail later: the events say so. */
-void coord_asked_done(const struct coord_session *session, const struct coord_row *row,
-                      const ProtobufCMessage *message, const struct sentence *what,
-                      cairn_status status, const char *why);
+struct coord_asked *coord_asked_note(const struct coord_session *session,
+                                     const struct coord_row *row, const char *verb,
+                                     const ProtobufCMessage *message, uint32_t request);
+/* Notes in the audit log that the request was begun, or why it failed, and lets go of it; NULL is fine. */
+void coord_asked_done(struct coord_asked *asked, cairn_status status, const char *why);
+/* Returns the request, if it is the one that is being handled, and nobody has called coord_asked_hold_end for
+ * it. The caller calls coord_asked_end once. NULL: it is not. */
+struct coord_asked *coord_asked_hold(const struct coord_session *session, uint32_t request);
+/* Does the same for the end of the request's work, so its answer is no end. */
+struct coord_asked *coord_asked_hold_end(const struct coord_session *session, uint32_t request);
+/* The holder's work has ended. When that of all holders has, the audit log says so, or what failed first.
+ * NULL is fine. */
+void coord_asked_end(struct coord_asked *asked, cairn_status status, const char *why);
 
 #endif

@@ -839,36 +839,125 @@ const char *coord_asked_verb(const struct coord_row *row, const ProtobufCMessage
     return row->verb;
 }
 
-void coord_asked_note(const struct coord_session *session, const struct coord_row *row,
-                      const char *verb, const ProtobufCMessage *message, struct sentence *what)
+struct coord_asked {
+    struct coord *cluster;
+    const struct coord_session *session; /* of the request, while it is being handled */
+    uint32_t request;
+    uint32_t holders;    /* whoever handles it is one */
+    bool was_held;       /* by somebody else */
+    bool has_end;        /* somebody holds the end of its work, so its answer is no end */
+    uint64_t number;     /* of the entry that says that it was begun; 0: there is none */
+    cairn_status status; /* the first failure of a holder */
+    struct sentence why;
+    char *job, *who, *what; /* owned */
+};
+
+static void free_asked(struct coord_asked *asked)
 {
-    struct sentence who;
-    what->text[0] = '\0';
-    describe_peer(session->peer, &who);
-    if (!access_role(coord_who(session), CAIRN_MAY_ADMIN) &&
-        !is_of_first(session->cluster, "begun", who.text, "requests", CAIRN_ASKED_FIRST))
-        return;
-    const char *job = coord_row_job(row, message);
-    sentence_set(what, "%s", verb);
-    add_fields(message, 1, what);
-    sentence_add(&who, " as admin %s at %s", session->name, peer_name(session->peer));
-    log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", job, 0 }, { "who", who.text, 0 }), "asked: %s",
-               what->text);
-    coord_event_note(session->cluster, CAIRN_EVENT_ASKED, job, who.text, "%s", what->text);
+    free(asked->job);
+    free(asked->who);
+    free(asked->what);
+    free(asked);
 }
 
-void coord_asked_done(const struct coord_session *session, const struct coord_row *row,
-                      const ProtobufCMessage *message, const struct sentence *what,
-                      cairn_status status, const char *why)
+static struct coord_asked *open_asked(const struct coord_session *session, const char *job,
+                                      const struct sentence *what)
 {
-    struct sentence who, text;
-    if (what->text[0] == '\0') return;
+    struct coord_asked *asked = calloc(1, sizeof *asked);
+    struct sentence who;
+    if (asked == NULL) return NULL;
     describe_peer(session->peer, &who);
     sentence_add(&who, " at %s", peer_name(session->peer));
-    sentence_set(&text, "%s", what->text);
+    asked->cluster = session->cluster;
+    asked->session = session;
+    asked->holders = 1;
+    asked->job = strdup(job);
+    asked->who = strdup(who.text);
+    asked->what = strdup(what->text);
+    if (asked->job != NULL && asked->who != NULL && asked->what != NULL) return asked;
+    free_asked(asked);
+    return NULL;
+}
+
+struct coord_asked *coord_asked_note(const struct coord_session *session,
+                                     const struct coord_row *row, const char *verb,
+                                     const ProtobufCMessage *message, uint32_t request)
+{
+    struct coord *cluster = session->cluster;
+    struct sentence who, what;
+    describe_peer(session->peer, &who);
+    if (!access_role(coord_who(session), CAIRN_MAY_ADMIN) &&
+        !is_of_first(cluster, "begun", who.text, "requests", CAIRN_ASKED_FIRST))
+        return NULL;
+    const char *job = coord_row_job(row, message);
+    sentence_set(&what, "%s", verb);
+    add_fields(message, 1, &what);
+    sentence_add(&who, " as admin %s at %s", session->name, peer_name(session->peer));
+    log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", job, 0 }, { "who", who.text, 0 }), "asked: %s",
+               what.text);
+    coord_event_note(cluster, CAIRN_EVENT_ASKED, job, who.text, "%s", what.text);
+    struct coord_asked *asked = open_asked(session, job, &what);
+    if (asked != NULL) asked->request = request;
+    return cluster->audit.asking = asked;
+}
+
+/* Returns the entry's number. */
+static uint64_t note_asked(const struct coord_asked *asked, const char *kind, cairn_status status,
+                           const char *why)
+{
+    struct coord_events *log = &asked->cluster->audit.log;
+    struct sentence text;
+    sentence_set(&text, "%s", asked->what);
+    if (asked->number != 0) sentence_add(&text, " (entry %" PRIu64 ")", asked->number);
     if (status != CAIRN_OK) sentence_add(&text, ": %s: %s", status_code_name((int)status), why);
-    add_event(&session->cluster->audit.log, status == CAIRN_OK ? "begun" : "failed",
-              coord_row_job(row, message), who.text, text.text);
+    add_event(log, kind, asked->job, asked->who, text.text);
+    return log->next - 1;
+}
+
+/* Nobody holds it any more: notes how it ended, unless it failed as it was begun, or ended then. */
+static void end_asked(struct coord_asked *asked)
+{
+    if (asked->number != 0 && asked->was_held && !asked->cluster->closing)
+        (void)note_asked(asked, asked->status == CAIRN_OK ? "ended" : "failed", asked->status,
+                         asked->why.text);
+    free_asked(asked);
+}
+
+void coord_asked_done(struct coord_asked *asked, cairn_status status, const char *why)
+{
+    if (asked == NULL) return;
+    asked->cluster->audit.asking = NULL;
+    asked->session = NULL;
+    const uint64_t number = note_asked(asked, status == CAIRN_OK ? "begun" : "failed", status, why);
+    if (status == CAIRN_OK) asked->number = number;
+    if (--asked->holders == 0) end_asked(asked);
+}
+
+struct coord_asked *coord_asked_hold(const struct coord_session *session, uint32_t request)
+{
+    struct coord_asked *asked = session->cluster->audit.asking;
+    if (asked == NULL || asked->session != session || asked->request != request || asked->has_end)
+        return NULL;
+    asked->holders++;
+    asked->was_held = true;
+    return asked;
+}
+
+struct coord_asked *coord_asked_hold_end(const struct coord_session *session, uint32_t request)
+{
+    struct coord_asked *asked = session->cluster->audit.asking;
+    if (asked == NULL || asked->session != session || asked->request != request) return NULL;
+    asked->has_end = asked->was_held = true;
+    asked->holders++;
+    return asked;
+}
+
+void coord_asked_end(struct coord_asked *asked, cairn_status status, const char *why)
+{
+    if (asked == NULL) return;
+    if (status != CAIRN_OK && asked->status == CAIRN_OK)
+        asked->status = fail_with(&asked->why, status, "%s", why);
+    if (--asked->holders == 0) end_asked(asked);
 }
 
 /* ==== clock ==== */

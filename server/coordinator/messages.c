@@ -764,7 +764,8 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
     if (session->role != CAIRN_ROLE_WIRE_SHARD && request == 0 && (row == NULL || !row->is_notice))
         return false; // only a notice may come without a request id
     if (row == NULL) return false;
-    struct sentence why = { "" }, asked = { "" };
+    struct sentence why = { "" };
+    struct coord_asked *asked = NULL;
     // of a request of the command line; NULL: the request changes nothing, or is none
     const char *verb = row->from == CAIRN_FROM_ADMIN ? coord_asked_verb(row, message) : NULL;
     const cairn_status allowed = judge_identity(session, row, message, verb, &why);
@@ -772,7 +773,7 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
         if (request != 0) coord_session_error(session, request, allowed, why.text);
         return true;
     }
-    if (verb != NULL) coord_asked_note(session, row, verb, message, &asked);
+    if (verb != NULL) asked = coord_asked_note(session, row, verb, message, request);
     assert(number != NULL || (row->by_part == NULL && row->by_member == NULL));
     if (row->by_frame != NULL) return row->by_frame(session, frame);
     if (row->by_part != NULL) {
@@ -788,10 +789,10 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
     if (row->asks != NULL) {
         const cairn_status status = row->asks(session, request, message, &why);
         if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
-        coord_asked_done(session, row, message, &asked, status, why.text);
+        coord_asked_done(asked, status, why.text);
         return true;
     }
     row->by_session(session, request, message);
-    coord_asked_done(session, row, message, &asked, CAIRN_OK, "");
+    coord_asked_done(asked, CAIRN_OK, "");
     return true;
 }

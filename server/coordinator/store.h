@@ -447,7 +447,8 @@ void coord_events_faults(const struct coord *cluster, const char *job, struct ev
 /* ==== audit ==== */
 
 /* The audit log: what admins did, and what was refused to whom, with the time, the identity, the address,
- * the request and its outcome. `cairn cluster audit` shows it. It is kept as the events are,
+ * the request and its outcome: an entry when it is begun, and another one when its work has ended.
+ * `cairn cluster audit` shows it. It is kept as the events are,
  * CAIRN_STORE_EVENTS_MAX entries apart from theirs, so it has a bound, and no event takes an entry away.
  * Nothing is refused because an entry cannot be written: a full disk is logged, and the entry is written
  * later.
@@ -480,6 +481,7 @@ struct coord_refusals {
 struct coord_audit {
     struct coord_events log;
     struct coord_refusals refusals;
+    struct coord_asked *asking; /* the request that is being handled; NULL: none */
 };
 
 /* Notes that something (`what`: "connect", "key add") was refused to somebody. False: it is only counted. */

@@ -227,4 +227,53 @@ TEST(a_cut_data_path_is_an_event_said_once_and_shown_by_the_job_while_it_lasts)
     expect(page, at, "path-whole", "shard s0", "hears s1 over the data path again");
 }
 
+/* ---- the audit log ---- */
+
+static const Cairn__Event *last_audit(void)
+{
+    const Cairn__Events *page = fake_call(&admin, Events, AuditGet);
+    ck_assert_uint_gt(page->n_events, 0);
+    return page->events[page->n_events - 1];
+}
+
+/* Of the request that was noted last: begun, and then this. */
+static void expect_end(const char *kind, const char *word)
+{
+    char begun[64];
+    const Cairn__Events *page = fake_call(&admin, Events, AuditGet);
+    ck_assert_uint_ge(page->n_events, 2);
+    const Cairn__Event *const *last =
+        (const Cairn__Event *const *)&page->events[page->n_events - 2];
+    ck_assert_str_eq(last[0]->kind, "begun");
+    ck_assert_str_eq(last[1]->kind, kind);
+    ck_assert_str_eq(last[1]->who, last[0]->who);
+    ck_assert_str_eq(last[1]->job, "toy");
+    snprintf(begun, sizeof begun, "%.40s (entry %llu)", last[0]->text,
+             (unsigned long long)last[0]->number);
+    ck_assert_msg(strncmp(last[1]->text, begun, strlen(begun)) == 0, "%s", last[1]->text);
+    ck_assert_msg(strstr(last[1]->text, word) != NULL, "%s", last[1]->text);
+}
+
+/* Whoever asked waits for it, or does not, or is gone. */
+TEST_EACH(work_that_fails_later_is_in_the_audit_log, 0, 3)
+{
+    struct fake_peer peer = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "peer");
+    fake.shards[0].fail_part = "the disk of s0 is full";
+    const uint32_t request = fake_ask(&peer, SnapshotCreate, .job = "toy", .wait = _i != 1);
+    if (_i == 2) fake_peer_close(&peer);
+    if (_i == 1) fake_hear(&peer, SnapshotStatus, request);
+    if (_i == 0) fake_expect_error(&peer, request, CAIRN_ERR_NO_SPACE, "is full");
+    fake_until(&fake, fake.cluster->audit.log.next > 1 && strcmp(last_audit()->kind, "begun") != 0);
+    expect_end("failed", "CAIRN_ERR_NO_SPACE: s0: the disk of s0 is full");
+    restart_coordinator();
+    ck_assert_str_eq(last_audit()->kind, "failed");
+    if (_i != 2) fake_peer_close(&peer);
+}
+
+TEST(work_that_is_done_later_is_in_the_audit_log_too)
+{
+    take_snapshot();
+    expect_end("ended", "");
+}
+
 SUITE(60, open_ticking, close_fake);

@@ -546,7 +546,7 @@ static void last_is(const char *kind, const char *what, const char *who)
 TEST(actions_are_noted_with_their_outcome_also_after_a_restart)
 {
     added("alice", "worker");
-    last_is("begun", "key add name=alice roles=worker", " at ");
+    last_is("ended", "key add name=alice roles=worker (entry 1)", " at ");
     refused(ask_change(.op = CAIRN_KEY_REVOKE, .name = wire_text("bob")), CAIRN_ERR_NOT_FOUND, "");
     last_is("failed", "key revoke name=bob: CAIRN_ERR_NOT_FOUND", " at ");
     restart_coordinator();
