@@ -101,6 +101,12 @@ static const struct column event_columns[] = {
     { COLUMN("kind", TEXT, kind) },       { COLUMN("job", TEXT, job) },
     { COLUMN("who", TEXT, who) },         { COLUMN("text", TEXT, text) },
 };
+static const struct column event_apart_columns[] = {
+    { COLUMN("place", NUMBER, place) },     { COLUMN("number", NUMBER, number) },
+    { COLUMN("unix_ms", NUMBER, unix_ms) }, { COLUMN("kind", TEXT, kind) },
+    { COLUMN("job", TEXT, job) },           { COLUMN("who", TEXT, who) },
+    { COLUMN("text", TEXT, text) },
+};
 #undef ROW
 
 #define ROW struct stored_token
@@ -184,6 +190,10 @@ static const struct table {
     [CAIRN_STORED_AUDIT] = TABLE("audit", struct stored_event, event_columns, "number", "number"),
     [CAIRN_STORED_TENANTS] = TABLE("tenants", struct stored_tenant, tenant_columns, "job", "job"),
     [CAIRN_STORED_BEGUN] = TABLE("begun", struct stored_begun, begun_columns, "job", "job"),
+    [CAIRN_STORED_EVENTS_APART] = TABLE("events_apart", struct stored_event, event_apart_columns,
+                                        "place", "place"),
+    [CAIRN_STORED_AUDIT_APART] = TABLE("audit_apart", struct stored_event, event_apart_columns,
+                                       "place", "place"),
 };
 
 static const struct change {
@@ -204,6 +214,8 @@ static const struct change {
     [CAIRN_STORE_KEY_DROP] = { CAIRN_STORED_KEYS, DROP },
     [CAIRN_STORE_EVENTS] = { CAIRN_STORED_EVENTS, PUT },
     [CAIRN_STORE_AUDIT] = { CAIRN_STORED_AUDIT, PUT },
+    [CAIRN_STORE_EVENTS_APART] = { CAIRN_STORED_EVENTS_APART, PUT },
+    [CAIRN_STORE_AUDIT_APART] = { CAIRN_STORED_AUDIT_APART, PUT },
     [CAIRN_STORE_TOKEN] = { CAIRN_STORED_TOKENS, PUT },
     [CAIRN_STORE_SEEN] = { CAIRN_STORED_TOKENS, SET },
     [CAIRN_STORE_CURVE] = { CAIRN_STORED_CURVES, PUT },
@@ -222,7 +234,11 @@ static const struct change {
 static const char schema_triggers[] =
     "CREATE TRIGGER IF NOT EXISTS drops AFTER DELETE ON jobs BEGIN INSERT OR REPLACE INTO dropped "
     "(job) VALUES (old.id); DELETE FROM dropped WHERE place <= (SELECT max(place) FROM dropped) - "
-    "%d; END; CREATE TRIGGER IF NOT EXISTS notes AFTER INSERT ON events BEGIN DELETE FROM events "
+    "%d; END; CREATE TRIGGER IF NOT EXISTS notes_apart AFTER INSERT ON events_apart BEGIN DELETE "
+    "FROM events_apart WHERE place <= new.place - %d; END; CREATE TRIGGER IF NOT EXISTS "
+    "audits_apart AFTER INSERT ON audit_apart BEGIN DELETE FROM audit_apart WHERE place <= "
+    "new.place - %d; END; CREATE TRIGGER IF NOT EXISTS notes AFTER INSERT ON events BEGIN DELETE "
+    "FROM events "
     "WHERE number <= new.number - %d; END; CREATE TRIGGER IF NOT EXISTS audits AFTER INSERT ON "
     "audit BEGIN DELETE FROM audit WHERE number <= new.number - %d; END; CREATE TRIGGER IF NOT "
     "EXISTS lets_go AFTER UPDATE OF secret ON tokens WHEN new.secret = '' BEGIN DELETE FROM tokens "
@@ -513,6 +529,7 @@ cairn_status store_write(struct coord_store *store, enum store_change change, co
     // The next epoch must not wait until the disk has the events, because events are no part of a
     // job's durable state.
     const bool is_lazy = change == CAIRN_STORE_EVENTS || change == CAIRN_STORE_AUDIT ||
+                         change == CAIRN_STORE_EVENTS_APART || change == CAIRN_STORE_AUDIT_APART ||
                          change == CAIRN_STORE_SEEN;
     const int before = sqlite3_total_changes(store->db);
     cairn_status status = run_sql(
@@ -657,7 +674,8 @@ static cairn_status create_tables(struct coord_store *store, struct sentence *wh
         if (status == CAIRN_OK) status = run_sql(store, sql.text, why);
     }
     sentence_set(&sql, schema_triggers, CAIRN_STORE_DROPPED_MAX, CAIRN_STORE_EVENTS_MAX,
-                 CAIRN_STORE_EVENTS_MAX, CAIRN_STORE_CURVES_MAX);
+                 CAIRN_STORE_EVENTS_MAX, CAIRN_STORE_EVENTS_MAX, CAIRN_STORE_EVENTS_MAX,
+                 CAIRN_STORE_CURVES_MAX);
     return status == CAIRN_OK ? run_sql(store, sql.text, why) : status;
 }
 

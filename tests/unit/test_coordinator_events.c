@@ -104,11 +104,12 @@ TEST(of_more_than_are_kept_the_oldest_go_here_and_in_the_store)
     const uint64_t writes = coord_store_writes(fake.cluster);
     for (int i = 0; i < 12; i++) { // each is written before the next ones come
         note_many(512);
-        fake_until(&fake, fake.cluster->events.saved == fake.cluster->events.next);
+        fake_until(&fake,
+                   fake.cluster->events.rings[0].saved == fake.cluster->events.rings[0].next);
     }
     ck_assert_uint_eq(coord_store_writes(fake.cluster), writes);
     for (int i = 0; i < 2; i++) {
-        const struct coord_events *events = &fake.cluster->events;
+        const struct event_ring *events = &fake.cluster->events.rings[CAIRN_EVENTS_OF_ALL];
         ck_assert_uint_eq(events->next - events->first, CAIRN_STORE_EVENTS_MAX);
         Cairn__Events *page = ask(0, 0);
         ck_assert_uint_eq(page->events[0]->number, events->first);
@@ -252,6 +253,33 @@ static void expect_end(const char *kind, const char *word)
              (unsigned long long)last[0]->number);
     ck_assert_msg(strncmp(last[1]->text, begun, strlen(begun)) == 0, "%s", last[1]->text);
     ck_assert_msg(strstr(last[1]->text, word) != NULL, "%s", last[1]->text);
+}
+
+static void expect_share(void)
+{
+    const Cairn__Events *page = ask(0, 0);
+    expect(page, 0, "asked", "", "job share");
+    page = fake_call(&admin, Events, AuditGet);
+    expect(page, 0, "begun", "", "job share name=toy");
+    for (size_t i = 1; i < page->n_events; i++)
+        ck_assert_uint_gt(page->events[i]->number, page->events[i - 1]->number);
+}
+
+/* Attaching and dropping, and what is refused to one who is no admin. */
+TEST(what_any_token_can_cause_pushes_no_admins_request_out)
+{
+    char who[32];
+    fake_call(&admin, JobShared, JobShare, .name = "toy", .owners = "green");
+    for (int i = 0; i < CAIRN_STORE_EVENTS_MAX + 10; i++) {
+        snprintf(who, sizeof who, "user%d", i);
+        coord_event_note(fake.cluster, CAIRN_EVENT_ATTACHED, "toy", who, "%d", i);
+        for (size_t r = 0; r <= CAIRN_REFUSALS_MAX; r++)
+            fake.cluster->audit.refusals.list[r].who[0] = '\0';
+        ck_assert(coord_audit_refused(fake.cluster, who, "connect", "no"));
+    }
+    expect_share();
+    restart_coordinator();
+    expect_share();
 }
 
 /* Whoever asked waits for it, or does not, or is gone. */

@@ -613,11 +613,11 @@ TEST(a_full_disk_refuses_nothing_and_the_entry_comes_later)
     let_files_grow(false);
     coord_audit_refused(fake.cluster, "mallory", "connect", "no");
     coord_events_tick(fake.cluster);
-    fake_until(&fake, fake.cluster->audit.log.failed);
+    fake_until(&fake, fake.cluster->audit.log.rings[CAIRN_EVENTS_OF_ALL].failed);
     last_is("refused", "connect: no", "mallory");
     let_files_grow(true);
     coord_events_tick(fake.cluster);
-    fake_until(&fake, !fake.cluster->audit.log.failed);
+    fake_until(&fake, !fake.cluster->audit.log.rings[CAIRN_EVENTS_OF_ALL].failed);
     restart_coordinator();
     last_is("refused", "connect: no", "mallory");
 }
