@@ -601,6 +601,7 @@ void attach_read(struct job *job)
         job->known.found = a->step > a->first_step;
         job->known.found_step = a->step;
         snprintf(job->known.made_by, sizeof job->known.made_by, "%s", a->made_by);
+        sentence_set(&job->known.notice, "%s", a->notice);
     }
     job->attachment.attached_once = true;
     job->known.initialized = a->initialized;

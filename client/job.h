@@ -124,6 +124,7 @@ struct puts {
     uint64_t open;          /* puts that are not done */
     /* moments were put; stays true even if everything had to be put again since */
     bool has_moments;
+    bool compares; /* puts were refused, because the job has its state, and hashed all the same */
     cairn_status status; /* the first failure of a put */
     struct sentence why;
 };
@@ -235,6 +236,7 @@ struct known_state {
     bool found; /* the job had taken steps */
     uint64_t found_step;
     char made_by[CAIRN_NAME_MAX + 16];
+    struct sentence notice; /* how the job differs from this worker's spec; "": it does not */
 };
 
 /* The versions that this client asked the coordinator to keep. */

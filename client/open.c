@@ -590,6 +590,8 @@ cairn_status cairn_job_open(cairn *session, const char *name, const struct cairn
     cairn_status status = job != NULL ? open_inside(job, spec, timeout_ms)
                                       : client_fail(CAIRN_ERR_NO_MEMORY, "out of memory");
     if (status == CAIRN_OK) *out = job->handle;
+    const struct sentence notice = WITH_LOCK(&s->lock, job->known.notice);
+    if (status == CAIRN_OK && notice.text[0] != '\0') session_tell(s, name, notice.text);
     job_unref(job);
     return status;
 }

@@ -81,6 +81,17 @@ static size_t puts_digest(struct job *job, uint8_t digest_out[DIGEST_BYTES])
     return count;
 }
 
+/* Under the lock: true if every tensor was hashed that a worker brings. The digest of a part of them would
+ * differ from the source's in any case. */
+static bool puts_whole(const struct job *job)
+{
+    for (size_t i = 0; i < job->spec.tensor_count; i++)
+        if (job->spec.tensors[i].alias_of == NULL && !spec_has_origin(&job->spec, i) &&
+            (job->puts.notes == NULL || !job->puts.notes[i].known))
+            return false;
+    return true;
+}
+
 /* Returns the first bytes of the digest of every tensor of the job, for InitDone.held; the bytes are 0
  * for a tensor that was not hashed. The caller frees the result. NULL: no memory, or the job has more
  * tensors than fit into a message. */
@@ -156,7 +167,10 @@ static void puts_end(struct job *job, cairn_status status)
     // other values, these can be corrected, too, but rank 0's values are those of the job.
     const bool again = status == CAIRN_ERR_NOT_READY ||
                        (status == CAIRN_ERR_MISMATCH && client_tiles_hold(job));
-    for (size_t i = 0; again && job->puts.notes != NULL && i < job->spec.tensor_count; i++)
+    // what was compared was not put, and is compared once
+    const bool forgets = again || (status == CAIRN_OK && job->puts.compares);
+    if (forgets) job->puts.compares = false;
+    for (size_t i = 0; forgets && job->puts.notes != NULL && i < job->spec.tensor_count; i++)
         job->puts.notes[i].put = 0, job->puts.notes[i].known = false;
 }
 
@@ -200,6 +214,12 @@ static cairn_status puts_explain(struct job *job, cairn_status status, size_t co
 
 /* ==== put ==== */
 
+static bool has_tiles(struct job *job)
+{
+    HOLD_LOCK(&job->session->lock);
+    return client_tiles_hold(job);
+}
+
 /* Returns true if this rank's puts are the job's state. With tiles, each rank puts the parts that
  * it holds. Without tiles, rank 0 puts everything, and the puts of other ranks are compared with
  * rank 0's puts. */
@@ -231,6 +251,27 @@ static cairn_status judge_put_box(struct job *job, size_t tensor, const struct c
     if (job->member.rank == 0 && box != NULL && box_is_whole(box, shape))
         return api_judge_box(job, tensor, box, mem, piece_out);
     return api_judge_own(job, tensor, box, mem, piece_out);
+}
+
+/* Hashes a parameter whose put is refused, because the job has its state already: cairn_init_done then has
+ * the coordinator compare what this worker would have put. If it cannot be hashed, that is no error, for
+ * nothing is put. */
+static void compare_refused(struct job *job, struct command *pattern, const struct cairn_box *box,
+                            struct cairn_mem *mem)
+{
+    struct piece *piece = &pattern->piece;
+    if (pattern->plane != CAIRN_PLANE_PARAM || has_tiles(job) ||
+        judge_put_box(job, pattern->tensor, box, mem, piece) != CAIRN_OK || !piece->whole ||
+        api_prepare(mem, true, pattern) != CAIRN_OK)
+        return;
+    pthread_mutex_lock(&job->session->lock);
+    if (job->puts.notes == NULL)
+        job->puts.notes = calloc(job->spec.tensor_count + 1, sizeof *job->puts.notes);
+    const bool has_notes = job->puts.notes != NULL;
+    job->puts.compares = job->puts.compares || has_notes;
+    pthread_mutex_unlock(&job->session->lock);
+    if (has_notes) (void)!puts_hash(job, pattern->tensor, piece, mem);
+    free(pattern->owned);
 }
 
 /* Sends the values of the source rank; the values of other ranks are only hashed. Moments come from
@@ -375,7 +416,12 @@ cairn_status cairn_put(cairn_job *handle, const char *tensor, const char *plane,
                            job->spec.init_from != NULL ? job->spec.init_from : "its initializer");
     struct command pattern = { .tensor = (uint32_t)index, .plane = (uint8_t)number };
     CAIRN_TRY(judge_part(job, &pattern, part != NULL));
-    CAIRN_TRY(judge_state(job));
+    const cairn_status free_to_put = judge_state(job);
+    if (free_to_put != CAIRN_OK && part == NULL) {
+        compare_refused(job, &pattern, box, &mem);
+        return judge_state(job); // this thread's sentence says so again
+    }
+    CAIRN_TRY(free_to_put);
     if (part != NULL) {
         struct portion portion = {
             .name = tensor, .kind = CAIRN_CHUNK_PUT, .tensor = (uint32_t)index, .mem = mem
@@ -383,6 +429,14 @@ cairn_status cairn_put(cairn_job *handle, const char *tensor, const char *plane,
         return put_part(job, &portion, part, box, op_out);
     }
     return put_whole(job, &pattern, box, &mem, op_out);
+}
+
+/* Tells the trainer what the coordinator says, and frees the reply. */
+static void hear_done(const struct job *job, ProtobufCMessage *reply)
+{
+    const Cairn__Done *done = (const Cairn__Done *)reply;
+    if (done->notice[0] != '\0') session_tell(job->session, job->name, done->notice);
+    message_free(reply);
 }
 
 cairn_status cairn_init_done(cairn_job *handle, const uint8_t *given, int timeout_ms)
@@ -398,7 +452,8 @@ cairn_status cairn_init_done(cairn_job *handle, const uint8_t *given, int timeou
     if (status != CAIRN_OK) return status;
     pthread_mutex_lock(&job->session->lock);
     const bool initialized = job->known.initialized, has_tiles = client_tiles_hold(job);
-    const bool has_moments = job->puts.has_moments;
+    const bool has_moments = job->puts.has_moments, compares = job->puts.compares;
+    const bool is_whole = puts_whole(job);
     // The failure stays until that tensor is put again. Otherwise the job would be sealed with
     // other values.
     if (!puts_any_failed(job)) job->puts.status = CAIRN_OK;
@@ -408,11 +463,12 @@ cairn_status cairn_init_done(cairn_job *handle, const uint8_t *given, int timeou
     if (put != CAIRN_OK)
         return client_fail(put, "a put failed: %s; put that tensor again", why.text);
     uint8_t digest[CAIRN_PUTS_DIGEST_BYTES];
-    const size_t hashed = puts_digest(job, digest);
+    const size_t hashed = !compares || is_whole ? puts_digest(job, digest) : 0;
     if (initialized && (hashed == 0 || has_tiles) && given == NULL) return CAIRN_OK;
     Cairn__InitDone message = CAIRN__INIT_DONE__INIT;
     message.source = job->member.rank == 0 || has_tiles;
     message.moments = has_moments;
+    message.compares = compares;
     message.digest.data = digest;
     message.digest.len = hashed > 0 && !has_tiles ? sizeof digest : 0;
     message.given.data = (uint8_t *)(uintptr_t)given;
@@ -420,9 +476,11 @@ cairn_status cairn_init_done(cairn_job *handle, const uint8_t *given, int timeou
     uint8_t *held = has_tiles ? puts_held(job) : NULL;
     message.held.data = held;
     message.held.len = held != NULL ? job->spec.tensor_count * CAIRN_PUTS_HELD_BYTES : 0;
-    status = ask_coordinator(job, &call, &message.base, deadline_ms, NULL);
+    ProtobufCMessage *reply;
+    status = ask_coordinator(job, &call, &message.base, deadline_ms, &reply);
     free(held);
     if (status != CAIRN_OK) status = puts_explain(job, status, hashed);
     puts_end(job, status);
+    if (status == CAIRN_OK) hear_done(job, reply);
     return status;
 }

@@ -21,6 +21,14 @@ void session_say(const struct session *s, const char *what)
     if (s->on_wait.call == NULL) fprintf(stderr, "cairn: %s\n", what);
 }
 
+void session_tell(const struct session *s, const char *job, const char *text)
+{
+    if (s->on_wait.call != NULL)
+        (void)s->on_wait.call(s->on_wait.context, job, text, 0);
+    else
+        fprintf(stderr, "cairn: job %s: %s\n", job, text);
+}
+
 void session_leave(struct session **s)
 {
     if (*s != NULL) handle_put((*s)->handle);

@@ -382,6 +382,8 @@ void session_leave(struct session **s);
 void session_kick(struct session *s);
 /* Writes to stderr that something is slower than it could be, unless the trainer has an on_wait. */
 void session_say(const struct session *s, const char *what);
+/* Tells the trainer, in its own thread, what it should know of the job, as a call that waits does. */
+void session_tell(const struct session *s, const char *job, const char *text);
 /* Loop thread: wakes the threads whose wake-up is due. */
 void session_wake_due(struct session *s);
 /* Sleeps on `changed` until the deadline; false when it has passed. Under the lock. */

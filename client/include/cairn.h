@@ -310,7 +310,10 @@ typedef enum cairn_role { CAIRN_WORKER = 1, CAIRN_READER = 2 } cairn_role;
  * whenever the call's timeout has passed again, and every minute; if the function returns false, the
  * call ends with CAIRN_ERR_TIMEOUT. If paused_ms is 0, the function is called when the call has
  * waited for 5 s, and then every minute; `text` is the text that cairn_error() would have after a
- * CAIRN_ERR_TIMEOUT. The returned value is ignored then: the call waits until its own timeout. */
+ * CAIRN_ERR_TIMEOUT. The returned value is ignored then: the call waits until its own timeout.
+ * cairn_job_open and cairn_init_done call the function, too, with paused_ms 0, before they return
+ * from a job that is there with another spec or another initial state than this worker brings, and
+ * goes on with its own: `text` has the job's step and what differs. */
 typedef bool (*cairn_wait_fn)(void *context, const char *job, const char *text, int paused_ms);
 
 /* A field that is not set is taken from the environment, or else from the default. If NULL is given
@@ -1000,26 +1003,28 @@ CAIRN_EXPORT cairn_status cairn_job_amend(cairn_job *job, const struct cairn_ame
  * everything. With tiles every worker puts what it holds (replicas put the same values: cairn_init_done
  * compares them), or rank 0 puts every tensor whole, giving the whole tensor's box. Each plane is put
  * once: CAIRN_ERR_EXISTS if it was put already, if the shards make it (init, init_from), or if the job
- * is already initialized. A job is initialized without any put if the shards make all of its tensors.
- * Without tiles a worker of another rank may put the same tensors before the first update: these
- * tensors are not sent, but cairn_init_done compares them with the tensors of rank 0; moments are not
- * compared. The values are not checked: if one is NaN, the gradients will not be finite, and rounds are
- * skipped or fail, according to on_nonfinite. The call waits for no shard and hashes the tensor; for a
- * GPU's memory it waits for mem.stream, and copies the memory. */
+ * is already initialized; then a parameter is only hashed. A job is initialized without any put if the
+ * shards make all of its tensors. Without tiles a worker of another rank may put the same tensors
+ * before the first update: these tensors are not sent, but cairn_init_done compares them with the
+ * tensors of rank 0; moments are not compared. The values are not checked: if one is NaN, the gradients
+ * will not be finite, and rounds are skipped or fail, according to on_nonfinite. The call waits for no
+ * shard and hashes the tensor; for a GPU's memory it waits for mem.stream, and copies the memory. */
 CAIRN_EXPORT cairn_status cairn_put(cairn_job *job, const char *tensor, const char *plane,
                                     const struct cairn_box *box, const struct cairn_mem *mem,
                                     cairn_op **op_out) CAIRN_CHECKED;
 /* Every worker calls cairn_init_done before its first round. The call waits for this worker's puts, and
  * then until the job is sealed. The job is sealed when rank 0 (with tiles: every worker) has reached
- * this call. The call returns at once if the job is initialized already. CAIRN_ERR_NOT_READY names
- * tensors that were not put: put them. Tensors that were put before are kept, and may be put again only
- * with the same values. CAIRN_ERR_EXISTS: the values differ; use `cairn job drop` to begin anew. A put
- * that failed makes this call fail, too, until that tensor is put again. CAIRN_ERR_MISMATCH: this rank
- * put other tensors, or other bits (BLAKE2b), than rank 0. With tiles all ranks get the error, which
- * names a tensor and two ranks that hold the same box and put different bits; all ranks may put again.
- * Beyond 32,768 tensors the bits are not compared with tiles. `digest`: NULL, or 32 bytes of the caller
- * that must be the same on all ranks that give a digest. The coordinator compares the digests that it
- * received, and does not keep them over a restart. */
+ * this call. The call returns at once if the job is initialized already, but for this: if this worker's
+ * puts of all parameters were refused for that reason, and the job began with other bits, the trainer
+ * is told so (cairn_wait_fn). CAIRN_ERR_NOT_READY names tensors that were not put: put them. Tensors
+ * that were put before are kept, and may be put again only with the same values. CAIRN_ERR_EXISTS: the
+ * values differ; use `cairn job drop` to begin anew. A put that failed makes this call fail, too, until
+ * that tensor is put again. CAIRN_ERR_MISMATCH: this rank put other tensors, or other bits (BLAKE2b),
+ * than rank 0. With tiles all ranks get the error, which names a tensor and two ranks that hold the
+ * same box and put different bits; all ranks may put again. Beyond 32,768 tensors the bits are not
+ * compared with tiles. `digest`: NULL, or 32 bytes of the caller that must be the same on all ranks
+ * that give a digest. The coordinator compares the digests that it received, and does not keep them
+ * over a restart. */
 CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
                                           int timeout_ms) CAIRN_CHECKED;
 

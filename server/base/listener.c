@@ -767,15 +767,18 @@ static void come_as_stranger(struct peer *peer)
     source->strangers++;
 }
 
-/* Returns how many connections there may be before such a peer comes. The last ones are for admins of this
- * host, who must be able to mend what is wrong. */
+size_t listener_kept(size_t connections)
+{
+    return connections / 8 < KEPT ? connections / 8 : KEPT;
+}
+
+/* Returns how many connections there may be before such a peer comes. */
 static size_t places_for(const struct peer *peer)
 {
-    const struct listener *listener = peer->listener;
-    const size_t kept = listener->connections_max / 8;
-    if (peer->identity.is_local && (peer->identity.roles & CAIRN_MAY_ADMIN) != 0)
-        return listener->connections_max;
-    return listener->connections_max - (kept < KEPT ? kept : KEPT);
+    const size_t all = peer->listener->connections_max;
+    const bool is_admin_here = peer->identity.is_local &&
+                               (peer->identity.roles & CAIRN_MAY_ADMIN) != 0;
+    return is_admin_here ? all : all - listener_kept(all);
 }
 
 /* Accepts the connection that waits at the endpoint. If there are more than connections_max, closes it at

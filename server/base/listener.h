@@ -78,6 +78,10 @@ struct listener_options {
     char *socket_mode; /* of Unix sockets, as "0660"; NULL or "": CAIRN_SOCKET_MODE */
 };
 
+/* Returns how many of so many connections are kept for admins of this host, who must be able to mend what is
+ * wrong. */
+size_t listener_kept(size_t connections);
+
 /* The rows of a daemon's option table for the member `member` (a struct listener_options) of
  * its `struct_type`. */
 #define CAIRN_LISTENER_CONFIG(struct_type, member)                                             \

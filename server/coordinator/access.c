@@ -117,6 +117,7 @@ bool access_listed(const char *list, const char *name)
 static uint32_t roles_for(enum access_kind kind)
 {
     switch (kind) {
+    case CAIRN_ACCESS_NONE: break;
     case CAIRN_ACCESS_LOOK: return CAIRN_MAY_WORK | CAIRN_MAY_READ | CAIRN_MAY_MONITOR;
     case CAIRN_ACCESS_READ: return CAIRN_MAY_WORK | CAIRN_MAY_READ;
     case CAIRN_ACCESS_WRITE:
@@ -128,6 +129,7 @@ static uint32_t roles_for(enum access_kind kind)
 static const char *verb_for(enum access_kind kind)
 {
     switch (kind) {
+    case CAIRN_ACCESS_NONE: break;
     case CAIRN_ACCESS_LOOK: return "look at";
     case CAIRN_ACCESS_READ: return "read";
     case CAIRN_ACCESS_WRITE: return "write to";

@@ -42,6 +42,7 @@ CAIRN_MUST_CHECK cairn_status access_any(const struct identity *who, uint32_t ro
 
 /* The wish of somebody about a job. Each kind includes those before it. */
 enum access_kind {
+    CAIRN_ACCESS_NONE,  /* nothing that is judged by whose job it is: an admin's alone */
     CAIRN_ACCESS_LOOK,  /* see that it exists, its state and its figures; a monitor may, too */
     CAIRN_ACCESS_READ,  /* read its parameters, list its tensors */
     CAIRN_ACCESS_WRITE, /* train it, take snapshots of it */

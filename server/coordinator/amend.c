@@ -133,6 +133,7 @@ static void switch_over(struct coord_steps *steps)
     coord_tiles_release(job);
     job->tiles = (struct coord_tiles) { 0 };
     swap_in_staged_job(job, staged);
+    job->init.source.known = false; // it was of the tensors that the job had
     coord_job_free(staged);
     log_info("job %s: amended, revision %" PRIu64 ", version %" PRIu64 ".%" PRIu64 ": %zu tensors",
              job->spec.name, job->spec.revision, job->generation, job->base_step,
@@ -766,7 +767,7 @@ const struct coord_operation coord_amending = {
 
 const struct coord_row coord_amend_rows[] = {
     { CAIRN_MSG_JOB_AMEND, CAIRN_FROM_ADMIN, .asks = on_job_amend, .verb = "job amend",
-      .awaits = CAIRN_AWAITS_REPORTS },
+      .awaits = CAIRN_AWAITS_REPORTS, .job = "name", .wants = CAIRN_ACCESS_OWN },
     { CAIRN_MSG_JOB_AMEND, CAIRN_FROM_WORKER, .by_member = on_worker_amends,
       .awaits = CAIRN_AWAITS_REPORTS },
     { 0 },

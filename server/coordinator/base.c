@@ -201,6 +201,7 @@ static void on_run(uv_work_t *req)
 static void finish_work(struct coord_work *work)
 {
     void (*free_it)(struct coord_work *) = work->free_it;
+    coord_asked_end(work->asked, work->status, work->why.text);
     work->done(work); // frees the work if free_it is not set
     if (free_it != NULL) free_it(work);
 }
@@ -256,6 +257,7 @@ bool coord_work_start(struct coord_work *work, struct coord *cluster, struct coo
     if (!work->waits && uv_queue_work(cluster->loop, &work->req, on_run, on_back) != 0)
         return false;
     if (session != NULL) session->wait_count++;
+    if (session != NULL) work->asked = coord_asked_hold(session, request);
     work->next = cluster->under_way.works;
     cluster->under_way.works = work;
     return true;
@@ -339,26 +341,52 @@ cairn_status coord_waiters_add(struct coord_waiters *list, struct coord_session 
     session->wait_count++;
     waiter->session = session;
     waiter->request = request;
+    waiter->asked = coord_asked_hold(session, request);
     LIST_INSERT_HEAD(list, waiter, of_list);
     LIST_INSERT_HEAD(&session->waiters, waiter, of_session);
     return CAIRN_OK;
 }
 
+void coord_waiters_note_end(struct coord_waiters *list, struct coord_session *session,
+                            uint32_t request)
+{
+    struct coord_asked *asked = coord_asked_hold_end(session, request);
+    struct coord_waiter *waiter = asked != NULL ? calloc(1, sizeof *waiter) : NULL;
+    if (waiter == NULL) {
+        coord_asked_end(asked, CAIRN_ERR_NO_MEMORY, "out of memory to note how it ends");
+        return;
+    }
+    waiter->asked = asked;
+    LIST_INSERT_HEAD(list, waiter, of_list);
+}
+
 static void free_waiter(struct coord_waiter *waiter)
 {
     LIST_REMOVE(waiter, of_list);
-    LIST_REMOVE(waiter, of_session);
+    if (waiter->session != NULL) LIST_REMOVE(waiter, of_session);
     free(waiter);
 }
 
 void coord_waiters_forget(struct coord_session *session)
 {
-    while (!LIST_EMPTY(&session->waiters)) free_waiter(LIST_FIRST(&session->waiters));
+    struct coord_waiter *waiter;
+    while ((waiter = LIST_FIRST(&session->waiters)) != NULL) {
+        if (waiter->asked == NULL) {
+            free_waiter(waiter);
+            continue;
+        }
+        LIST_REMOVE(waiter, of_session);
+        waiter->session = NULL;
+    }
 }
 
 void coord_waiters_release(struct coord_waiters *list)
 {
-    while (!LIST_EMPTY(list)) free_waiter(LIST_FIRST(list));
+    while (!LIST_EMPTY(list)) {
+        struct coord_asked *asked = LIST_FIRST(list)->asked;
+        free_waiter(LIST_FIRST(list));
+        coord_asked_end(asked, CAIRN_ERR_CANCELED, "it was given up");
+    }
 }
 
 void coord_waiters_move(struct coord_waiters *from, struct coord_waiters *to)
@@ -373,8 +401,13 @@ void coord_waiters_answer(struct coord_waiters *list, uint16_t type,
 {
     while (!LIST_EMPTY(list)) {
         const struct coord_waiter waiter = *LIST_FIRST(list);
+        const Cairn__Error *error = type == CAIRN_MSG_ERROR ? (const Cairn__Error *)message : NULL;
         free_waiter(LIST_FIRST(list));
-        waiter.session->wait_count--;
+        if (error != NULL)
+            coord_asked_end(waiter.asked, (cairn_status)error->status, error->text);
+        else
+            coord_asked_end(waiter.asked, CAIRN_OK, "");
+        if (waiter.session != NULL) waiter.session->wait_count--;
         coord_session_send(waiter.session, type, waiter.request, message);
     }
 }

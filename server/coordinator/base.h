@@ -10,6 +10,7 @@
 #include "proto/wire/wire.h"
 #include "server/base/listener.h"
 #include "server/base/log.h"
+#include "server/coordinator/access.h"
 #include "server/core/standing.h"
 
 /* ==== names ==== */
@@ -23,11 +24,12 @@ struct coord_job;         /* job.h */
 /* ==== those who wait ==== */
 
 /* A request that waits for a snapshot, a restore, an amendment or the like. The waiter is freed when its
- * session ends, at the latest. */
+ * session ends, unless the audit log waits for the end, too. */
 struct coord_waiter {
     LIST_ENTRY(coord_waiter) of_list, of_session;
-    struct coord_session *session;
+    struct coord_session *session; /* NULL: nobody is answered */
     uint32_t request;
+    struct coord_asked *asked; /* held; NULL: the audit log does not wait */
 };
 
 LIST_HEAD(coord_waiters, coord_waiter);
@@ -36,8 +38,11 @@ LIST_HEAD(coord_waiters, coord_waiter);
 CAIRN_MUST_CHECK cairn_status coord_waiters_add(struct coord_waiters *list,
                                                 struct coord_session *session, uint32_t request,
                                                 struct sentence *why);
-/* Called when the coordinator stops: frees the waiters. They get no answer; their connections end
- * instead. */
+/* Has the audit log wait for the end of the request's work, which is when this list is answered; call it
+ * before coord_waiters_add, if the request itself is answered earlier. */
+void coord_waiters_note_end(struct coord_waiters *list, struct coord_session *session,
+                            uint32_t request);
+/* Called when the coordinator stops, or nobody can be answered: frees the waiters. */
 void coord_waiters_release(struct coord_waiters *list);
 /* Answers every waiter of the list, and empties the list. */
 void coord_waiters_answer(struct coord_waiters *list, uint16_t type,
@@ -225,6 +230,8 @@ struct coord_session {
     /* true: the session is being closed, and its frames are dropped */
     bool closing;
     bool has_old_token; /* a shard whose token is replaced, which the log has said */
+    /* an admin's command, or one that is put out to make room: it takes no owner's place (tenants.h) */
+    bool is_apart;
 };
 
 /* Each of these functions does nothing if the session is NULL or closing. If sending fails, the session is
@@ -277,6 +284,7 @@ struct coord_work {
     /* the session to answer; NULL: there is none, or the session has ended */
     struct coord_session *session;
     uint32_t request;
+    struct coord_asked *asked; /* held; NULL: the audit log does not wait for the outcome */
     void (*run)(struct coord_work *work); /* runs on another thread */
     void (*done)(
         struct coord_work *work); /* called on the loop; frees the work, unless free_it is set */
@@ -323,8 +331,9 @@ void coord_session_on_gone(struct peer *peer, cairn_status status, const char *w
 /* Handles the early requests that need not wait any longer (cluster.h). */
 void coord_sessions_take_early(struct coord *cluster);
 void coord_sessions_tick(struct coord *cluster, uint64_t now_ms, uint64_t away_ms);
-/* Ends the session now: its members leave and its shard is away, whether the peer reads the reason or not. */
-void coord_session_put_out(struct coord_session *session, const char *why);
+/* Ends the session now: its members leave and its shard is away, whether the peer reads the reason or not. A
+ * peer that is put out with CAIRN_ERR_BUSY comes again, and hears then whether there is room. */
+void coord_session_put_out(struct coord_session *session, cairn_status status, const char *why);
 
 /* ==== arrivals ==== */
 
@@ -385,10 +394,18 @@ struct coord_row {
     const char *verb;
     /* The roles (bits of enum secure_role) of which the sender's identity must have one; an admin may send
      * everything. 0: for a request of the command line with a verb, that of an admin; without one, that of
-     * a monitor; else the roles that the sender's Hello needed. Who handles a message about a job that its
-     * owner may send gives the owner's role here, and judges by access_job. */
+     * a monitor; else the roles that the sender's Hello needed. */
     uint32_t needs;
+    /* the field of a request that has a job's name, for the log and the events too; NULL: the message names
+     * no job, or does so by number */
+    const char *job;
+    /* how the request wants to use that job, by which it is judged whose job that is (tenants.h). NONE: its
+     * roles alone judge it, so what is forgotten here is an admin's */
+    enum access_kind wants;
 };
+
+/* Returns the name of the job that the message names by its row; "": it names none. */
+const char *coord_row_job(const struct coord_row *row, const ProtobufCMessage *message);
 
 /* Each file that handles messages has a table of them; messages.c lists the tables. */
 extern const struct coord_row coord_adopt_rows[], coord_amend_rows[], coord_digests_rows[],
@@ -410,14 +427,24 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
 
 /* Returns the command line of a request that changes something; NULL: it changes nothing. */
 const char *coord_asked_verb(const struct coord_row *row, const ProtobufCMessage *message);
-/* Notes a request of a command that changes something, unless it is only counted (store.h); `what` then
- * says what was asked, else it is empty. It names the request as the command line does, by its
+/* A request that the audit log has noted as begun, while somebody holds it who knows how its work ends. */
+struct coord_asked;
+
+/* Notes a request of a command that changes something, and makes it the one that is being handled. NULL: it
+ * is only counted (store.h), or there is no memory. The log names it as the command line does, by its
  * coord_asked_verb, and has as many of the arguments as fit. It says how many arguments were left out. */
-void coord_asked_note(const struct coord_session *session, const char *verb,
-                      const ProtobufCMessage *message, struct sentence *what);
-/* Notes in the audit log that the request was begun, or why it failed, unless `what` is empty. The work that
- * was begun may still fail later: the events say so. */
-void coord_asked_done(const struct coord_session *session, const ProtobufCMessage *message,
-                      const struct sentence *what, cairn_status status, const char *why);
+struct coord_asked *coord_asked_note(const struct coord_session *session,
+                                     const struct coord_row *row, const char *verb,
+                                     const ProtobufCMessage *message, uint32_t request);
+/* Notes in the audit log that the request was begun, or why it failed, and lets go of it; NULL is fine. */
+void coord_asked_done(struct coord_asked *asked, cairn_status status, const char *why);
+/* Returns the request, if it is the one that is being handled, and nobody has called coord_asked_hold_end for
+ * it. The caller calls coord_asked_end once. NULL: it is not. */
+struct coord_asked *coord_asked_hold(const struct coord_session *session, uint32_t request);
+/* Does the same for the end of the request's work, so its answer is no end. */
+struct coord_asked *coord_asked_hold_end(const struct coord_session *session, uint32_t request);
+/* The holder's work has ended. When that of all holders has, the audit log says so, or what failed first.
+ * NULL is fine. */
+void coord_asked_end(struct coord_asked *asked, cairn_status status, const char *why);
 
 #endif

@@ -185,7 +185,7 @@ struct coord {
     struct coord_clock clock;
     bool closing;
     /* Ends a session at once, and says why: coord_session_put_out. */
-    void (*put_out)(struct coord_session *session, const char *why);
+    void (*put_out)(struct coord_session *session, cairn_status status, const char *why);
     struct coord_ending ending;
 };
 

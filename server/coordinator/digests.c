@@ -620,6 +620,7 @@ static cairn_status on_snapshot_advise(struct coord_session *session, uint32_t r
 /* ==== messages ==== */
 
 const struct coord_row coord_digests_rows[] = {
-    { CAIRN_MSG_SNAPSHOT_ADVISE, CAIRN_FROM_ADMIN, .asks = on_snapshot_advise },
+    { CAIRN_MSG_SNAPSHOT_ADVISE, CAIRN_FROM_ADMIN, .asks = on_snapshot_advise, .job = "job",
+      .wants = CAIRN_ACCESS_LOOK },
     { 0 },
 };

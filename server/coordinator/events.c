@@ -20,20 +20,30 @@ static const char *const kind_names[CAIRN_EVENT_KINDS] = {
 #undef X
 };
 
-static struct stored_event **place_of(const struct coord_events *events, uint64_t number)
+static struct stored_event **place_of(const struct event_ring *ring, uint64_t place)
 {
-    return &events->ring[number % CAIRN_STORE_EVENTS_MAX];
+    return &ring->list[place % CAIRN_STORE_EVENTS_MAX];
+}
+
+/* Returns the event at that place. NULL: there is none, because another ring has the number, or there was no
+ * memory. */
+static const struct stored_event *event_at(const struct event_ring *ring, uint64_t place)
+{
+    const struct stored_event *event = *place_of(ring, place);
+    return event != NULL && event->place == place ? event : NULL;
 }
 
 /* Keeps the event. If the ring is full, the event replaces the oldest one. */
-static void keep_event(struct coord_events *events, struct stored_event *event)
+static void keep_event(struct coord_events *events, struct event_ring *ring,
+                       struct stored_event *event)
 {
-    struct stored_event **place = place_of(events, event->number);
-    free(*place);
-    *place = event;
-    events->next = event->number + 1;
-    if (events->next > events->first + CAIRN_STORE_EVENTS_MAX)
-        events->first = events->next - CAIRN_STORE_EVENTS_MAX;
+    struct stored_event **at = place_of(ring, event->place);
+    free(*at);
+    *at = event;
+    ring->next = event->place + 1;
+    if (ring->next > ring->first + CAIRN_STORE_EVENTS_MAX)
+        ring->first = ring->next - CAIRN_STORE_EVENTS_MAX;
+    if (event->number >= events->next) events->next = event->number + 1;
 }
 
 static uint64_t now_unix_ms(void)
@@ -46,7 +56,7 @@ static uint64_t now_unix_ms(void)
 /* Copies an event. Its texts may come from a peer, or from another program's store, and have any length and
  * any character: the copy has what fits a sentence, in one line, and a job only if a job can have the name.
  * NULL: there is no memory. */
-static struct stored_event *copy_bounded(const struct coord_events *events,
+static struct stored_event *copy_bounded(const struct event_ring *ring,
                                          const struct stored_event *event)
 {
     struct sentence kind = sentence_brief(event->kind, CAIRN_NAME_MAX),
@@ -60,21 +70,36 @@ static struct stored_event *copy_bounded(const struct coord_events *events,
     row.job = job_name_ok(event->job) ? event->job : "";
     row.who = who.text;
     row.text = text.text;
-    return store_copy(events->change, &row, 1);
+    return store_copy(ring->change, &row, 1);
 }
 
-static void add_event(struct coord_events *events, const char *kind, const char *job,
+static void add_event(struct coord_events *events, int at, const char *kind, const char *job,
                       const char *who, const char *text)
 {
-    if (events->ring == NULL) return;
-    const struct stored_event row = { .number = events->next,
+    struct event_ring *ring = &events->rings[at];
+    if (ring->list == NULL) return;
+    const struct stored_event row = { .place = at == CAIRN_EVENTS_APART ? ring->next : events->next,
+                                      .number = events->next,
                                       .unix_ms = now_unix_ms(),
                                       .kind = kind,
                                       .job = job != NULL ? job : "",
                                       .who = who != NULL ? who : "",
                                       .text = text };
-    struct stored_event *event = copy_bounded(events, &row);
-    if (event != NULL) keep_event(events, event); // without memory, the event is not kept
+    struct stored_event *event = copy_bounded(ring, &row);
+    if (event != NULL) keep_event(events, ring, event); // without memory, the event is not kept
+}
+
+/* True if nobody but an admin causes such an event. */
+static bool is_admins(enum coord_event_kind kind)
+{
+    return kind == CAIRN_EVENT_KEY || kind == CAIRN_EVENT_FORGOTTEN || kind == CAIRN_EVENT_STORAGE;
+}
+
+/* The ring for what this peer causes. */
+static int ring_of(const struct peer *peer)
+{
+    return access_role(peer_identity(peer), CAIRN_MAY_ADMIN) ? CAIRN_EVENTS_APART
+                                                             : CAIRN_EVENTS_OF_ALL;
 }
 
 void coord_event_note(struct coord *cluster, enum coord_event_kind kind, const char *job,
@@ -86,7 +111,8 @@ void coord_event_note(struct coord *cluster, enum coord_event_kind kind, const c
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    add_event(&cluster->events, kind_names[kind], job, who, text);
+    add_event(&cluster->events, is_admins(kind) ? CAIRN_EVENTS_APART : CAIRN_EVENTS_OF_ALL,
+              kind_names[kind], job, who, text);
 }
 
 void coord_event_note_shard(struct coord *cluster, enum coord_event_kind kind, const char *job,
@@ -111,7 +137,7 @@ static void note_more(struct coord *cluster, struct coord_refusal *r, bool now)
         return;
     }
     sentence_set(&text, "%s: %" PRIu64 " more", r->what, r->more);
-    add_event(&cluster->audit.log, r->kind, NULL, r->who, text.text);
+    add_event(&cluster->audit.log, r->ring, r->kind, NULL, r->who, text.text);
     r->more = 0;
     r->since_ms = now_ms;
     r->wait_ms = 2 * r->wait_ms < CAIRN_REFUSALS_MS_MAX ? 2 * r->wait_ms : CAIRN_REFUSALS_MS_MAX;
@@ -154,8 +180,8 @@ static struct coord_refusal *place_of_others(struct coord *cluster, const char *
 
 /* Returns where this is counted, `who` being the peer. One who has all places of an identity is counted in
  * the last of these, and without a free place everybody is counted with the others. */
-static struct coord_refusal *place_for(struct coord *cluster, const char *kind, const char *who,
-                                       const char *what)
+static struct coord_refusal *place_for(struct coord *cluster, const char *kind, int ring,
+                                       const char *who, const char *what)
 {
     struct coord_refusal *end = &cluster->audit.refusals.list[CAIRN_REFUSALS_MAX];
     struct coord_refusal *place = NULL, *last = NULL;
@@ -163,7 +189,8 @@ static struct coord_refusal *place_for(struct coord *cluster, const char *kind, 
     for (struct coord_refusal *r = cluster->audit.refusals.list; r < end; r++) {
         if (r->who[0] == '\0') {
             place = place != NULL ? place : r;
-        } else if (strcmp(r->kind, kind) == 0 && is_same(r->who, sizeof r->who, who)) {
+        } else if (strcmp(r->kind, kind) == 0 && r->ring == ring &&
+                   is_same(r->who, sizeof r->who, who)) {
             if (is_same(r->what, sizeof r->what, what)) return r;
             last = r;
             count++;
@@ -175,14 +202,15 @@ static struct coord_refusal *place_for(struct coord *cluster, const char *kind, 
     }
     if (place == NULL) return place_of_others(cluster, who);
     take_place(cluster, place, kind, who, what);
+    place->ring = ring;
     return place;
 }
 
 /* Counts it. True: it is one of the first `count` and is to be noted in full. */
-static bool is_of_first(struct coord *cluster, const char *kind, const char *who, const char *what,
-                        uint32_t count)
+static bool is_of_first(struct coord *cluster, const char *kind, int ring, const char *who,
+                        const char *what, uint32_t count)
 {
-    struct coord_refusal *r = place_for(cluster, kind, who, what);
+    struct coord_refusal *r = place_for(cluster, kind, ring, who, what);
     if (r < &cluster->audit.refusals.list[CAIRN_REFUSALS_MAX] && r->noted < count) {
         r->noted++;
         return true;
@@ -191,13 +219,19 @@ static bool is_of_first(struct coord *cluster, const char *kind, const char *who
     return false;
 }
 
-bool coord_audit_refused(struct coord *cluster, const char *who, const char *what, const char *why)
+static bool note_refused(struct coord *cluster, int ring, const char *who, const char *what,
+                         const char *why)
 {
     struct sentence text;
-    if (cluster->closing || !is_of_first(cluster, "refused", who, what, 1)) return false;
+    if (cluster->closing || !is_of_first(cluster, "refused", ring, who, what, 1)) return false;
     sentence_set(&text, "%s: %s", what, why);
-    add_event(&cluster->audit.log, "refused", NULL, who, text.text);
+    add_event(&cluster->audit.log, ring, "refused", NULL, who, text.text);
     return true;
+}
+
+bool coord_audit_refused(struct coord *cluster, const char *who, const char *what, const char *why)
+{
+    return note_refused(cluster, CAIRN_EVENTS_OF_ALL, who, what, why);
 }
 
 static void describe_peer(const struct peer *peer, struct sentence *out)
@@ -212,79 +246,112 @@ void coord_audit_refused_peer(struct coord *cluster, const struct peer *peer, co
     struct sentence who, text;
     describe_peer(peer, &who);
     sentence_set(&text, "%s (from %s)", why, peer_name(peer));
-    if (coord_audit_refused(cluster, who.text, what, text.text))
+    if (note_refused(cluster, ring_of(peer), who.text, what, text.text))
         log_warn("refused to %s: %s: %s", who.text, what, text.text);
 }
 
 /* ---- the store ---- */
 
-static cairn_status load_event(void *context, const void *row, struct sentence *why)
+struct loading {
+    struct coord_events *events;
+    struct event_ring *ring;
+};
+
+static cairn_status load_event(void *context, const void *stored, struct sentence *why)
 {
-    struct coord_events *events = context;
-    struct stored_event *event = copy_bounded(events, row);
+    const struct loading *loading = context;
+    struct stored_event row = *(const struct stored_event *)stored;
+    if (row.place == 0) row.place = row.number;
+    struct stored_event *event = copy_bounded(loading->ring, &row);
     if (event == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for events");
-    if (events->next == 0) events->first = event->number;
-    keep_event(events, event);
+    if (loading->ring->next == 0) loading->ring->first = event->place;
+    keep_event(loading->events, loading->ring, event);
     return CAIRN_OK;
+}
+
+static cairn_status open_ring(struct coord *cluster, struct coord_events *events,
+                              struct event_ring *ring, struct sentence *why)
+{
+    struct loading loading = { events, ring };
+    ring->list = calloc(CAIRN_STORE_EVENTS_MAX, sizeof(struct stored_event *));
+    if (ring->list == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for events");
+    const cairn_status status = store_each(cluster->store, ring->kind, load_event, &loading, why);
+    if (ring->next == 0) ring->first = ring->next = 1;
+    ring->saved = ring->next;
+    return status;
 }
 
 static cairn_status open_events(struct coord *cluster, struct coord_events *events,
                                 struct sentence *why)
 {
-    events->ring = calloc(CAIRN_STORE_EVENTS_MAX, sizeof(struct stored_event *));
-    if (events->ring == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for events");
-    const cairn_status status = store_each(cluster->store, events->kind, load_event, events, why);
-    if (events->next == 0) events->first = events->next = 1;
-    events->saved = events->began = events->next;
-    return status;
+    for (int i = 0; i < CAIRN_EVENT_RINGS; i++)
+        CAIRN_TRY(open_ring(cluster, events, &events->rings[i], why));
+    if (events->next == 0) events->next = 1;
+    events->began = events->next;
+    return CAIRN_OK;
 }
 
 cairn_status coord_events_open(struct coord *cluster, struct sentence *why)
 {
-    cluster->events.kind = CAIRN_STORED_EVENTS;
-    cluster->events.change = CAIRN_STORE_EVENTS;
-    cluster->audit.log.kind = CAIRN_STORED_AUDIT;
-    cluster->audit.log.change = CAIRN_STORE_AUDIT;
+    struct event_ring *events = cluster->events.rings, *audit = cluster->audit.log.rings;
+    events[CAIRN_EVENTS_OF_ALL].kind = CAIRN_STORED_EVENTS;
+    events[CAIRN_EVENTS_OF_ALL].change = CAIRN_STORE_EVENTS;
+    events[CAIRN_EVENTS_APART].kind = CAIRN_STORED_EVENTS_APART;
+    events[CAIRN_EVENTS_APART].change = CAIRN_STORE_EVENTS_APART;
+    audit[CAIRN_EVENTS_OF_ALL].kind = CAIRN_STORED_AUDIT;
+    audit[CAIRN_EVENTS_OF_ALL].change = CAIRN_STORE_AUDIT;
+    audit[CAIRN_EVENTS_APART].kind = CAIRN_STORED_AUDIT_APART;
+    audit[CAIRN_EVENTS_APART].change = CAIRN_STORE_AUDIT_APART;
     CAIRN_TRY(open_events(cluster, &cluster->events, why));
     return open_events(cluster, &cluster->audit.log, why);
 }
 
 /* Lists the events that are not in the store yet, oldest first. Returns their number. */
-static size_t list_new(const struct coord_events *events, struct stored_event list_out[BATCH])
+static size_t list_new(const struct event_ring *ring, struct stored_event list_out[BATCH])
 {
     size_t count = 0;
-    uint64_t number = events->saved > events->first ? events->saved : events->first;
-    for (; number < events->next && count < BATCH; number++) {
-        const struct stored_event *event = *place_of(events, number);
+    uint64_t place = ring->saved > ring->first ? ring->saved : ring->first;
+    for (; place < ring->next && count < BATCH; place++) {
+        const struct stored_event *event = event_at(ring, place);
         if (event != NULL) list_out[count++] = *event;
     }
     return count;
 }
 
+static struct event_ring *ring_by(struct coord *cluster, enum store_change change, bool *audit_out)
+{
+    for (int i = 0; i < CAIRN_EVENT_RINGS; i++) {
+        *audit_out = cluster->audit.log.rings[i].change == change;
+        if (*audit_out) return &cluster->audit.log.rings[i];
+        if (cluster->events.rings[i].change == change) return &cluster->events.rings[i];
+    }
+    return NULL;
+}
+
 static void on_saved(const struct coord_saved *saved)
 {
-    struct coord *cluster = saved->cluster;
-    struct coord_events *events = saved->change == CAIRN_STORE_AUDIT ? &cluster->audit.log
-                                                                     : &cluster->events;
+    bool is_audit;
+    struct event_ring *ring = ring_by(saved->cluster, saved->change, &is_audit);
     const bool failed = saved->status != CAIRN_OK;
-    events->saving = false;
-    if (!failed) events->saved = saved->number;
-    if (failed && !events->failed) // the next tick tries again
-        log_warn("%s not stored for now: %s",
-                 events == &cluster->audit.log ? "the audit log is" : "events are", saved->why);
-    events->failed = failed;
+    ring->saving = false;
+    if (!failed) ring->saved = saved->number;
+    if (failed && !ring->failed) // the next tick tries again
+        log_warn("%s not stored for now: %s", is_audit ? "the audit log is" : "events are",
+                 saved->why);
+    ring->failed = failed;
 }
 
 static void save_new(struct coord *cluster, struct coord_events *events)
 {
-    struct stored_event list[BATCH];
-    struct sentence why;
-    if (events->saving) return;
-    const size_t count = list_new(events, list);
-    if (count == 0) return;
-    events->saving = coord_save(cluster, events->change, list, count, list[count - 1].number + 1,
-                                on_saved, &why) == CAIRN_OK;
+    for (int i = 0; i < CAIRN_EVENT_RINGS; i++) {
+        struct stored_event list[BATCH];
+        struct sentence why;
+        struct event_ring *ring = &events->rings[i];
+        const size_t count = ring->saving ? 0 : list_new(ring, list);
+        if (count == 0) continue;
+        ring->saving = coord_save(cluster, ring->change, list, count, list[count - 1].place + 1,
+                                  on_saved, &why) == CAIRN_OK;
+    }
 }
 
 void coord_events_tick(struct coord *cluster)
@@ -294,35 +361,40 @@ void coord_events_tick(struct coord *cluster)
     save_new(cluster, &cluster->audit.log);
 }
 
-static void close_events(struct coord *cluster, struct coord_events *events)
+static void close_ring(struct coord *cluster, struct event_ring *ring)
 {
     struct stored_event list[BATCH];
     struct sentence why;
-    if (events->ring == NULL) return;
-    const size_t count = list_new(events, list);
-    if (count > 0 && store_write(cluster->store, events->change, list, count, &why) != CAIRN_OK)
+    if (ring->list == NULL) return;
+    const size_t count = list_new(ring, list);
+    if (count > 0 && store_write(cluster->store, ring->change, list, count, &why) != CAIRN_OK)
         log_warn("the last %zu events are not stored: %s", count, why.text);
-    for (size_t i = 0; i < CAIRN_STORE_EVENTS_MAX; i++) free(events->ring[i]);
-    free(events->ring);
-    events->ring = NULL;
+    for (size_t i = 0; i < CAIRN_STORE_EVENTS_MAX; i++) free(ring->list[i]);
+    free(ring->list);
+    ring->list = NULL;
 }
 
 void coord_events_close(struct coord *cluster)
 {
     note_refusals(cluster, true);
-    close_events(cluster, &cluster->events);
-    close_events(cluster, &cluster->audit.log);
+    for (int i = 0; i < CAIRN_EVENT_RINGS; i++) {
+        close_ring(cluster, &cluster->events.rings[i]);
+        close_ring(cluster, &cluster->audit.log.rings[i]);
+    }
 }
 
 /* ---- for those who ask ---- */
 
 uint64_t coord_events_last_ms(const struct coord *cluster)
 {
-    const struct coord_events *events = &cluster->events;
-    const struct stored_event *last = events->next > events->first
-                                          ? *place_of(events, events->next - 1)
-                                          : NULL;
-    return last != NULL ? last->unix_ms : 0;
+    uint64_t last_ms = 0;
+    for (int i = 0; i < CAIRN_EVENT_RINGS; i++) {
+        const struct event_ring *ring = &cluster->events.rings[i];
+        const struct stored_event *last = ring->next > ring->first ? event_at(ring, ring->next - 1)
+                                                                   : NULL;
+        if (last != NULL && last->unix_ms > last_ms) last_ms = last->unix_ms;
+    }
+    return last_ms;
 }
 
 static bool is_of(const struct stored_event *event, enum coord_event_kind kind)
@@ -332,10 +404,10 @@ static bool is_of(const struct stored_event *event, enum coord_event_kind kind)
 
 void coord_events_maker(const struct coord *cluster, const char *job, struct sentence *out)
 {
-    const struct coord_events *events = &cluster->events;
+    const struct event_ring *ring = &cluster->events.rings[CAIRN_EVENTS_OF_ALL];
     out->text[0] = '\0';
-    for (uint64_t n = events->next; events->ring != NULL && n-- > events->first;) {
-        const struct stored_event *event = *place_of(events, n);
+    for (uint64_t n = ring->next; ring->list != NULL && n-- > ring->first;) {
+        const struct stored_event *event = event_at(ring, n);
         if (event == NULL || !is_of(event, CAIRN_EVENT_CREATED) || strcmp(event->job, job) != 0)
             continue;
         sentence_set(out, "%s", event->who);
@@ -345,11 +417,11 @@ void coord_events_maker(const struct coord *cluster, const char *job, struct sen
 
 void coord_events_faults(const struct coord *cluster, const char *job, struct event_faults *out)
 {
-    const struct coord_events *events = &cluster->events;
+    const struct event_ring *ring = &cluster->events.rings[CAIRN_EVENTS_OF_ALL];
     uint64_t until_ms = now_unix_ms();
     *out = (struct event_faults) { 0 };
-    for (uint64_t n = events->next; events->ring != NULL && n-- > events->first;) {
-        const struct stored_event *event = *place_of(events, n);
+    for (uint64_t n = ring->next; ring->list != NULL && n-- > ring->first;) {
+        const struct stored_event *event = event_at(ring, n);
         if (event == NULL) continue;
         const bool is_job = strcmp(event->job, job) == 0;
         if (is_of(event, CAIRN_EVENT_CLOCK)) // earlier events used another clock
@@ -378,18 +450,37 @@ static size_t add_to_page(struct coord_answer *answer, Cairn__Events *page,
     return cairn__event__get_packed_size(out);
 }
 
+/* Returns the next event of the log behind that number. NULL: there is none. at[]: the places to look at. */
+static const struct stored_event *next_event(const struct coord_events *events, uint64_t after,
+                                             uint64_t at[CAIRN_EVENT_RINGS])
+{
+    const struct stored_event *found = NULL;
+    for (int i = 0; i < CAIRN_EVENT_RINGS; i++) {
+        const struct event_ring *ring = &events->rings[i];
+        const struct stored_event *event = NULL;
+        if (at[i] < ring->first) at[i] = ring->first;
+        for (; event == NULL && at[i] < ring->next; at[i] += event == NULL) {
+            event = event_at(ring, at[i]);
+            if (event != NULL && event->number <= after) event = NULL;
+        }
+        if (event != NULL && (found == NULL || event->number < found->number)) found = event;
+    }
+    return found;
+}
+
 static void answer_events(struct coord_session *session, uint32_t request,
                           const struct coord_events *events, uint64_t since_unix_ms, uint64_t after)
 {
     struct coord_answer answer = { 0 };
     Cairn__Events page = CAIRN__EVENTS__INIT;
-    uint64_t number = after >= events->first ? after + 1 : events->first;
+    uint64_t at[CAIRN_EVENT_RINGS] = { 0 };
+    const struct stored_event *event;
     size_t bytes = 0;
     page.process = session->cluster->identity.id.process;
     page.began = events->began;
-    for (; number < events->next && !page.more; number++) {
-        const struct stored_event *event = *place_of(events, number);
-        if (event == NULL || event->unix_ms < since_unix_ms) continue;
+    while (!page.more && (event = next_event(events, after, at)) != NULL) {
+        after = event->number;
+        if (event->unix_ms < since_unix_ms) continue;
         page.more = bytes >= PAGE_BYTES;
         if (!page.more) bytes += add_to_page(&answer, &page, event);
     }
@@ -816,17 +907,6 @@ static const void *field_named(const ProtobufCMessage *message, const char *name
     return field != NULL && field->type == type ? member_of(message, field) : NULL;
 }
 
-/* Returns the name of the job that the message is about. The job's name is in the field "job". If
- * the type of the message begins with "Job", the job's name may also be in the field "name".
- * Returns "" if the message names no job. */
-static const char *job_of(const ProtobufCMessage *message)
-{
-    const bool is_of_job = strncmp(message->descriptor->short_name, "Job", 3) == 0;
-    char *const *job = field_named(message, "job", PROTOBUF_C_TYPE_STRING);
-    if (job == NULL && is_of_job) job = field_named(message, "name", PROTOBUF_C_TYPE_STRING);
-    return job != NULL ? *job : "";
-}
-
 const char *coord_asked_verb(const struct coord_row *row, const ProtobufCMessage *message)
 {
     const protobuf_c_boolean *plan = field_named(message, "plan", PROTOBUF_C_TYPE_BOOL);
@@ -850,35 +930,129 @@ const char *coord_asked_verb(const struct coord_row *row, const ProtobufCMessage
     return row->verb;
 }
 
-void coord_asked_note(const struct coord_session *session, const char *verb,
-                      const ProtobufCMessage *message, struct sentence *what)
+struct coord_asked {
+    struct coord *cluster;
+    const struct coord_session *session; /* of the request, while it is being handled */
+    uint32_t request;
+    uint32_t holders;    /* whoever handles it is one */
+    bool was_held;       /* by somebody else */
+    bool has_end;        /* somebody holds the end of its work, so its answer is no end */
+    int ring;            /* of its entries */
+    uint64_t number;     /* of the entry that says that it was begun; 0: there is none */
+    cairn_status status; /* the first failure of a holder */
+    struct sentence why;
+    char *job, *who, *what; /* owned */
+};
+
+static void free_asked(struct coord_asked *asked)
 {
-    struct sentence who;
-    what->text[0] = '\0';
-    describe_peer(session->peer, &who);
-    if (!access_role(coord_who(session), CAIRN_MAY_ADMIN) &&
-        !is_of_first(session->cluster, "begun", who.text, "requests", CAIRN_ASKED_FIRST))
-        return;
-    const char *job = job_of(message);
-    sentence_set(what, "%s", verb);
-    add_fields(message, 1, what);
-    sentence_add(&who, " as admin %s at %s", session->name, peer_name(session->peer));
-    log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", job, 0 }, { "who", who.text, 0 }), "asked: %s",
-               what->text);
-    coord_event_note(session->cluster, CAIRN_EVENT_ASKED, job, who.text, "%s", what->text);
+    free(asked->job);
+    free(asked->who);
+    free(asked->what);
+    free(asked);
 }
 
-void coord_asked_done(const struct coord_session *session, const ProtobufCMessage *message,
-                      const struct sentence *what, cairn_status status, const char *why)
+static struct coord_asked *open_asked(const struct coord_session *session, const char *job,
+                                      const struct sentence *what)
 {
-    struct sentence who, text;
-    if (what->text[0] == '\0') return;
+    struct coord_asked *asked = calloc(1, sizeof *asked);
+    struct sentence who;
+    if (asked == NULL) return NULL;
     describe_peer(session->peer, &who);
     sentence_add(&who, " at %s", peer_name(session->peer));
-    sentence_set(&text, "%s", what->text);
+    asked->cluster = session->cluster;
+    asked->session = session;
+    asked->holders = 1;
+    asked->ring = ring_of(session->peer);
+    asked->job = strdup(job);
+    asked->who = strdup(who.text);
+    asked->what = strdup(what->text);
+    if (asked->job != NULL && asked->who != NULL && asked->what != NULL) return asked;
+    free_asked(asked);
+    return NULL;
+}
+
+struct coord_asked *coord_asked_note(const struct coord_session *session,
+                                     const struct coord_row *row, const char *verb,
+                                     const ProtobufCMessage *message, uint32_t request)
+{
+    struct coord *cluster = session->cluster;
+    struct sentence who, what;
+    describe_peer(session->peer, &who);
+    if (!access_role(coord_who(session), CAIRN_MAY_ADMIN) &&
+        !is_of_first(cluster, "begun", CAIRN_EVENTS_OF_ALL, who.text, "requests",
+                     CAIRN_ASKED_FIRST))
+        return NULL;
+    const char *job = coord_row_job(row, message);
+    sentence_set(&what, "%s", verb);
+    add_fields(message, 1, &what);
+    sentence_add(&who, " as admin %s at %s", session->name, peer_name(session->peer));
+    log_fields(CAIRN_LOG_INFO, CAIRN_FIELDS({ "job", job, 0 }, { "who", who.text, 0 }), "asked: %s",
+               what.text);
+    add_event(&cluster->events, ring_of(session->peer), kind_names[CAIRN_EVENT_ASKED], job,
+              who.text, what.text);
+    struct coord_asked *asked = open_asked(session, job, &what);
+    if (asked != NULL) asked->request = request;
+    return cluster->audit.asking = asked;
+}
+
+/* Returns the entry's number. */
+static uint64_t note_asked(const struct coord_asked *asked, const char *kind, cairn_status status,
+                           const char *why)
+{
+    struct coord_events *log = &asked->cluster->audit.log;
+    struct sentence text;
+    sentence_set(&text, "%s", asked->what);
+    if (asked->number != 0) sentence_add(&text, " (entry %" PRIu64 ")", asked->number);
     if (status != CAIRN_OK) sentence_add(&text, ": %s: %s", status_code_name((int)status), why);
-    add_event(&session->cluster->audit.log, status == CAIRN_OK ? "begun" : "failed",
-              job_of(message), who.text, text.text);
+    add_event(log, asked->ring, kind, asked->job, asked->who, text.text);
+    return log->next - 1;
+}
+
+/* Nobody holds it any more: notes how it ended, unless it failed as it was begun, or ended then. */
+static void end_asked(struct coord_asked *asked)
+{
+    if (asked->number != 0 && asked->was_held && !asked->cluster->closing)
+        (void)note_asked(asked, asked->status == CAIRN_OK ? "ended" : "failed", asked->status,
+                         asked->why.text);
+    free_asked(asked);
+}
+
+void coord_asked_done(struct coord_asked *asked, cairn_status status, const char *why)
+{
+    if (asked == NULL) return;
+    asked->cluster->audit.asking = NULL;
+    asked->session = NULL;
+    const uint64_t number = note_asked(asked, status == CAIRN_OK ? "begun" : "failed", status, why);
+    if (status == CAIRN_OK) asked->number = number;
+    if (--asked->holders == 0) end_asked(asked);
+}
+
+struct coord_asked *coord_asked_hold(const struct coord_session *session, uint32_t request)
+{
+    struct coord_asked *asked = session->cluster->audit.asking;
+    if (asked == NULL || asked->session != session || asked->request != request || asked->has_end)
+        return NULL;
+    asked->holders++;
+    asked->was_held = true;
+    return asked;
+}
+
+struct coord_asked *coord_asked_hold_end(const struct coord_session *session, uint32_t request)
+{
+    struct coord_asked *asked = session->cluster->audit.asking;
+    if (asked == NULL || asked->session != session || asked->request != request) return NULL;
+    asked->has_end = asked->was_held = true;
+    asked->holders++;
+    return asked;
+}
+
+void coord_asked_end(struct coord_asked *asked, cairn_status status, const char *why)
+{
+    if (asked == NULL) return;
+    if (status != CAIRN_OK && asked->status == CAIRN_OK)
+        asked->status = fail_with(&asked->why, status, "%s", why);
+    if (--asked->holders == 0) end_asked(asked);
 }
 
 /* ==== clock ==== */

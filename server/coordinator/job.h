@@ -107,14 +107,15 @@ struct init_digest {
     uint32_t rank;
 };
 
-/* A job's initial state. Digests are kept in memory only, for the life of this coordinator. */
+/* A job's initial state. */
 struct coord_init {
     struct coord_steps seal; /* the shards seal the initial state, and the store records this */
     bool seal_wanted;        /* true: the initial state is complete, and is to be sealed */
     /* true: a source said InitDone. In a job with tiles, the other ranks must put their tiles as well */
     bool sourced;
     uint64_t moments_of; /* id of the member that put moments, too; 0: no member did */
-    /* source: digest of the state that the source put. given: digest of the state that the callers gave */
+    /* source: digest of the state that the source put, kept in the store. given: digest of the state that the
+     * callers gave, known as long as this coordinator lives */
     struct init_digest source, given;
     /* owned: the steps that the tensors missed before the job began, kept until the job is made; NULL: none
      * were missed */

@@ -523,6 +523,13 @@ static void load_tenant(struct coord_tenant *tenant, const struct stored_tenant 
     tenant->made_unix_s = row->made_unix_s;
 }
 
+static void load_begun(struct init_digest *digest, const char *hex)
+{
+    digest->known = hex != NULL && strlen(hex) == 2 * sizeof digest->bytes &&
+                    sodium_hex2bin(digest->bytes, sizeof digest->bytes, hex, strlen(hex), NULL,
+                                   NULL, NULL) == 0;
+}
+
 cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
                             struct sentence *why)
 {
@@ -538,6 +545,7 @@ cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
     job->base_step = row->base_step;
     job->origin = row->origin;
     load_tenant(&job->tenant, row->tenant);
+    load_begun(&job->init.source, row->begun);
     job->initialized = row->initialized;
     job->version_unknown = row->initialized;
     job->stored = true;
@@ -948,8 +956,9 @@ static cairn_status on_job_share(struct coord_session *session, uint32_t request
 /* ==== messages ==== */
 
 const struct coord_row coord_jobs_rows[] = {
-    { CAIRN_MSG_JOB_SHARE, CAIRN_FROM_ADMIN, .asks = on_job_share, .verb = "job share" },
+    { CAIRN_MSG_JOB_SHARE, CAIRN_FROM_ADMIN, .asks = on_job_share, .verb = "job share",
+      .job = "name", .wants = CAIRN_ACCESS_OWN },
     { CAIRN_MSG_JOB_REMOVE, CAIRN_FROM_ADMIN, .asks = on_job_remove, .verb = "job drop",
-      .awaits = CAIRN_AWAITS_REPORTS },
+      .awaits = CAIRN_AWAITS_REPORTS, .job = "name", .wants = CAIRN_ACCESS_OWN },
     { 0 },
 };

@@ -39,8 +39,9 @@ static cairn_status judge_owned(const struct snapshot_asker *asker, const char *
     return coord_owner_judge_access(&asker->who, job, owner, asker->kind, why);
 }
 
-/* Judges the asker by the snapshot `id`; NULL, or a snapshot without a manifest: by the name. If a manifest
- * cannot be read, only an admin passes. Blocks. The errors of coord_job_judge_access, and
+/* Judges the asker by the snapshot `id`; NULL, or a snapshot without a manifest: by the name. A damaged one
+ * goes with the others of the name or, without any, with the job that is there. If nobody knows whose it is,
+ * only an admin passes. Blocks. The errors of coord_job_judge_access, and
  * CAIRN_ERR_NOT_READY. */
 static cairn_status judge_asker(const struct coord *cluster, const struct snapshot_asker *asker,
                                 const char *job, const char *id, struct sentence *why)
@@ -50,7 +51,7 @@ static cairn_status judge_asker(const struct coord *cluster, const struct snapsh
     if (!asker->is_judged) return CAIRN_OK;
     cairn_status status = CAIRN_ERR_NOT_FOUND;
     if (id != NULL) status = coord_snapshot_owner(cluster, job, id, owner, &said);
-    if (status == CAIRN_ERR_NOT_FOUND && asker->has_job) return CAIRN_OK;
+    if (coord_restore_is_damage(status) && asker->has_job) return CAIRN_OK;
     if (status == CAIRN_ERR_NOT_FOUND)
         status = coord_snapshot_owner(cluster, job, NULL, owner, &said);
     if (status == CAIRN_OK) return judge_owned(asker, job, owner, why);
@@ -900,9 +901,10 @@ static cairn_status on_snapshot_tag(struct coord_session *session, uint32_t requ
 
 const struct coord_row coord_keep_rows[] = {
     { CAIRN_MSG_SNAPSHOT_REMOVE, CAIRN_FROM_ADMIN, .asks = on_snapshot_remove,
-      .verb = "snapshot rm" },
+      .verb = "snapshot rm", .job = "job", .wants = CAIRN_ACCESS_OWN },
     { CAIRN_MSG_SNAPSHOT_PRUNE, CAIRN_FROM_ADMIN, .asks = on_snapshot_prune,
-      .verb = "snapshot prune" },
-    { CAIRN_MSG_SNAPSHOT_TAG, CAIRN_FROM_ADMIN, .asks = on_snapshot_tag, .verb = "snapshot tag" },
+      .verb = "snapshot prune", .job = "job", .wants = CAIRN_ACCESS_OWN },
+    { CAIRN_MSG_SNAPSHOT_TAG, CAIRN_FROM_ADMIN, .asks = on_snapshot_tag, .verb = "snapshot tag",
+      .job = "job", .wants = CAIRN_ACCESS_WRITE },
     { 0 },
 };

@@ -252,6 +252,7 @@ static void send_attached(struct coord_member *member)
     message.made_by = maker.text;
     message.first_step = job->spec.first_step;
     message.layout = job->layout->version;
+    message.notice = member->opening.differences.text;
     message.shards = infos.list;
     message.n_shards = infos.count;
     const uint32_t request = member->open_request;

@@ -639,7 +639,8 @@ static const struct coord_row own_rows[] = {
     { CAIRN_MSG_PAGE, CAIRN_FROM_TRAINER, .by_session = on_page, .is_notice = true },
     { CAIRN_MSG_WHO_IS_AWAITED, CAIRN_FROM_TRAINER, .by_session = on_trainer_asks_who_is_awaited },
     { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_TRAINER, .asks = on_snapshot_create,
-      .awaits = CAIRN_AWAITS_REPORTS, .needs = CAIRN_MAY_WORK },
+      .awaits = CAIRN_AWAITS_REPORTS, .needs = CAIRN_MAY_WORK, .job = "job",
+      .wants = CAIRN_ACCESS_WRITE },
     { CAIRN_MSG_REDUCED, CAIRN_FROM_PART, .by_part = on_reduced },
     { CAIRN_MSG_PUBLISHED, CAIRN_FROM_PART, .by_part = on_published },
     { CAIRN_MSG_ANSWER, CAIRN_FROM_PART, .by_part = on_answer },
@@ -650,17 +651,21 @@ static const struct coord_row own_rows[] = {
     { CAIRN_MSG_ERROR, CAIRN_FROM_SHARD, .by_session = on_error },
     { CAIRN_MSG_HELD_JOBS, CAIRN_FROM_SHARD, .by_frame = on_held_jobs },
     { CAIRN_MSG_CLUSTER_FORGET, CAIRN_FROM_ADMIN, .asks = on_cluster_forget,
-      .verb = "cluster forget", .awaits = CAIRN_AWAITS_ALL_SHARDS },
+      .verb = "cluster forget", .awaits = CAIRN_AWAITS_ALL_SHARDS, .job = "job" },
     { CAIRN_MSG_SHARD_FORGET, CAIRN_FROM_ADMIN, .asks = on_shard_forget, .verb = "shard forget",
       .awaits = CAIRN_AWAITS_REPORTS },
-    { CAIRN_MSG_JOB_SPEC_GET, CAIRN_FROM_ADMIN, .asks = on_job_spec_get },
+    { CAIRN_MSG_JOB_SPEC_GET, CAIRN_FROM_ADMIN, .asks = on_job_spec_get, .job = "name",
+      .wants = CAIRN_ACCESS_READ },
     { CAIRN_MSG_JOB_DIGEST_GET, CAIRN_FROM_ADMIN, .asks = on_job_digest_get,
-      .awaits = CAIRN_AWAITS_REPORTS },
+      .awaits = CAIRN_AWAITS_REPORTS, .job = "name", .wants = CAIRN_ACCESS_READ },
     { CAIRN_MSG_SNAPSHOT_CREATE, CAIRN_FROM_ADMIN, .asks = on_snapshot_create,
-      .verb = "snapshot create", .awaits = CAIRN_AWAITS_REPORTS },
+      .verb = "snapshot create", .awaits = CAIRN_AWAITS_REPORTS, .job = "job",
+      .wants = CAIRN_ACCESS_WRITE },
     { CAIRN_MSG_SNAPSHOT_CANCEL, CAIRN_FROM_ADMIN, .asks = on_snapshot_cancel,
-      .verb = "snapshot cancel", .awaits = CAIRN_AWAITS_REPORTS },
-    { CAIRN_MSG_WHO_IS_AWAITED, CAIRN_FROM_ADMIN, .by_session = on_admin_asks_who_is_awaited },
+      .verb = "snapshot cancel", .awaits = CAIRN_AWAITS_REPORTS, .job = "job",
+      .wants = CAIRN_ACCESS_WRITE },
+    { CAIRN_MSG_WHO_IS_AWAITED, CAIRN_FROM_ADMIN, .by_session = on_admin_asks_who_is_awaited,
+      .job = "name", .wants = CAIRN_ACCESS_LOOK },
     { 0 },
 };
 
@@ -694,6 +699,15 @@ static const struct coord_row *find_row(uint32_t role, uint16_t type)
     return NULL;
 }
 
+const char *coord_row_job(const struct coord_row *row, const ProtobufCMessage *message)
+{
+    if (row->job == NULL) return "";
+    const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(
+        message->descriptor, row->job);
+    assert(field != NULL && field->type == PROTOBUF_C_TYPE_STRING);
+    return *(const char *const *)(const void *)((const char *)message + field->offset);
+}
+
 /* Returns the roles of which an identity must have one to send the message; 0: those that its Hello
  * needed. */
 static uint32_t roles_for(const struct coord_row *row, const ProtobufCMessage *message,
@@ -714,12 +728,12 @@ static cairn_status judge_identity(const struct coord_session *session, const st
                                    struct sentence *why)
 {
     const uint32_t needs = roles_for(row, message, verb);
-    const bool names_job = coord_names_job(session, row->type);
-    if (!names_job && needs == 0) return CAIRN_OK;
+    const bool is_of_job = row->wants != CAIRN_ACCESS_NONE;
+    if (!is_of_job && needs == 0) return CAIRN_OK;
     const char *name = verb != NULL ? verb : message_name(row->type);
     cairn_status status;
-    if (names_job) {
-        status = coord_judge_access(session, row->type, message, why);
+    if (is_of_job) {
+        status = coord_judge_access(session, row, message, why);
     } else {
         char doing[160];
         snprintf(doing, sizeof doing, verb != NULL ? "ask for `cairn %s`" : "send %s", name);
@@ -750,7 +764,8 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
     if (session->role != CAIRN_ROLE_WIRE_SHARD && request == 0 && (row == NULL || !row->is_notice))
         return false; // only a notice may come without a request id
     if (row == NULL) return false;
-    struct sentence why = { "" }, asked = { "" };
+    struct sentence why = { "" };
+    struct coord_asked *asked = NULL;
     // of a request of the command line; NULL: the request changes nothing, or is none
     const char *verb = row->from == CAIRN_FROM_ADMIN ? coord_asked_verb(row, message) : NULL;
     const cairn_status allowed = judge_identity(session, row, message, verb, &why);
@@ -758,7 +773,7 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
         if (request != 0) coord_session_error(session, request, allowed, why.text);
         return true;
     }
-    if (verb != NULL) coord_asked_note(session, verb, message, &asked);
+    if (verb != NULL) asked = coord_asked_note(session, row, verb, message, request);
     assert(number != NULL || (row->by_part == NULL && row->by_member == NULL));
     if (row->by_frame != NULL) return row->by_frame(session, frame);
     if (row->by_part != NULL) {
@@ -774,10 +789,10 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
     if (row->asks != NULL) {
         const cairn_status status = row->asks(session, request, message, &why);
         if (status != CAIRN_OK) coord_session_error(session, request, status, why.text);
-        coord_asked_done(session, message, &asked, status, why.text);
+        coord_asked_done(asked, status, why.text);
         return true;
     }
     row->by_session(session, request, message);
-    coord_asked_done(session, message, &asked, CAIRN_OK, "");
+    coord_asked_done(asked, CAIRN_OK, "");
     return true;
 }

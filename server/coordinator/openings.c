@@ -123,7 +123,7 @@ static const struct coord_member *opening_rival(const struct coord_member *membe
 static bool opening_compare(struct coord_member *member, struct coord_job *job);
 static void opening_join(struct coord_member *member, struct coord_job *job);
 static void opening_differences(const struct job_spec_data *spec, const struct job_spec_data *job,
-                                struct sentence *why, Cairn__Error **rows_out);
+                                bool has_way, struct sentence *why, Cairn__Error **rows_out);
 
 /* Refuses a member of a job that no longer exists here, because the member must never create another job
  * of that name. */
@@ -484,7 +484,7 @@ static void judge_verdict(struct coord_verdict *verdict, const struct job_spec_d
         verdict->status = CAIRN_ERR_MISMATCH;
         sentence_set(&verdict->why, "the snapshot of job %s does not fit this spec:\n",
                      saved->name);
-        opening_differences(&spec, saved, &verdict->why, &verdict->rows);
+        opening_differences(&spec, saved, true, &verdict->why, &verdict->rows);
     }
     spec_release(&spec);
 }
@@ -668,7 +668,7 @@ static void compare_specs(struct judging *judging)
     if (judging->status != CAIRN_OK) return;
     judging->joins = spec_joins(&judging->spec, &job);
     judging->why.text[0] = '\0';
-    if (!judging->joins) opening_differences(&judging->spec, &job, &judging->why, &judging->rows);
+    opening_differences(&judging->spec, &job, !judging->joins, &judging->why, &judging->rows);
     spec_release(&job);
 }
 
@@ -932,6 +932,26 @@ static void add_member(struct coord_job *job, struct coord_member *member)
     job->members.count++;
 }
 
+/* Notes, for the worker's log and ours, how the job differs from the spec with which the worker may join all
+ * the same, because it once was the job's. It is said at a worker's first attach, not when it comes back. */
+static void note_differences(struct coord_member *member, const struct coord_job *job)
+{
+    struct coord_opening *opening = &member->opening;
+    struct sentence *text = &opening->differences;
+    const bool is_said = member->role == CAIRN_ROLE_WIRE_WORKER && opening->attached_id == 0 &&
+                         text->text[0] != '\0';
+    const struct sentence found = *text;
+    text->text[0] = '\0';
+    if (!is_said) return;
+    sentence_set(text,
+                 "it is at step %" PRIu64 ", and was changed since this spec was its: the job's "
+                 "values are taken:\n%s",
+                 coord_job_version(job).step, found.text);
+    log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }),
+               "worker %s opens job %s by a former spec: %s", member->session->name, job->spec.name,
+               text->text);
+}
+
 /* Called when the member's job exists: the member joins the job, or is refused. */
 static void opening_join(struct coord_member *member, struct coord_job *job)
 {
@@ -950,6 +970,7 @@ static void opening_join(struct coord_member *member, struct coord_job *job)
     // does not count as having left.
     struct coord_member *same = coord_job_member(job, member->id);
     if (same != NULL) take_over(member, same);
+    note_differences(member, job);
     coord_member_forget_spec(member);
     member->tiles.known_to = member->known_to + job->shard_room;
     member->phase = CAIRN_MEMBER_JOINING;
@@ -1076,11 +1097,11 @@ static void add_way(const char *job, const struct rows *rows)
                                           : "");
 }
 
-/* Adds to `why` how the spec differs from the job's spec, and how the job could be changed to the
- * spec. Sets *rows_out to an Error that has the differences as rows, or to NULL if there is no
+/* Adds to `why` how the spec differs from the job's spec and, with has_way, how the job could be changed to
+ * the spec. Sets *rows_out to an Error that has the differences as rows, or to NULL if there is no
  * memory. The caller frees the Error with cairn__error__free_unpacked. Any thread may call this. */
 static void opening_differences(const struct job_spec_data *spec, const struct job_spec_data *job,
-                                struct sentence *why, Cairn__Error **rows_out)
+                                bool has_way, struct sentence *why, Cairn__Error **rows_out)
 {
     const struct job_spec_data mine = spec_with_workers(spec, job);
     struct rows rows = { .why = why, .error = malloc(sizeof *rows.error), .whole = true };
@@ -1094,7 +1115,7 @@ static void opening_differences(const struct job_spec_data *spec, const struct j
     const size_t found = spec_diff(&mine, job, ROWS_TOLD, on_difference, &rows);
     if (found > LINES_SHOWN) sentence_add(why, "\nand %zu more differences", found - LINES_SHOWN);
     if (found > ROWS_TOLD) rows.whole = false;
-    add_way(job->name, &rows);
+    if (has_way) add_way(job->name, &rows);
     *rows_out = rows.error;
 }
 

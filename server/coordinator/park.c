@@ -217,6 +217,6 @@ const struct coord_operation coord_parking = {
 
 const struct coord_row coord_park_rows[] = {
     { CAIRN_MSG_JOB_PARK, CAIRN_FROM_ADMIN, .asks = on_job_park, .verb = "job park",
-      .awaits = CAIRN_AWAITS_REPORTS },
+      .awaits = CAIRN_AWAITS_REPORTS, .job = "name", .wants = CAIRN_ACCESS_OWN },
     { 0 },
 };

@@ -161,6 +161,7 @@ static void save_run(struct coord_job *job)
 void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, const char *text)
 {
     struct coord_reshard *r = &job->reshard;
+    const Cairn__Done done = CAIRN__DONE__INIT;
     if (!r->running) return;
     log_info("job %s: its re-sharding %s: %s", job->spec.name,
              state == CAIRN_RESHARD_DONE       ? "is done"
@@ -172,6 +173,10 @@ void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, co
                      : state == CAIRN_RESHARD_CANCELED ? "canceled: "
                                                        : "failed: ",
                      text);
+    if (state == CAIRN_RESHARD_DONE)
+        coord_waiters_answer(&r->ends, CAIRN_MSG_DONE, &done.base);
+    else
+        coord_waiters_fail(&r->ends, CAIRN_ERR_CANCELED, text);
     reshard_unjoin(job);
     free(r->joiners);
     layout_close(r->target);
@@ -566,6 +571,7 @@ void coord_reshard_close(struct coord_job *job)
 static void release_reshard(struct coord_job *job)
 {
     coord_reshard_close(job);
+    coord_waiters_release(&job->reshard.ends);
     coord_layouts_release(job);
     free(job->reshard.joiners);
     job->reshard.joiners = NULL;

@@ -74,8 +74,9 @@ struct coord_reshard_pace {
 
 /* A job's re-sharding. */
 struct coord_reshard {
-    bool running;  /* true: a run is under way; the store has the run, too */
-    bool canceled; /* no further slice begins */
+    bool running;              /* true: a run is under way; the store has the run, too */
+    struct coord_waiters ends; /* owned: for the audit log, which says how the run ended */
+    bool canceled;             /* no further slice begins */
     struct coord_reshard_pace pace;
     struct coord_joiner *joiners; /* owned: [joiner_count], whose indices follow shard_count */
     uint32_t joiner_count;

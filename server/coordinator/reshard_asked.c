@@ -163,6 +163,8 @@ static double expected_pause_s(const struct coord_job *job, double pause)
 
 /* The answer to a request, which is about one or several jobs. */
 struct reply {
+    struct coord_session *session;
+    uint32_t request;
     struct coord_answer answer;
     Cairn__ReshardTold told;
     uint32_t first, last; /* serials of the runs that the request begins; 0: no run begins */
@@ -326,6 +328,7 @@ static cairn_status apply_asked(struct coord_job *job, const Cairn__ReshardAsk *
     status = coord_reshard_begin(job, &wish, why);
     coord_reshard_wish_release(&wish);
     if (status != CAIRN_OK) return status;
+    coord_waiters_note_end(&job->reshard.ends, reply->session, reply->request);
     view_run(job, reply, out);
     if (reply->first == 0) reply->first = job->reshard.serial;
     reply->last = job->reshard.serial;
@@ -395,7 +398,9 @@ static cairn_status on_reshard_ask(struct coord_session *session, uint32_t reque
 {
     const Cairn__ReshardAsk *ask = any;
     struct coord_job *job = coord_job_find(session->cluster, ask->job);
-    struct reply reply = { .told = CAIRN__RESHARD_TOLD__INIT };
+    struct reply reply = { .session = session,
+                           .request = request,
+                           .told = CAIRN__RESHARD_TOLD__INIT };
     if (ask->all || (ask->job[0] == '\0' && ask->op == CAIRN_RESHARD_STATUS)) {
         answer_all(session, request, ask, &reply);
         return CAIRN_OK;
@@ -460,6 +465,6 @@ void coord_reshard_spread(struct coord *cluster)
 
 const struct coord_row coord_reshard_asked_rows[] = {
     { CAIRN_MSG_RESHARD_ASK, CAIRN_FROM_ADMIN, .asks = on_reshard_ask, .verb = "reshard",
-      .awaits = CAIRN_AWAITS_REPORTS },
+      .awaits = CAIRN_AWAITS_REPORTS, .job = "job" },
     { 0 },
 };

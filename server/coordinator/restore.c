@@ -103,12 +103,18 @@ static uint64_t next_generation(const struct coord_restore *restore, const struc
     return newest + 1;
 }
 
+/* Returns the owner that the snapshot names; "": none. */
+static const char *named_owner(const struct coord_restore *restore)
+{
+    return restore->manifest.owner != NULL ? restore->manifest.owner : "";
+}
+
 /* Returns whose a job is that is not there yet. Whoever brings one back does so for its owner. If the
  * snapshot names none, only an admin may, and the job is that admin's. */
 static const char *owner_of(const struct coord_restore *restore)
 {
-    const char *owner = restore->manifest.owner;
-    return owner != NULL && owner[0] != '\0' ? owner : restore->maker.owner;
+    const char *owner = named_owner(restore);
+    return owner[0] != '\0' ? owner : restore->maker.owner;
 }
 
 /* Gives the restored job its generation, and what it keeps of the former job: the id, the epoch,
@@ -127,6 +133,7 @@ static void inherit_former(struct coord_job *restored, const struct coord_job *o
     snprintf(restored->tenant.owner, sizeof restored->tenant.owner, "%s", owner_of(restore));
     if (old == NULL) return;
     restored->tenant = old->tenant;
+    restored->init.source = old->init.source;
     restored->id = old->id;
     restored->epoch = old->epoch;
     restored->reserved.round = old->reserved.round;
@@ -551,7 +558,7 @@ static bool is_risky(const struct coord_steps *steps)
  * an admin, under each of the two names. */
 static cairn_status judge_maker(const struct coord_restore *restore, struct sentence *why)
 {
-    const char *owner = owner_of(restore);
+    const char *owner = named_owner(restore);
     cairn_status status = coord_owner_judge_access(&restore->who, restore->manifest.spec.name,
                                                    owner, CAIRN_ACCESS_OWN, why);
     if (status == CAIRN_OK)
@@ -572,7 +579,7 @@ static cairn_status judge_asker(const struct coord_restore *restore, struct sent
     if (!is_asked && (!restore->latest.is_resumed || old != NULL)) return CAIRN_OK;
     if (old == NULL) return judge_maker(restore, why);
     CAIRN_TRY(coord_snapshot_judge_access(restore->steps.cluster, who, m->spec.name,
-                                          owner_of(restore), CAIRN_ACCESS_READ, why));
+                                          named_owner(restore), CAIRN_ACCESS_READ, why));
     return coord_job_judge_access(who, old, CAIRN_ACCESS_OWN, why);
 }
 
@@ -878,6 +885,7 @@ bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_jo
 
 const struct coord_row coord_restore_rows[] = {
     { CAIRN_MSG_SNAPSHOT_RESTORE, CAIRN_FROM_ADMIN, .asks = on_snapshot_restore,
-      .verb = "snapshot restore", .awaits = CAIRN_AWAITS_REPORTS },
+      .verb = "snapshot restore", .awaits = CAIRN_AWAITS_REPORTS, .job = "job",
+      .wants = CAIRN_ACCESS_OWN },
     { 0 },
 };

@@ -370,7 +370,7 @@ static bool is_by_token(const struct coord_session *session, const uint8_t id[CA
 void coord_roster_put_out(struct coord *cluster, const struct roster_token *token, const char *why)
 {
     for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next)
-        if (!s->closing && is_by_token(s, token->id)) cluster->put_out(s, why);
+        if (!s->closing && is_by_token(s, token->id)) cluster->put_out(s, CAIRN_ERR_REFUSED, why);
 }
 
 uint32_t coord_roster_connected(const struct coord *cluster, const struct roster_token *token)

@@ -15,7 +15,8 @@ struct coord_save {
     size_t row_count;
     struct stored_shard *shards;  /* the shards of a job's row */
     struct stored_tenant *tenant; /* the tenant of a job's row */
-    struct packed *held[3];       /* held: large data to which the row points */
+    char begun[2 * CAIRN_INIT_DIGEST_BYTES + 1];
+    struct packed *held[3]; /* held: large data to which the row points */
     struct sentence why;
     uint64_t store_writes; /* rows that the store had written when the save was done */
 };
@@ -166,6 +167,10 @@ cairn_status coord_save_job(struct coord_job *job, enum store_change change, str
     if (save == NULL) return save_start(NULL, why);
     struct stored_job *row = save->rows;
     save->saved.job = job->id;
+    if (job->init.source.known)
+        sodium_bin2hex(save->begun, sizeof save->begun, job->init.source.bytes,
+                       sizeof job->init.source.bytes);
+    row->begun = save->begun; // "": it is not known any more
     if (change == CAIRN_STORE_INITIALIZED) row->initialized = true;
     if (change == CAIRN_STORE_GENERATION) row->generation_reserved = number;
     if (change == CAIRN_STORE_JOB)

@@ -58,13 +58,18 @@ static cairn_status judge_role(const struct identity *who, const Cairn__Hello *h
     return access_any(who, needs[hello->role], doing, why);
 }
 
-/* Judges whether the owner may have another connection. An admin's commands always get in, because they
- * must be able to mend what is wrong: the listener keeps the last connections for those of this host. */
+/* An admin's commands always get in, because they must be able to mend what is wrong: the listener keeps the
+ * last connections for those of this host. */
+static bool is_command(const struct identity *who, const Cairn__Hello *hello)
+{
+    return hello->role == CAIRN_ROLE_WIRE_ADMIN && access_role(who, CAIRN_MAY_ADMIN);
+}
+
+/* Judges whether the owner may have another connection. */
 static cairn_status judge_sessions(struct coord *cluster, const struct identity *who,
                                    const Cairn__Hello *hello, struct sentence *why)
 {
-    const bool is_admin = hello->role == CAIRN_ROLE_WIRE_ADMIN && access_role(who, CAIRN_MAY_ADMIN);
-    if (is_admin || hello->role == CAIRN_ROLE_WIRE_SHARD) return CAIRN_OK;
+    if (is_command(who, hello) || hello->role == CAIRN_ROLE_WIRE_SHARD) return CAIRN_OK;
     return coord_quota_judge(cluster, who->owner, &(struct quota) { .sessions = 1 }, why);
 }
 
@@ -87,6 +92,7 @@ static struct coord_session *make_session(struct coord *cluster, struct peer *pe
     session->cluster = cluster;
     session->peer = peer;
     session->role = hello->role;
+    session->is_apart = is_command(peer_identity(peer), hello);
     session->incarnation = hello->incarnation;
     session->without = hello->without;
     session->name = strdup(hello->name);
@@ -453,16 +459,18 @@ void coord_session_local(struct identity *identity, const gid_t *groups, size_t 
     identity->roles = access_local(&cluster->rules, identity->uid, groups, group_count);
 }
 
-void coord_session_put_out(struct coord_session *session, const char *why)
+void coord_session_put_out(struct coord_session *session, cairn_status status, const char *why)
 {
     if (session->closing) return;
-    log_info("%s %s at %s is put out: %s", role_name(session->role), session->name,
-             peer_name(session->peer), why);
-    coord_session_error(session, 0, CAIRN_ERR_REFUSED, why);
+    log_write(status == CAIRN_ERR_BUSY ? CAIRN_LOG_WARN : CAIRN_LOG_INFO,
+              "%s %s at %s is put out: %s", role_name(session->role), session->name,
+              peer_name(session->peer), why);
+    // an error that no request asked for ends the peer's work for good
+    if (status != CAIRN_ERR_BUSY) coord_session_error(session, 0, status, why);
     session->closing = true;
-    peer_finish(session->peer, CAIRN_ERR_REFUSED, "%s", why);
+    peer_finish(session->peer, status, "%s", why);
     while (session->members != NULL) coord_member_lost(session->members, why);
-    coord_shard_leave(session, CAIRN_ERR_REFUSED, why);
+    coord_shard_leave(session, status, why);
 }
 
 void coord_session_on_gone(struct peer *peer, cairn_status status, const char *why, void *context)

@@ -43,6 +43,9 @@ struct coord_found {
     struct found_snapshot *list; /* owned: [count], the newest first */
     size_t count;
     struct sentence unread; /* the folders that could not be read; empty: none */
+    /* the newest one whose manifest could not be read, and why; id "": there is none */
+    struct snapshot_place damaged;
+    struct sentence damage;
 };
 
 /* Finds the snapshots of `job` (NULL: of all jobs). With an `id` that is not NULL, finds only the snapshot
@@ -52,7 +55,9 @@ struct coord_found {
 cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, const char *id,
                                   struct coord_found *out, struct sentence *why) CAIRN_MUST_CHECK;
 /* Writes the owner that the manifest of the snapshot `id` says; NULL: of the job's newest snapshot. "": it
- * says none. Blocks. CAIRN_ERR_NOT_FOUND: there is no such snapshot. Any other error: it is not known. */
+ * says none. If that manifest is damaged, writes the owner on whom all others of the name agree. Blocks.
+ * CAIRN_ERR_NOT_FOUND: there is no such snapshot. An error of coord_restore_is_damage: it is damaged, and
+ * there is no other that can be read. Any other error: it is not known. */
 cairn_status coord_snapshot_owner(const struct coord *cluster, const char *job, const char *id,
                                   char owner_out[CAIRN_OWNER_BYTES],
                                   struct sentence *why) CAIRN_MUST_CHECK;

@@ -4,6 +4,7 @@
 
 #include "proto/store/confine.h"
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/restore.h"
 
 /* ==== find ==== */
 
@@ -77,6 +78,16 @@ static void drop_oldest(struct coord_found *found)
     *oldest = found->list[--found->count];
 }
 
+static void note_unread(struct coord_found *found, const char *id, const struct sentence *why)
+{
+    struct snapshot_place place = { .id = "" };
+    if (!snapshot_id_parse(id, &place.version.generation, &place.version.step)) return;
+    snprintf(place.id, sizeof place.id, "%s", id);
+    if (found->damaged.id[0] != '\0' && !snapshot_place_behind(&found->damaged, &place)) return;
+    found->damaged = place;
+    found->damage = *why;
+}
+
 /* Adds a snapshot to those found. A snapshot whose manifest cannot be read is left out, and the
  * requests that show or restore it report what is wrong. */
 static void on_snapshot(void *context, const char *job, const char *id, const char *folder)
@@ -90,6 +101,7 @@ static void on_snapshot(void *context, const char *job, const char *id, const ch
     manifest_init(&f->manifest);
     const cairn_status status = manifest_load(folder, &f->manifest, &why);
     if (status != CAIRN_OK) {
+        note_unread(found, id, &why);
         if (finding->id != NULL) {
             finding->status = status;
             *finding->why = why;
@@ -151,7 +163,9 @@ struct newest {
     cairn_status status;
     struct sentence why;
     struct snapshot_place place;
-    char *folder; /* owned; NULL: none yet */
+    char *folder;  /* owned; NULL: none yet */
+    size_t others; /* manifests that say whose the damaged one may be */
+    bool is_split; /* true: they name several owners */
 };
 
 static void note_newest(void *context, const char *job, const char *id, const char *folder)
@@ -170,10 +184,53 @@ static void note_newest(void *context, const char *job, const char *id, const ch
         newest->status = fail_with(&newest->why, CAIRN_ERR_NO_MEMORY, "out of memory");
 }
 
+/* Takes the owner that a manifest says. */
+static cairn_status read_owner(const char *folder, char owner_out[CAIRN_OWNER_BYTES],
+                               struct sentence *why)
+{
+    struct manifest manifest;
+    manifest_init(&manifest);
+    CAIRN_TRY(manifest_load(folder, &manifest, why));
+    snprintf(owner_out, CAIRN_OWNER_BYTES, "%s", manifest.owner != NULL ? manifest.owner : "");
+    manifest_release(&manifest);
+    return CAIRN_OK;
+}
+
+static void note_other(void *context, const char *job, const char *id, const char *folder)
+{
+    struct newest *newest = context;
+    char owner[CAIRN_OWNER_BYTES];
+    struct sentence why;
+    const cairn_status status = read_owner(folder, owner, &why);
+    (void)job;
+    (void)id;
+    if (status != CAIRN_OK) { // what the storage does not give may be anybody's
+        newest->is_split = newest->is_split || !coord_restore_is_damage(status);
+        return;
+    }
+    if (newest->others++ == 0) snprintf(newest->owner, sizeof newest->owner, "%s", owner);
+    newest->is_split = newest->is_split || strcmp(newest->owner, owner) != 0;
+}
+
+/* The manifest is damaged. Its owner is then the one whom every other manifest of the name says, because a
+ * name with snapshots is nobody else's. Two owners have them after a job was given away. */
+static void ask_others(struct newest *newest)
+{
+    struct sentence unread = { "" };
+    if (snapshot_list(newest->root, newest->job, note_other, newest, &unread) != CAIRN_OK ||
+        unread.text[0] != '\0')
+        newest->status = CAIRN_ERR_IO;
+    else if (newest->is_split)
+        newest->status = fail_with(&newest->why, CAIRN_ERR_NOT_READY,
+                                   "%s; the others of the name are of several owners",
+                                   sentence_brief(newest->why.text, 200).text);
+    else if (newest->others > 0)
+        newest->status = CAIRN_OK;
+}
+
 static void read_newest(void *context)
 {
     struct newest *newest = context;
-    struct manifest manifest;
     struct sentence unread = { "" };
     const cairn_status listed = snapshot_list(newest->root, newest->job, note_newest, newest,
                                               &unread);
@@ -186,13 +243,10 @@ static void read_newest(void *context)
     else if (newest->folder == NULL)
         newest->status = CAIRN_ERR_NOT_FOUND;
     if (newest->status != CAIRN_OK) return;
-    manifest_init(&manifest);
-    newest->status = manifest_load(newest->folder, &manifest, &newest->why);
+    newest->status = read_owner(newest->folder, newest->owner, &newest->why);
     // it is listed, so it is there
     if (newest->status == CAIRN_ERR_NOT_FOUND) newest->status = CAIRN_ERR_IO;
-    if (newest->status != CAIRN_OK) return;
-    if (manifest.owner != NULL) snprintf(newest->owner, CAIRN_OWNER_BYTES, "%s", manifest.owner);
-    manifest_release(&manifest);
+    if (coord_restore_is_damage(newest->status)) ask_others(newest);
 }
 
 cairn_status coord_snapshot_owner(const struct coord *cluster, const char *job, const char *id,

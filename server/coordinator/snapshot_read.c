@@ -329,17 +329,35 @@ static void pass_left(struct coord_restore *restore, const struct found_snapshot
     log_info("job %s: passed over: %s", f->manifest.spec.name, restore->latest.passed.text);
 }
 
+/* Notes that the newest snapshot whose manifest cannot be read is passed over, if the restore might have
+ * taken it, and `next` is older, or NULL, because there is none. */
+static void pass_unread(struct coord_restore *restore, const struct coord_found *found,
+                        const struct found_snapshot *next)
+{
+    const struct snapshot_place *place = &found->damaged;
+    if (place->id[0] == '\0' || restore->latest.passed.text[0] != '\0' ||
+        version_compare(place->version, restore->latest.newest) > 0 ||
+        !snapshot_place_behind(place, &restore->latest.behind) ||
+        (next != NULL && !snapshot_place_behind(&next->place, place)))
+        return;
+    sentence_set(&restore->latest.passed, "%s, is damaged: %s", place->id,
+                 sentence_brief(found->damage.text, 600).text);
+    log_warn("job %s: passed over: %s", restore->job_name, restore->latest.passed.text);
+}
+
 static struct found_snapshot *choose_latest(struct coord_restore *restore,
                                             const struct coord_found *found)
 {
     for (size_t i = 0; i < found->count; i++) {
         struct found_snapshot *f = &found->list[i];
+        pass_unread(restore, found, f);
         if (f->is_left) pass_left(restore, f);
         if (f->is_left || version_compare(f->place.version, restore->latest.newest) > 0 ||
             !snapshot_place_behind(&f->place, &restore->latest.behind))
             continue;
         if (!pass_over(restore, f)) return f;
     }
+    pass_unread(restore, found, NULL);
     return NULL;
 }
 

@@ -99,6 +99,12 @@ static const struct column event_columns[] = {
     { COLUMN("kind", TEXT, kind) },       { COLUMN("job", TEXT, job) },
     { COLUMN("who", TEXT, who) },         { COLUMN("text", TEXT, text) },
 };
+static const struct column event_apart_columns[] = {
+    { COLUMN("place", NUMBER, place) },     { COLUMN("number", NUMBER, number) },
+    { COLUMN("unix_ms", NUMBER, unix_ms) }, { COLUMN("kind", TEXT, kind) },
+    { COLUMN("job", TEXT, job) },           { COLUMN("who", TEXT, who) },
+    { COLUMN("text", TEXT, text) },
+};
 #undef ROW
 
 #define ROW struct stored_token
@@ -145,6 +151,13 @@ static const struct column tenant_columns[] = {
 };
 #undef ROW
 
+#define ROW struct stored_begun
+static const struct column begun_columns[] = {
+    { COLUMN("job", NUMBER, job), .constraint = "NOT NULL REFERENCES jobs(id) ON DELETE CASCADE" },
+    { COLUMN("digest", TEXT, digest) },
+};
+#undef ROW
+
 /* A change finds its rows by the table's first column. So the table's key begins with this
  * column. */
 #define TABLE(text, row, list, primary, by)                                         \
@@ -174,6 +187,11 @@ static const struct table {
     [CAIRN_STORED_NODES] = TABLE("nodes", struct stored_node, node_columns, "shard", "shard"),
     [CAIRN_STORED_AUDIT] = TABLE("audit", struct stored_event, event_columns, "number", "number"),
     [CAIRN_STORED_TENANTS] = TABLE("tenants", struct stored_tenant, tenant_columns, "job", "job"),
+    [CAIRN_STORED_BEGUN] = TABLE("begun", struct stored_begun, begun_columns, "job", "job"),
+    [CAIRN_STORED_EVENTS_APART] = TABLE("events_apart", struct stored_event, event_apart_columns,
+                                        "place", "place"),
+    [CAIRN_STORED_AUDIT_APART] = TABLE("audit_apart", struct stored_event, event_apart_columns,
+                                       "place", "place"),
 };
 
 static const struct change {
@@ -194,12 +212,15 @@ static const struct change {
     [CAIRN_STORE_KEY_DROP] = { CAIRN_STORED_KEYS, DROP },
     [CAIRN_STORE_EVENTS] = { CAIRN_STORED_EVENTS, PUT },
     [CAIRN_STORE_AUDIT] = { CAIRN_STORED_AUDIT, PUT },
+    [CAIRN_STORE_EVENTS_APART] = { CAIRN_STORED_EVENTS_APART, PUT },
+    [CAIRN_STORE_AUDIT_APART] = { CAIRN_STORED_AUDIT_APART, PUT },
     [CAIRN_STORE_TOKEN] = { CAIRN_STORED_TOKENS, PUT },
     [CAIRN_STORE_SEEN] = { CAIRN_STORED_TOKENS, SET },
     [CAIRN_STORE_CURVE] = { CAIRN_STORED_CURVES, PUT },
     [CAIRN_STORE_NODE] = { CAIRN_STORED_NODES, PUT },
     [CAIRN_STORE_NODE_DROP] = { CAIRN_STORED_NODES, DROP },
     [CAIRN_STORE_TENANT] = { CAIRN_STORED_TENANTS, PUT },
+    [CAIRN_STORE_BEGUN] = { CAIRN_STORED_BEGUN, PUT },
     [CAIRN_STORE_START] = { CAIRN_STORED_META, SET },
     [CAIRN_STORE_SHARDS] = { CAIRN_STORED_SHARDS, PUT },
     [CAIRN_STORE_SHARDS_DROP] = { CAIRN_STORED_SHARDS, DROP },
@@ -211,7 +232,11 @@ static const struct change {
 static const char schema_triggers[] =
     "CREATE TRIGGER IF NOT EXISTS drops AFTER DELETE ON jobs BEGIN INSERT OR REPLACE INTO dropped "
     "(job) VALUES (old.id); DELETE FROM dropped WHERE place <= (SELECT max(place) FROM dropped) - "
-    "%d; END; CREATE TRIGGER IF NOT EXISTS notes AFTER INSERT ON events BEGIN DELETE FROM events "
+    "%d; END; CREATE TRIGGER IF NOT EXISTS notes_apart AFTER INSERT ON events_apart BEGIN DELETE "
+    "FROM events_apart WHERE place <= new.place - %d; END; CREATE TRIGGER IF NOT EXISTS "
+    "audits_apart AFTER INSERT ON audit_apart BEGIN DELETE FROM audit_apart WHERE place <= "
+    "new.place - %d; END; CREATE TRIGGER IF NOT EXISTS notes AFTER INSERT ON events BEGIN DELETE "
+    "FROM events "
     "WHERE number <= new.number - %d; END; CREATE TRIGGER IF NOT EXISTS audits AFTER INSERT ON "
     "audit BEGIN DELETE FROM audit WHERE number <= new.number - %d; END; CREATE TRIGGER IF NOT "
     "EXISTS lets_go AFTER UPDATE OF secret ON tokens WHEN new.secret = '' BEGIN DELETE FROM tokens "
@@ -468,11 +493,20 @@ static cairn_status put_tenant(struct coord_store *store, const struct stored_jo
     return apply_change(store, CAIRN_STORE_TENANT, &row, 1, why);
 }
 
+/* Stores with what initial state the job began, if that is known. */
+static cairn_status put_begun(struct coord_store *store, const struct stored_job *job,
+                              struct sentence *why)
+{
+    const struct stored_begun row = { job->id, job->begun };
+    return job->begun != NULL ? apply_change(store, CAIRN_STORE_BEGUN, &row, 1, why) : CAIRN_OK;
+}
+
 /* Applies a change to its rows. The caller has begun a transaction. */
 static cairn_status apply_change(struct coord_store *store, enum store_change change,
                                  const void *rows, size_t count, struct sentence *why)
 {
     const bool has_shards = change == CAIRN_STORE_JOB || change == CAIRN_STORE_LAYOUT;
+    const bool has_begun = change == CAIRN_STORE_JOB || change == CAIRN_STORE_INITIALIZED;
     sqlite3_stmt *s;
     cairn_status status = prepare_change(store, change, &s, why);
     if (status != CAIRN_OK) return status;
@@ -481,6 +515,7 @@ static cairn_status apply_change(struct coord_store *store, enum store_change ch
         status = run_change(store, change, s, row, why);
         if (status == CAIRN_OK && has_shards) status = put_shards(store, row, why);
         if (status == CAIRN_OK && change == CAIRN_STORE_JOB) status = put_tenant(store, row, why);
+        if (status == CAIRN_OK && has_begun) status = put_begun(store, row, why);
     }
     sqlite3_finalize(s);
     return status;
@@ -492,6 +527,7 @@ cairn_status store_write(struct coord_store *store, enum store_change change, co
     // The next epoch must not wait until the disk has the events, because events are no part of a
     // job's durable state.
     const bool is_lazy = change == CAIRN_STORE_EVENTS || change == CAIRN_STORE_AUDIT ||
+                         change == CAIRN_STORE_EVENTS_APART || change == CAIRN_STORE_AUDIT_APART ||
                          change == CAIRN_STORE_SEEN;
     const int before = sqlite3_total_changes(store->db);
     cairn_status status = run_sql(
@@ -636,7 +672,8 @@ static cairn_status create_tables(struct coord_store *store, struct sentence *wh
         if (status == CAIRN_OK) status = run_sql(store, sql.text, why);
     }
     sentence_set(&sql, schema_triggers, CAIRN_STORE_DROPPED_MAX, CAIRN_STORE_EVENTS_MAX,
-                 CAIRN_STORE_EVENTS_MAX, CAIRN_STORE_CURVES_MAX);
+                 CAIRN_STORE_EVENTS_MAX, CAIRN_STORE_EVENTS_MAX, CAIRN_STORE_EVENTS_MAX,
+                 CAIRN_STORE_CURVES_MAX);
     return status == CAIRN_OK ? run_sql(store, sql.text, why) : status;
 }
 
@@ -771,7 +808,17 @@ struct giving {
     void *context;
     struct stored_job *job; /* borrowed: the job with its shards, while it is given */
     bool has_tenant;
+    char begun[2 * CAIRN_INIT_DIGEST_BYTES + 1];
 };
+
+static cairn_status take_begun(void *context, const void *row, struct sentence *why)
+{
+    struct giving *giving = context;
+    (void)why;
+    snprintf(giving->begun, sizeof giving->begun, "%s", ((const struct stored_begun *)row)->digest);
+    giving->job->begun = giving->begun;
+    return CAIRN_OK;
+}
 
 static cairn_status give_with_tenant(void *context, const void *row, struct sentence *why)
 {
@@ -792,6 +839,8 @@ static cairn_status give_job(void *context, const void *row, struct sentence *wh
     job.weighed = g.weighed;
     giving->job = &job;
     giving->has_tenant = false;
+    if (status == CAIRN_OK)
+        status = load_rows(g.store, CAIRN_STORED_BEGUN, &job.id, take_begun, giving, why);
     if (status == CAIRN_OK)
         status = load_rows(g.store, CAIRN_STORED_TENANTS, &job.id, give_with_tenant, giving, why);
     if (status == CAIRN_OK && !giving->has_tenant)

@@ -113,6 +113,12 @@ struct stored_tenant {
     uint64_t made_unix_s;
 };
 
+/* the digest of the initial state that a worker put, in hexadecimal; "": it is not known */
+struct stored_begun {
+    uint64_t job;
+    const char *digest;
+};
+
 struct stored_job {
     uint64_t id;
     const char *name;
@@ -140,6 +146,8 @@ struct stored_job {
     bool weighed; /* true: a re-sharding is under way, so the shards have weights */
     double pause; /* the pause of the re-sharding under way */
     const struct stored_tenant *tenant; /* its field `job` is ignored; NULL: not known */
+    const char
+        *begun; /* digest of the initial state that a worker put, in hexadecimal; NULL: not known */
 };
 
 /* a dropped job: if shards still hold parts of it, these are leftovers of our own */
@@ -179,6 +187,7 @@ struct stored_node { /* the public key by which a shard's name is known */
 };
 
 struct stored_event { /* see the section "events" below */
+    uint64_t place; /* in its ring; of the first ring it is the number, and the store has it once */
     uint64_t number, unix_ms;
     const char *kind, *job, *who, *text;
 };
@@ -214,6 +223,10 @@ enum store_kind {
     CAIRN_STORED_NODES,   /* struct stored_node, by shard */
     CAIRN_STORED_AUDIT,   /* struct stored_event, by number: the audit log */
     CAIRN_STORED_TENANTS, /* struct stored_tenant: written and read together with the job */
+    CAIRN_STORED_BEGUN,   /* struct stored_begun: the same */
+    /* struct stored_event, by place: the events and the entries that are kept apart */
+    CAIRN_STORED_EVENTS_APART,
+    CAIRN_STORED_AUDIT_APART,
     CAIRN_STORED_KINDS
 };
 
@@ -225,7 +238,7 @@ enum store_change {
     /* writes the job's epoch, reserved rounds, shards, and all fields about layouts */
     CAIRN_STORE_LAYOUT,
     CAIRN_STORE_EPOCH,       /* writes the job's epoch and reserved rounds */
-    CAIRN_STORE_INITIALIZED, /* writes the job's `initialized` */
+    CAIRN_STORE_INITIALIZED, /* writes the job's `initialized`, and `begun` */
     CAIRN_STORE_GENERATION,  /* writes the job's generation_reserved */
     CAIRN_STORE_JOB_DROP,    /* deletes the job with this id, and adds it to the dropped jobs */
     CAIRN_STORE_STORAGE,     /* writes `storage` of the meta row */
@@ -236,7 +249,9 @@ enum store_change {
     /* Adds events, or replaces the events with the same numbers. Events survive the end of the process.
      * They survive the loss of power only after another kind of change has been committed. */
     CAIRN_STORE_EVENTS,
-    CAIRN_STORE_AUDIT, /* the same for entries of the audit log */
+    CAIRN_STORE_AUDIT,        /* the same for entries of the audit log */
+    CAIRN_STORE_EVENTS_APART, /* the same for those that are kept apart */
+    CAIRN_STORE_AUDIT_APART,
     /* adds tokens, or replaces those with their ids; deletes those that are there and get no secret */
     CAIRN_STORE_TOKEN,
     CAIRN_STORE_SEEN,  /* writes `seen_unix_s` of tokens */
@@ -244,6 +259,7 @@ enum store_change {
     CAIRN_STORE_NODE,
     CAIRN_STORE_NODE_DROP,
     CAIRN_STORE_TENANT, /* writes whose the job is */
+    CAIRN_STORE_BEGUN,  /* writes with what initial state the job began */
     /* the next kinds are used by the store itself */
     CAIRN_STORE_START,
     CAIRN_STORE_SHARDS,
@@ -344,9 +360,10 @@ void coord_saves_close(struct coord *cluster, void (*on_closed)(void *context), 
 /* ==== events ==== */
 
 /* The cluster's events: which shards and members joined, left, moved or were put out, when and why. `cairn
- * cluster events` shows them. The newest CAIRN_STORE_EVENTS_MAX events are in memory. They are also written
- * to the store, a moment later, so that a new incarnation of the coordinator has them. Their commit does
- * not wait for the disk, so the last events before a loss of power may be missing. Loop thread only. */
+ * cluster events` shows them. The newest CAIRN_STORE_EVENTS_MAX events are in memory, and as many of those
+ * that only an admin causes, apart from them. They are also written to the store, a moment later, so that a
+ * new incarnation of the coordinator has them. Their commit does not wait for the disk, so the last events
+ * before a loss of power may be missing. Loop thread only. */
 
 /* kind | its name */
 #define CAIRN_EVENTS(X)                                                                         \
@@ -393,16 +410,26 @@ enum coord_event_kind {
         CAIRN_EVENT_KINDS
 };
 
-/* The events that this process has in memory; the entries of the audit log are such events, too. */
-struct coord_events {
+/* Where the events of a log are: those of admins apart, so that nothing that any token can cause, such as
+ * attaching, dropping and being refused, pushes them out. */
+enum { CAIRN_EVENTS_OF_ALL, CAIRN_EVENTS_APART, CAIRN_EVENT_RINGS };
+
+/* Keeps the newest CAIRN_STORE_EVENTS_MAX of them. */
+struct event_ring {
     enum store_kind kind;       /* of the rows in the store */
     enum store_change change;   /* that writes them */
-    struct stored_event **ring; /* owned: [CAIRN_STORE_EVENTS_MAX], by number */
-    uint64_t first, next;       /* number of the oldest event, and of the next new one */
-    uint64_t began;             /* number of the first event of this process */
-    uint64_t saved; /* events with lower numbers are in the store, or being written to it */
+    struct stored_event **list; /* owned: [CAIRN_STORE_EVENTS_MAX], by place */
+    uint64_t first, next;       /* place of the oldest event, and of the next new one */
+    uint64_t saved; /* events at lower places are in the store, or being written to it */
     bool saving;
     bool failed; /* true: the last write failed, which was logged */
+};
+
+/* The events that this process has in memory; the entries of the audit log are such events, too. */
+struct coord_events {
+    struct event_ring rings[CAIRN_EVENT_RINGS];
+    uint64_t next;  /* number of the next new event; the numbers are those of the log */
+    uint64_t began; /* number of the first event of this process */
 };
 
 /* Notes an event that happened now. `job` is the job's name. `who` is a text such as "worker w3 (rank 2)"
@@ -439,7 +466,8 @@ void coord_events_faults(const struct coord *cluster, const char *job, struct ev
 /* ==== audit ==== */
 
 /* The audit log: what admins did, and what was refused to whom, with the time, the identity, the address,
- * the request and its outcome. `cairn cluster audit` shows it. It is kept as the events are,
+ * the request and its outcome: an entry when it is begun, and another one when its work has ended.
+ * `cairn cluster audit` shows it. It is kept as the events are,
  * CAIRN_STORE_EVENTS_MAX entries apart from theirs, so it has a bound, and no event takes an entry away.
  * Nothing is refused because an entry cannot be written: a full disk is logged, and the entry is written
  * later.
@@ -460,6 +488,7 @@ void coord_events_faults(const struct coord *cluster, const char *job, struct ev
 struct coord_refusals {
     struct coord_refusal {
         const char *kind;        /* of the entries: "refused" or "begun" */
+        int ring;                /* of the entries */
         char who[160], what[64]; /* who "": a free place */
         uint64_t began_ms;       /* when the place was taken, on the loop's clock */
         uint64_t since_ms;       /* when it was noted */
@@ -472,6 +501,7 @@ struct coord_refusals {
 struct coord_audit {
     struct coord_events log;
     struct coord_refusals refusals;
+    struct coord_asked *asking; /* the request that is being handled; NULL: none */
 };
 
 /* Notes that something (`what`: "connect", "key add") was refused to somebody. False: it is only counted. */

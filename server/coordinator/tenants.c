@@ -39,48 +39,6 @@ struct stored_tenant coord_tenant_row(const struct coord_job *job)
 
 /* ==== access ==== */
 
-/* The requests that are about a job, the field that names it, and what they want of it. All others of the
- * command line are judged by their row alone (messages.c), so what is forgotten here is an admin's. */
-static const struct touch {
-    uint16_t type;
-    const char *field;
-    enum access_kind kind;
-} touches[] = {
-    { CAIRN_MSG_JOB_SHOW, "name", CAIRN_ACCESS_LOOK },
-    { CAIRN_MSG_WHO_IS_AWAITED, "name", CAIRN_ACCESS_LOOK },
-    { CAIRN_MSG_SNAPSHOT_ADVISE, "job", CAIRN_ACCESS_LOOK },
-    { CAIRN_MSG_JOB_SPEC_GET, "name", CAIRN_ACCESS_READ },
-    { CAIRN_MSG_JOB_DIGEST_GET, "name", CAIRN_ACCESS_READ },
-    { CAIRN_MSG_SNAPSHOT_LIST_GET, "job", CAIRN_ACCESS_READ },
-    { CAIRN_MSG_SNAPSHOT_SHOW, "job", CAIRN_ACCESS_READ },
-    { CAIRN_MSG_SNAPSHOT_CREATE, "job", CAIRN_ACCESS_WRITE },
-    { CAIRN_MSG_SNAPSHOT_CANCEL, "job", CAIRN_ACCESS_WRITE },
-    { CAIRN_MSG_SNAPSHOT_TAG, "job", CAIRN_ACCESS_WRITE },
-    { CAIRN_MSG_JOB_REMOVE, "name", CAIRN_ACCESS_OWN },
-    { CAIRN_MSG_JOB_AMEND, "name", CAIRN_ACCESS_OWN },
-    { CAIRN_MSG_JOB_PARK, "name", CAIRN_ACCESS_OWN },
-    { CAIRN_MSG_JOB_SHARE, "name", CAIRN_ACCESS_OWN },
-    { CAIRN_MSG_SNAPSHOT_REMOVE, "job", CAIRN_ACCESS_OWN },
-    { CAIRN_MSG_SNAPSHOT_PRUNE, "job", CAIRN_ACCESS_OWN },
-    { CAIRN_MSG_SNAPSHOT_RESTORE, "job", CAIRN_ACCESS_OWN },
-};
-
-static const struct touch *find_touch(uint16_t type)
-{
-    for (size_t i = 0; i < sizeof touches / sizeof *touches; i++)
-        if (touches[i].type == type) return &touches[i];
-    return NULL;
-}
-
-/* Returns the text of that field, which the message must have. */
-static const char *field_text(const ProtobufCMessage *message, const char *name)
-{
-    const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(
-        message->descriptor, name);
-    assert(field != NULL && field->type == PROTOBUF_C_TYPE_STRING);
-    return *(const char *const *)(const void *)((const char *)message + field->offset);
-}
-
 /* Judges what of two lists of owners counts for this kind of access. */
 static cairn_status judge_tenant(const struct identity *who, const char *job,
                                  const struct coord_tenant *tenant, enum access_kind kind,
@@ -123,23 +81,15 @@ bool coord_job_is_seen(const struct coord_session *session, const struct coord_j
                         &ignored) == CAIRN_OK;
 }
 
-/* Members of a job send some of these requests about their own job, by its number. */
-bool coord_names_job(const struct coord_session *session, uint16_t type)
-{
-    if (session->role != CAIRN_ROLE_WIRE_ADMIN) return type == CAIRN_MSG_SNAPSHOT_CREATE;
-    return find_touch(type) != NULL;
-}
-
-cairn_status coord_judge_access(const struct coord_session *session, uint16_t type,
+cairn_status coord_judge_access(const struct coord_session *session, const struct coord_row *row,
                                 const ProtobufCMessage *message, struct sentence *why)
 {
-    const struct touch *touch = find_touch(type);
     const struct identity *who = coord_who(session);
-    const char *name = field_text(message, touch->field);
+    const char *name = coord_row_job(row, message);
     const struct coord_job *job = coord_job_find(session->cluster, name);
-    if (job != NULL) return coord_job_judge_access(who, job, touch->kind, why);
+    if (job != NULL) return coord_job_judge_access(who, job, row->wants, why);
     // A list of everything has what the asker may look at.
-    return access_by_role(who, name, name[0] == '\0' ? CAIRN_ACCESS_LOOK : touch->kind, why);
+    return access_by_role(who, name, name[0] == '\0' ? CAIRN_ACCESS_LOOK : row->wants, why);
 }
 
 cairn_status coord_judge_opener(const struct coord_session *session, const struct coord_job *job,
@@ -186,11 +136,14 @@ cairn_status coord_snapshot_judge_access(struct coord *cluster, const struct ide
 
 /* ==== shares ==== */
 
+#define SPARE 32 // connections that stay free for owners that come, but at most an eighth
+
 /* An owner with connections. */
 struct coord_owner {
     LIST_ENTRY(coord_owner) link; /* in the cluster's list */
     char name[CAIRN_OWNER_BYTES];
     size_t sessions;
+    size_t apart; /* those of them that take nobody's place (session.is_apart) */
     uint64_t number;
     struct stream_share share;
 };
@@ -212,6 +165,93 @@ static void bound_shares(struct coord_owners *owners)
     LIST_FOREACH (owner, owners, link) owner->share.is_bounded = are_several;
 }
 
+/* ---- connections ---- */
+
+/* The connections that owners may have together. The rest is for shards and admins, and a few stay free,
+ * because the listener must accept a connection before anybody knows whose it is. An owner may have whatever
+ * nobody else wants. An owner below its fair share gets one more in any case: if there is no room, one that
+ * is above its own gives one up. */
+struct room {
+    size_t open;   /* connections that owners may have together */
+    size_t taken;  /* connections that they have */
+    size_t owners; /* that have some, or want one */
+    size_t fair;   /* for each */
+};
+
+static size_t least_of(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static size_t here(const struct coord_owner *owner)
+{
+    return owner->sessions - owner->apart;
+}
+
+/* Counts also the owner that wants a connection; NULL: nobody does. */
+static struct room count_room(const struct coord *cluster, const char *wanting)
+{
+    const size_t all = (size_t)cluster->options->network.connections_max, least = (all + 1) / 2;
+    const size_t apart = listener_kept(all) + (size_t)cluster->options->shards;
+    const size_t most = all > apart + least ? all - apart : least;
+    struct room room = { .open = most - least_of(most / 8, SPARE) };
+    const struct coord_owner *owner;
+    LIST_FOREACH (owner, &cluster->tenants.owners, link) {
+        room.taken += here(owner);
+        room.owners += here(owner) > 0;
+    }
+    owner = wanting != NULL ? find_owner(cluster, wanting) : NULL;
+    if (wanting != NULL && (owner == NULL || here(owner) == 0)) room.owners++;
+    room.fair = room.owners > 0 ? room.open / room.owners : room.open;
+    if (room.fair == 0) room.fair = 1;
+    return room;
+}
+
+static struct quota quota_of(const struct coord *cluster, const char *owner);
+
+/* Returns the owner that has most above its fair share, and no quota of its own. NULL: there is none. */
+static struct coord_owner *find_greedy(const struct coord *cluster, size_t fair)
+{
+    struct coord_owner *owner, *found = NULL;
+    LIST_FOREACH (owner, &cluster->tenants.owners, link)
+        if (here(owner) > fair && (found == NULL || here(owner) > here(found)) &&
+            quota_of(cluster, owner->name).sessions == 0)
+            found = owner;
+    return found;
+}
+
+/* Returns the owner's newest connection, of those without a job if there are any. */
+static struct coord_session *find_newest(struct coord *cluster, const struct coord_owner *owner)
+{
+    struct coord_session *found = NULL;
+    for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
+        if (s->owner != owner || s->closing || s->is_apart) continue;
+        if (s->members == NULL) return s; // the list has the newest first
+        if (found == NULL) found = s;
+    }
+    return found;
+}
+
+/* Makes room for an owner that has come, at the cost of those that have more than their fair share. */
+static void make_room(struct coord *cluster)
+{
+    for (;;) {
+        const struct room room = count_room(cluster, NULL);
+        struct coord_owner *greedy = room.taken > room.open ? find_greedy(cluster, room.fair)
+                                                            : NULL;
+        struct coord_session *session = greedy != NULL ? find_newest(cluster, greedy) : NULL;
+        struct sentence why;
+        if (session == NULL) return;
+        sentence_set(&why,
+                     "owner %s has %zu connections, and its fair share is %zu: this one makes room "
+                     "for another owner's, and comes back when there is room",
+                     greedy->name, here(greedy), room.fair);
+        greedy->apart++;
+        session->is_apart = true;
+        cluster->put_out(session, CAIRN_ERR_BUSY, why.text);
+    }
+}
+
 void coord_owner_join(struct coord_session *session)
 {
     struct coord_owners *owners = &session->cluster->tenants.owners;
@@ -227,16 +267,20 @@ void coord_owner_join(struct coord_session *session)
         bound_shares(owners);
     }
     owner->sessions++;
+    owner->apart += session->is_apart;
     session->owner = owner;
     session->owner_number = owner->number;
     peer_set_share(session->peer, &owner->share);
+    make_room(session->cluster);
 }
 
 void coord_owner_leave(struct coord_session *session)
 {
     struct coord_owner *owner = session->owner;
     session->owner = NULL;
-    if (owner == NULL || --owner->sessions > 0) return;
+    if (owner == NULL) return;
+    owner->apart -= session->is_apart;
+    if (--owner->sessions > 0) return;
     LIST_REMOVE(owner, link);
     bound_shares(&session->cluster->tenants.owners);
     free(owner);
@@ -436,20 +480,21 @@ static void print_amount(uint64_t amount, const struct quota_key *key, char text
              key->type == CAIRN_OPTION_BYTES ? units[unit] : "");
 }
 
-/* Judges whether an owner may have another session that has no quota for them: so that one token cannot take
- * all connections, an owner has half of them at most. */
-static cairn_status judge_unlimited(const struct coord *cluster, const char *owner,
-                                    struct sentence *why)
+/* Judges whether an owner that has no quota of sessions may have another one, so that one token cannot take
+ * all connections. */
+static cairn_status judge_place(const struct coord *cluster, const char *owner,
+                                struct sentence *why)
 {
-    const uint64_t limit = ((uint64_t)cluster->options->network.connections_max + 1) / 2;
+    const struct room room = count_room(cluster, owner);
     const struct coord_owner *found = find_owner(cluster, owner);
-    if (found == NULL || found->sessions < limit) return CAIRN_OK;
+    const size_t has = found != NULL ? here(found) : 0;
+    if (has < room.fair || room.taken < room.open) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_BUSY,
-                     "owner %s has %zu connections, half of what connections_max in [network] of "
-                     "the coordinator allows to all: end a process, or wait until a dead one's "
-                     "lease ends, or ask an admin for sessions= in [quota], or for a larger "
-                     "connections_max",
-                     owner, found->sessions);
+                     "owner %s has %zu connections, and no more are free: its fair share of the "
+                     "%zu that connections_max in [network] of the coordinator leaves to owners "
+                     "(%zu are here) is %zu; end a process, or wait until a dead one's lease ends, "
+                     "or ask an admin for sessions= in [quota], or for a larger connections_max",
+                     owner, has, room.open, room.owners, room.fair);
 }
 
 cairn_status coord_quota_judge(struct coord *cluster, const char *owner, const struct quota *more,
@@ -458,7 +503,7 @@ cairn_status coord_quota_judge(struct coord *cluster, const char *owner, const s
     struct quota limits = quota_of(cluster, owner), asked = *more;
     const bool is_limited = (limits.jobs | limits.sessions | limits.bytes | limits.in_flight) != 0;
     if (owner[0] == '\0') return CAIRN_OK;
-    if (more->sessions > 0 && limits.sessions == 0) CAIRN_TRY(judge_unlimited(cluster, owner, why));
+    if (more->sessions > 0 && limits.sessions == 0) CAIRN_TRY(judge_place(cluster, owner, why));
     if (!is_limited) return CAIRN_OK;
     struct quota used = quota_used(cluster, owner);
     for (size_t i = 0; i < QUOTA_KEYS; i++) {

@@ -2,8 +2,8 @@
  *
  * An owner is a text such as "team-a" (of a token) or "uid:1000" (of a local user): see struct identity in
  * proto/secure/secure.h. A job belongs to the owner of the session that made it. access.h says what that
- * means; this module knows which request wants what of which job, so that no handler has to ask. To an owner
- * who may not even look at a job, the job does not exist, except that its name is taken. */
+ * means; a request's row says what it wants of which job (struct coord_row), so no handler has to ask. To an
+ * owner who may not even look at a job, the job does not exist, except that its name is taken. */
 #ifndef CAIRN_COORDINATOR_TENANTS_H
 #define CAIRN_COORDINATOR_TENANTS_H
 
@@ -50,10 +50,10 @@ CAIRN_MUST_CHECK cairn_status coord_job_judge_access(const struct identity *who,
                                                      enum access_kind kind, struct sentence *why);
 /* True if the session is told of the job in a list. */
 bool coord_job_is_seen(const struct coord_session *session, const struct coord_job *job);
-/* True if such a request of the session is judged by the job that it names. */
-bool coord_names_job(const struct coord_session *session, uint16_t type);
-/* Judges such a request. If there is no job of that name, the handler finds that out. The same errors. */
-CAIRN_MUST_CHECK cairn_status coord_judge_access(const struct coord_session *session, uint16_t type,
+/* Judges a request by the job that it names, whose row says what it wants of it. If there is no job of that
+ * name, the handler finds that out. The same errors. */
+CAIRN_MUST_CHECK cairn_status coord_judge_access(const struct coord_session *session,
+                                                 const struct coord_row *row,
                                                  const ProtobufCMessage *message,
                                                  struct sentence *why);
 /* Judges a request that begins a new job: a worker's, for a name that another owner's job may have.
@@ -83,10 +83,11 @@ CAIRN_MUST_CHECK cairn_status coord_snapshot_judge_access(struct coord *cluster,
 /* ==== shares ==== */
 
 /* The connections of an owner have one share of the coordinator's turn (stream_share), however many they
- * are, so that no owner slows another's jobs by more than that. Shards have none. */
+ * are, so that no owner slows another's jobs by more than that. Shards have none. An owner that is alone may
+ * have all connections but a reserve, and when others come, those above their fair share make room. */
 struct coord_owner;
 
-/* Gives an admitted session its owner's share; without memory it has none. */
+/* Gives an admitted session its owner's share; without memory it has none. Another owner's may be put out. */
 void coord_owner_join(struct coord_session *session);
 void coord_owner_leave(struct coord_session *session);
 
@@ -96,7 +97,7 @@ void coord_owner_leave(struct coord_session *session);
 
 #define CAIRN_QUOTAS_MAX 256 /* the most owners with a quota of their own */
 
-/* 0: no limit; of sessions, half of network.connections_max */
+/* 0: no limit; of sessions: none but a fair share of network.connections_max, as soon as others come */
 struct quota {
     uint64_t bytes;     /* of state, as the layouts of the owner's jobs put it on shards */
     uint64_t jobs;      /* that exist */

@@ -720,8 +720,9 @@ static bool replicas_agree(const struct coord_job *job, struct sentence *why)
 
 /* The source reports that the initial state is put. Then the shards seal the state, and all members
  * that wait are answered. Ranks that report a digest of the put state are compared with the source.
- * Ranks that report a digest of the values that they gave are compared with each other. The digests
- * are kept until this coordinator ends. */
+ * Ranks that report a digest of the values that they gave are compared with each other; these digests
+ * are kept until this coordinator ends. The source's is kept with the job in the store, and compared
+ * with what a worker brings that comes later. */
 
 enum { HEX_BYTES = 2 * 8 + 1 }; /* the first eight bytes distinguish two digests */
 
@@ -787,6 +788,29 @@ static void refuse_all(struct coord_job *job, const struct sentence *why)
     }
 }
 
+/* Tells a worker whose puts were refused, because the job has its state, if it would have put another. */
+static void compare_init(struct coord_member *member, uint32_t request,
+                         const struct init_digest *here)
+{
+    const struct coord_job *job = member->job;
+    char mine[HEX_BYTES], theirs[HEX_BYTES];
+    struct sentence notice = { "" };
+    Cairn__Done done = CAIRN__DONE__INIT;
+    if (!same_digest(here, &job->init.source)) {
+        print_hex(here, mine);
+        print_hex(&job->init.source, theirs);
+        sentence_set(&notice,
+                     "it is at step %" PRIu64 ", and began with another initial state than this "
+                     "worker brings, which is not taken: digest %s here, %s there",
+                     coord_job_version(job).step, mine, theirs);
+        log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }),
+                   "worker %s opens job %s: %s", member->session->name, job->spec.name,
+                   notice.text);
+    }
+    done.notice = notice.text;
+    coord_session_send(member->session, CAIRN_MSG_DONE, request, &done.base);
+}
+
 static void on_init_done(struct coord_member *member, uint32_t request, const void *any)
 {
     const Cairn__InitDone *message = any;
@@ -803,6 +827,12 @@ static void on_init_done(struct coord_member *member, uint32_t request, const vo
         return;
     }
     if (!job->init.given.known) job->init.given = given;
+    if (message->compares && job->initialized) {
+        struct init_digest brought = { .known = false };
+        take_digest(&brought, &message->digest, member->rank);
+        compare_init(member, request, &brought);
+        return;
+    }
     // ranks with tiles put different parts, so their digests differ
     const bool tiled = job->tiles.world > 0;
     if (!tiled) take_digest(&member->init.digest, &message->digest, member->rank);

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdlib.h>
 
+#include "proto/base/text.h"
 #include "tests/support/now.h"
 #include "tests/e2e/scene.h"
 
@@ -111,6 +112,85 @@ TEST(a_worker_of_another_initial_state_hears_how_far_the_job_is_and_so_does_the_
                   "seed 9");
     ck_assert_int_eq(logged("coordinator.log", "level=warn"), 1);
     ck_assert_int_eq(logged("coordinator.log", "refused to open job tiny for worker stranger"), 1);
+}
+
+/* ---- what a trainer hears of a job that is there ---- */
+
+static struct sentence heard;
+
+static bool hear(void *context, const char *name, const char *text, int paused_ms)
+{
+    (void)context;
+    (void)paused_ms;
+    sentence_set(&heard, "%s: %s", name, text);
+    return true;
+}
+
+static cairn_job *open_hearing(const struct cairn_job_spec *spec, cairn **session_out)
+{
+    const struct cairn_opts opts = {
+        .struct_size = sizeof opts, .endpoint = cluster.address, .name = "later", .on_wait = hear
+    };
+    cairn_job *opened;
+    heard.text[0] = '\0';
+    good(cairn_open(&opts, session_out));
+    good(cairn_job_open(*session_out, "tiny", spec, CAIRN_WORKER, WAIT_MS, &opened));
+    return opened;
+}
+
+/* The job has its state already, so nothing is put. */
+static void bring(float *values, cairn_status status)
+{
+    cairn *later;
+    struct cairn_tensor tensors[2];
+    struct cairn_job_spec spec = SPEC(.rank = 0);
+    memcpy(tensors, model, sizeof tensors);
+    for (int t = 0; t < 2; t++) tensors[t].init.kind = 0;
+    spec.tensors = tensors;
+    cairn_job *opened = open_hearing(&spec, &later);
+    for (int t = 0; t < 2; t++) {
+        const struct cairn_mem mem = trainer_mem(values, CAIRN_F32);
+        ck_assert_int_eq(cairn_put(opened, tensors[t].name, "param", NULL, &mem, NULL), status);
+    }
+    for (int i = 0; i < 2; i++) good(cairn_init_done(opened, NULL, WAIT_MS));
+    if (status == CAIRN_OK) {
+        job = opened;
+        train_pushing(0.5f, 2);
+    }
+    cairn_close(later);
+}
+
+TEST(a_worker_that_brings_other_values_hears_the_jobs_step_and_so_does_the_log)
+{
+    static float zeros[ELEMS], others[ELEMS] = { 1 };
+    bring(zeros, CAIRN_OK);
+    ck_assert_str_eq(heard.text, "");
+    for (int i = 1; i <= 2; i++) {
+        bring(zeros, CAIRN_ERR_EXISTS);
+        ck_assert_str_eq(heard.text, "");
+        bring(others, CAIRN_ERR_EXISTS);
+        ck_assert_msg(strstr(heard.text, "tiny: it is at step 2, and began with another initial "
+                                         "state than this worker brings") != NULL,
+                      "%s", heard.text);
+        ck_assert_int_eq(logged("coordinator.log", "worker later opens job tiny: it is at step 2"),
+                         i);
+        restart_coordinator(); // the store has the digest
+    }
+}
+
+TEST(a_worker_of_a_former_spec_hears_what_was_changed_and_so_does_the_log)
+{
+    cairn *later;
+    open_tiny();
+    says(0, "", "job amend tiny --clip-norm 3 --workers 1:2");
+    cairn_job *opened = open_hearing(&SPEC(.rank = 1), &later);
+    ck_assert_msg(strstr(heard.text, "tiny: it is at step 2, and was changed since") != NULL &&
+                      strstr(heard.text, "clip_norm") != NULL,
+                  "%s", heard.text);
+    ck_assert_int_eq(logged("coordinator.log", "worker later opens job tiny by a former spec"), 1);
+    ck_assert_int_gt(logged("coordinator.log", "level=warn"), 0);
+    cairn_job_close(opened);
+    cairn_close(later);
 }
 
 TEST(a_spec_that_makes_no_sense_is_refused_before_it_is_sent)

@@ -104,11 +104,12 @@ TEST(of_more_than_are_kept_the_oldest_go_here_and_in_the_store)
     const uint64_t writes = coord_store_writes(fake.cluster);
     for (int i = 0; i < 12; i++) { // each is written before the next ones come
         note_many(512);
-        fake_until(&fake, fake.cluster->events.saved == fake.cluster->events.next);
+        fake_until(&fake,
+                   fake.cluster->events.rings[0].saved == fake.cluster->events.rings[0].next);
     }
     ck_assert_uint_eq(coord_store_writes(fake.cluster), writes);
     for (int i = 0; i < 2; i++) {
-        const struct coord_events *events = &fake.cluster->events;
+        const struct event_ring *events = &fake.cluster->events.rings[CAIRN_EVENTS_OF_ALL];
         ck_assert_uint_eq(events->next - events->first, CAIRN_STORE_EVENTS_MAX);
         Cairn__Events *page = ask(0, 0);
         ck_assert_uint_eq(page->events[0]->number, events->first);
@@ -225,6 +226,82 @@ TEST(a_cut_data_path_is_an_event_said_once_and_shown_by_the_job_while_it_lasts)
     size_t at = expect(page, 0, "path-cut", "shard s0", "hears nothing from s1 over the data path");
     at = expect(page, at, "path-cut", "worker w0", "hears nothing from s1");
     expect(page, at, "path-whole", "shard s0", "hears s1 over the data path again");
+}
+
+/* ---- the audit log ---- */
+
+static const Cairn__Event *last_audit(void)
+{
+    const Cairn__Events *page = fake_call(&admin, Events, AuditGet);
+    ck_assert_uint_gt(page->n_events, 0);
+    return page->events[page->n_events - 1];
+}
+
+/* Of the request that was noted last: begun, and then this. */
+static void expect_end(const char *kind, const char *word)
+{
+    char begun[64];
+    const Cairn__Events *page = fake_call(&admin, Events, AuditGet);
+    ck_assert_uint_ge(page->n_events, 2);
+    const Cairn__Event *const *last =
+        (const Cairn__Event *const *)&page->events[page->n_events - 2];
+    ck_assert_str_eq(last[0]->kind, "begun");
+    ck_assert_str_eq(last[1]->kind, kind);
+    ck_assert_str_eq(last[1]->who, last[0]->who);
+    ck_assert_str_eq(last[1]->job, "toy");
+    snprintf(begun, sizeof begun, "%.40s (entry %llu)", last[0]->text,
+             (unsigned long long)last[0]->number);
+    ck_assert_msg(strncmp(last[1]->text, begun, strlen(begun)) == 0, "%s", last[1]->text);
+    ck_assert_msg(strstr(last[1]->text, word) != NULL, "%s", last[1]->text);
+}
+
+static void expect_share(void)
+{
+    const Cairn__Events *page = ask(0, 0);
+    expect(page, 0, "asked", "", "job share");
+    page = fake_call(&admin, Events, AuditGet);
+    expect(page, 0, "begun", "", "job share name=toy");
+    for (size_t i = 1; i < page->n_events; i++)
+        ck_assert_uint_gt(page->events[i]->number, page->events[i - 1]->number);
+}
+
+/* Attaching and dropping, and what is refused to one who is no admin. */
+TEST(what_any_token_can_cause_pushes_no_admins_request_out)
+{
+    char who[32];
+    fake_call(&admin, JobShared, JobShare, .name = "toy", .owners = "green");
+    for (int i = 0; i < CAIRN_STORE_EVENTS_MAX + 10; i++) {
+        snprintf(who, sizeof who, "user%d", i);
+        coord_event_note(fake.cluster, CAIRN_EVENT_ATTACHED, "toy", who, "%d", i);
+        for (size_t r = 0; r <= CAIRN_REFUSALS_MAX; r++)
+            fake.cluster->audit.refusals.list[r].who[0] = '\0';
+        ck_assert(coord_audit_refused(fake.cluster, who, "connect", "no"));
+    }
+    expect_share();
+    restart_coordinator();
+    expect_share();
+}
+
+/* Whoever asked waits for it, or does not, or is gone. */
+TEST_EACH(work_that_fails_later_is_in_the_audit_log, 0, 3)
+{
+    struct fake_peer peer = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "peer");
+    fake.shards[0].fail_part = "the disk of s0 is full";
+    const uint32_t request = fake_ask(&peer, SnapshotCreate, .job = "toy", .wait = _i != 1);
+    if (_i == 2) fake_peer_close(&peer);
+    if (_i == 1) fake_hear(&peer, SnapshotStatus, request);
+    if (_i == 0) fake_expect_error(&peer, request, CAIRN_ERR_NO_SPACE, "is full");
+    fake_until(&fake, fake.cluster->audit.log.next > 1 && strcmp(last_audit()->kind, "begun") != 0);
+    expect_end("failed", "CAIRN_ERR_NO_SPACE: s0: the disk of s0 is full");
+    restart_coordinator();
+    ck_assert_str_eq(last_audit()->kind, "failed");
+    if (_i != 2) fake_peer_close(&peer);
+}
+
+TEST(work_that_is_done_later_is_in_the_audit_log_too)
+{
+    take_snapshot();
+    expect_end("ended", "");
 }
 
 SUITE(60, open_ticking, close_fake);

@@ -247,6 +247,36 @@ TEST(what_is_expected_goes_by_steps_where_steps_are_made_and_else_by_the_rate)
     ck_assert_double_eq_tol(told->expected_s, (double)told->all_bytes / 2e6, 1e-9);
 }
 
+/* Returns the text of the last entry of that kind that is about the request. */
+static const char *audited(const char *kind, const char *request)
+{
+    const Cairn__Events *page = fake_call(&admin, Events, AuditGet);
+    for (size_t i = page->n_events; i-- > 0;)
+        if (strcmp(page->events[i]->kind, kind) == 0 &&
+            strncmp(page->events[i]->text, request, strlen(request)) == 0)
+            return page->events[i]->text;
+    return "";
+}
+
+TEST(how_a_run_that_was_asked_for_ends_is_in_the_audit_log)
+{
+    apply_shards(3);
+    ck_assert_str_eq(audited("ended", "reshard apply"), "");
+    train_until_ended();
+    ck_assert_str_ne(audited("ended", "reshard apply job=toy"), "");
+    ck_assert_str_eq(audited("failed", "reshard apply"), "");
+}
+
+TEST(a_run_that_fails_later_is_in_the_audit_log)
+{
+    fake.shards[2].move.holds_moved = true;
+    apply_shards(3);
+    fake_call(&admin, JobRemoved, JobRemove, .name = toy_name, .force = true);
+    const char *text = audited("failed", "reshard apply job=toy");
+    ck_assert_msg(strstr(text, "(entry ") != NULL && strstr(text, "the job is dropped") != NULL,
+                  "%s", text);
+}
+
 /* A fake shard says of each slice that 1 MiB came, in 1 ms. */
 TEST(what_came_is_told_with_the_time_of_the_slowest_shard_of_each_slice)
 {

@@ -3,10 +3,12 @@
 #include <check.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "proto/snapshot/snapshot.h"
 
+#include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 #include "tests/support/trained_toy.h"
 
@@ -415,18 +417,18 @@ TEST(an_admin_who_resumes_a_dropped_job_does_so_for_its_owner)
     fake_peer_close(&worker);
 }
 
-/* Nobody can say any more whose the only snapshot is. */
-static void damage_manifest(void)
+static void damage_manifest(const char *id)
 {
     char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/toy/%s/" CAIRN_MANIFEST_NAME, fake.snapshots, ID);
+    snprintf(path, sizeof path, "%s/toy/%s/" CAIRN_MANIFEST_NAME, fake.snapshots, id);
     ck_assert_int_eq(truncate(path, 10), 0);
 }
 
+/* Nobody can say any more whose the only snapshot is. */
 TEST(a_name_whose_snapshots_cannot_be_read_is_an_admins)
 {
     open_saved();
-    damage_manifest();
+    damage_manifest(ID);
     struct fake_peer blue = worker_of("blue");
     struct job_spec_data spec = fake_spec(1);
     fake_expect_error(&blue, fake_ask_open(&blue, 20, 0, 1), CAIRN_ERR_NOT_READY,
@@ -442,6 +444,112 @@ TEST(a_name_whose_snapshots_cannot_be_read_is_an_admins)
     fake_peer_close(&command);
     fake_peer_close(&blue);
     spec_release(&spec);
+}
+
+#define SECOND wire_text("step-000000000002-g1")
+
+/* Red's job was saved twice, and the newer manifest is damaged. */
+static void open_damaged(void)
+{
+    open_reds();
+    take_snapshot();
+    train();
+    ck_assert_str_eq(take_snapshot()->id, SECOND);
+    damage_manifest(SECOND);
+}
+
+static void drop_reds(void)
+{
+    fake_call(&admin, JobRemoved, JobRemove, .name = "toy", .force = true);
+    fake_peer_close(&w);
+}
+
+/* Both hear of the newest snapshot that it was passed over. */
+TEST_EACH(past_a_damaged_manifest_an_owner_resumes_as_an_admin_does, 0, 2)
+{
+    const bool is_owner = _i == 0;
+    open_damaged();
+    drop_reds();
+    struct fake_peer blue = worker_of("blue"),
+                     worker = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "resumer");
+    struct job_spec_data spec = fake_spec(1);
+    if (is_owner) be("resumer", "red");
+    fake_expect_error(&blue, fake_ask_resume(&blue, &spec), CAIRN_ERR_REFUSED,
+                      "another owner has snapshots of a job of the name toy");
+    ck_assert_uint_eq(fake_hear(&worker, Attached, fake_ask_resume(&worker, &spec))->step, 1);
+    const Cairn__JobStatus *status = show_job("toy");
+    ck_assert_str_eq(status->owner, "red");
+    ck_assert_msg(strstr(status->passed_over, "step-000000000002-g1, is damaged: ") != NULL, "%s",
+                  status->passed_over);
+    spec_release(&spec);
+    fake_peer_close(&worker);
+    fake_peer_close(&blue);
+}
+
+/* With and without the job. */
+TEST_EACH(a_damaged_snapshot_is_its_owners_to_remove, 0, 2)
+{
+    open_damaged();
+    if (_i == 1) drop_reds();
+    struct fake_peer red = command_of("red"), blue = peer_of("blue", CAIRN_ROLE_WIRE_ADMIN, "b");
+    fake_expect_error(&blue,
+                      fake_ask(&blue, SnapshotRemove, .job = "toy", .id = SECOND, .force = true),
+                      CAIRN_ERR_NOT_FOUND, "there is no");
+    fake_call(&red, SnapshotRemoved, SnapshotRemove, .job = "toy", .id = SECOND, .force = true);
+    fake_call(&red, SnapshotPruned, SnapshotPrune, .job = "toy");
+    fake_peer_close(&blue);
+    fake_peer_close(&red);
+}
+
+TEST(the_only_snapshot_of_a_job_is_its_owners_when_it_is_damaged_too)
+{
+    open_reds();
+    take_snapshot();
+    damage_manifest(ID);
+    struct fake_peer red = command_of("red");
+    fake_call(&red, SnapshotRemoved, SnapshotRemove, .job = "toy", .id = ID, .force = true);
+    fake_peer_close(&red);
+}
+
+/* It may be the one's or the other's. */
+TEST(a_damaged_snapshot_beside_those_of_two_owners_is_an_admins)
+{
+    open_damaged();
+    be("w0", "blue");
+    share("blue", true, false);
+    train();
+    take_snapshot();
+    struct fake_peer blue = command_of("blue");
+    fake_expect_error(&blue,
+                      fake_ask(&blue, SnapshotRemove, .job = "toy", .id = SECOND, .force = true),
+                      CAIRN_ERR_NOT_READY, "ask an admin");
+    damage_manifest("step-000000000003-g1");
+    drop_reds();
+    struct fake_peer worker = worker_of("blue");
+    struct job_spec_data spec = fake_spec(1);
+    fake_hear(&admin, SnapshotRemoved,
+              fake_ask(&admin, SnapshotRemove, .job = "toy", .id = SECOND, .force = true));
+    // red has the only manifest that can be read
+    fake_expect_error(&worker, fake_ask_resume(&worker, &spec), CAIRN_ERR_REFUSED,
+                      "another owner has snapshots");
+    spec_release(&spec);
+    fake_peer_close(&worker);
+    fake_peer_close(&blue);
+}
+
+/* Whoever may make a job of it is not known, so an admin does. */
+TEST(a_snapshot_that_names_no_owner_is_restored_by_an_admin_alone)
+{
+    open_trained();
+    share("red", true, false);
+    toy()->tenant.owner[0] = '\0';
+    ck_assert_str_eq(take_snapshot()->id, ID);
+    drop_reds();
+    struct fake_peer red = command_of("red");
+    fake_expect_error(&red, ask(&red, 15), CAIRN_ERR_REFUSED, "may not");
+    ck_assert_ptr_null(toy());
+    fake_hear(&admin, SnapshotStatus, ask_restore("toy", ID, ""));
+    fake_peer_close(&red);
 }
 
 TEST(a_former_owners_snapshots_are_not_the_new_owners)
@@ -536,18 +644,97 @@ TEST(a_job_does_not_grow_beyond_what_its_owner_may)
     train();
 }
 
-TEST(an_owner_without_a_quota_has_half_of_the_connections)
+/* Of 18 connections two are kept for admins of this host, two are the shards', and one stays free, so that
+ * another owner gets in: an owner that is alone has 13, one of them w's. An admin's commands do not count. */
+enum { PLACES = 18, ALONE = 13, MINE = 1, NOBODY = 65534 };
+
+static struct fake_peer filling[ALONE];
+
+static void set_places(void)
 {
     open_trained();
-    fake.options.network.connections_max = 4; // w and the admin's
-    struct fake_peer more = fake_dial(&fake), command;
-    const uint32_t request = fake_ask(&more, Hello, .protocol = CAIRN_CONTROL_PROTOCOL,
-                                      .role = CAIRN_ROLE_WIRE_WORKER, .name = "more",
-                                      .version = "test", .incarnation = 1);
-    fake_expect_error(&more, request, CAIRN_ERR_BUSY, "has 2 connections, half of what");
-    command = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "an admin's"); // gets in
-    fake_peer_close(&command);
+    fake.options.network.connections_max = PLACES;
+    limit("", "");
+}
+
+static void fill_places(int count)
+{
+    for (int i = 0; i < count - MINE; i++)
+        filling[i] = fake_connect(&fake, CAIRN_ROLE_WIRE_WORKER, "filling");
+}
+
+static void expect_no_place(const char *word)
+{
+    struct fake_peer more = fake_dial(&fake);
+    fake_expect_error(&more,
+                      fake_ask(&more, Hello, .protocol = CAIRN_CONTROL_PROTOCOL,
+                               .role = CAIRN_ROLE_WIRE_WORKER, .name = "more", .version = "test",
+                               .incarnation = 1),
+                      CAIRN_ERR_BUSY, word);
     fake_peer_close(&more);
+}
+
+static int sessions_of(uid_t uid)
+{
+    char owner[32];
+    int count = 0;
+    snprintf(owner, sizeof owner, "uid:%lu", (unsigned long)uid);
+    for (const struct coord_session *s = fake.cluster->sessions; s != NULL; s = s->next)
+        count += !s->closing && s->role != CAIRN_ROLE_WIRE_SHARD &&
+                 strcmp(coord_who(s)->owner, owner) == 0;
+    return count;
+}
+
+TEST(an_owner_that_is_alone_has_all_connections_but_a_reserve)
+{
+    set_places();
+    fill_places(ALONE);
+    expect_no_place("has 13 connections, and no more are free");
+    struct fake_peer command = fake_connect(&fake, CAIRN_ROLE_WIRE_ADMIN, "an admin's"); // gets in
+    fake_peer_close(&command);
+    for (int i = 0; i < ALONE - MINE; i++) fake_peer_close(&filling[i]);
+}
+
+/* Another user of this host connects. */
+static struct fake_peer dial_as_nobody(void)
+{
+    ck_assert_int_eq(seteuid(NOBODY), 0);
+    const struct fake_peer peer = fake_dial(&fake);
+    ck_assert_int_eq(seteuid(0), 0);
+    return peer;
+}
+
+static uint32_t say_hello(struct fake_peer *peer)
+{
+    return fake_ask(peer, Hello, .protocol = CAIRN_CONTROL_PROTOCOL, .role = CAIRN_ROLE_WIRE_WORKER,
+                    .name = wire_text("other"), .version = "test", .incarnation = 1);
+}
+
+/* Each of the others takes the place of a connection that has no job, until both have the same. */
+TEST(an_owner_has_its_fair_share_as_soon_as_others_come)
+{
+    struct fake_peer others[ALONE / 2], more;
+    if (!cairn_scratch_has_nobody()) {
+        printf("skipped: only root can be somebody else, where others may enter the folders\n");
+        return;
+    }
+    set_places();
+    ck_assert_int_eq(chmod(fake.folder, 0711), 0);
+    ck_assert_int_eq(chmod(fake.listen, 0666), 0);
+    fill_places(ALONE);
+    for (int i = 0; i < ALONE / 2; i++) {
+        others[i] = dial_as_nobody();
+        fake_hear(&others[i], Welcome, say_hello(&others[i]));
+        fake_until(&fake, sessions_of(0) == ALONE - i);
+        ck_assert_int_eq(sessions_of(NOBODY), i + 1);
+        if (i == 0) expect_no_place("its fair share of the 13 that");
+    }
+    more = dial_as_nobody();
+    fake_expect_error(&more, say_hello(&more), CAIRN_ERR_BUSY, "has 6 connections");
+    train(); // w has a job
+    fake_peer_close(&more);
+    for (int i = 0; i < ALONE / 2; i++) fake_peer_close(&others[i]);
+    for (int i = 0; i < ALONE - MINE; i++) fake_peer_close(&filling[i]);
 }
 
 TEST(an_owner_has_no_more_sessions_than_it_may)

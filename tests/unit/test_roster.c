@@ -542,7 +542,7 @@ static void last_is(const char *kind, const char *what, const char *who)
 TEST(actions_are_noted_with_their_outcome_also_after_a_restart)
 {
     added("alice", "worker");
-    last_is("begun", "key add name=alice roles=worker", " at ");
+    last_is("ended", "key add name=alice roles=worker (entry 1)", " at ");
     refused(ask_change(.op = CAIRN_KEY_REVOKE, .name = wire_text("bob")), CAIRN_ERR_NOT_FOUND, "");
     last_is("failed", "key revoke name=bob: CAIRN_ERR_NOT_FOUND", " at ");
     restart_coordinator();
@@ -609,11 +609,11 @@ TEST(a_full_disk_refuses_nothing_and_the_entry_comes_later)
     let_files_grow(false);
     coord_audit_refused(fake.cluster, "mallory", "connect", "no");
     coord_events_tick(fake.cluster);
-    fake_until(&fake, fake.cluster->audit.log.failed);
+    fake_until(&fake, fake.cluster->audit.log.rings[CAIRN_EVENTS_OF_ALL].failed);
     last_is("refused", "connect: no", "mallory");
     let_files_grow(true);
     coord_events_tick(fake.cluster);
-    fake_until(&fake, !fake.cluster->audit.log.failed);
+    fake_until(&fake, !fake.cluster->audit.log.rings[CAIRN_EVENTS_OF_ALL].failed);
     restart_coordinator();
     last_is("refused", "connect: no", "mallory");
 }

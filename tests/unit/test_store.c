@@ -314,7 +314,7 @@ static void add_events(uint64_t from, size_t count)
     struct stored_event *events = calloc(count, sizeof *events);
     ck_assert_ptr_nonnull(events);
     for (size_t i = 0; i < count; i++)
-        events[i] = (struct stored_event) { from + i, 7, "up", "", "shard s0", "it came" };
+        events[i] = (struct stored_event) { 0, from + i, 7, "up", "", "shard s0", "it came" };
     ck_assert_int_eq(store_write(store, CAIRN_STORE_EVENTS, events, count, NULL), CAIRN_OK);
     free(events);
 }

@@ -59,8 +59,12 @@ def warn_of_extra_state(model: nn.Module, blobs: Collection[str]) -> None:
 def put(job: Job, blobs: Mapping[str, bytes]) -> None:
     """The initial state, by rank 0. What is there already is left as it is."""
     if blobs and not job.describe().initialized:
-        for name, value in blobs.items():
-            job.put(name, value, dtype="u8")
+        bring(job, blobs)
+
+
+def bring(job: Job, blobs: Mapping[str, bytes]) -> None:
+    for name, value in blobs.items():
+        job.put(name, value, dtype="u8")
 
 
 def to_write(lengths: Mapping[str, int], name: str, value: Any, plane: str) -> bytes:

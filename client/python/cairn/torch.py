@@ -192,7 +192,8 @@ class AttachedModel(Between):
         try:
             self._take_terms()
             with self._gradients.sharing(shared):  # which takes memory, while state is on its way
-                self._bring_initial_state(own, opaque, _initial)
+                is_asked = must_exist or takeover or resume is not None
+                self._bring_initial_state(own, opaque, _initial, compares=not is_asked)
         except BaseException:
             self._unclaim(), self._job.close(), self._gradients.close()
             raise
@@ -290,11 +291,16 @@ class AttachedModel(Between):
             self._job.tiles(tiles, self._spec.world, self.timeout)
         return bool(tiles)
 
-    def _bring_initial_state(self, own: Sequence[Slot], opaque: Mapping[str, bytes],
-                             initial: Optional[Pouring]) -> None:
-        """As far as it is for this worker to bring, and the job has none: `own` of the model, the rest of `initial`."""
+    def _bring_initial_state(self, own: Sequence[Slot], opaque: Mapping[str, bytes], initial: Optional[Pouring],
+                             compares: bool) -> None:
+        """As far as it is for this worker to bring, and the job has none: `own` of the model, the rest of `initial`.
+        `compares`: nobody asked for a job that is there, so the log says if it began with other values."""
         has_parts = self._declare_tiles()
         if self._job.describe().initialized:
+            if compares and self._spec.rank == 0 and not has_parts and initial is None \
+                    and self._spec.init_from is None and not any(slot.parameter.is_meta for slot in own):
+                _transfer.put(self._job, own)  # refused by the library, which keeps the digest for init_done
+                self._bring_blobs(opaque)
             return
         if (self._spec.rank == 0 or has_parts) and self._spec.init_from is None:
             _model.judge_values(self.name, own)
@@ -302,7 +308,10 @@ class AttachedModel(Between):
                 initial.put(self._job)
             _transfer.put(self._job, own)
         if self._spec.rank == 0:
-            _blobs.put(self._job, {**opaque, **{name: _buffers.bytes_of(one) for name, one in self._raw.items()}})
+            self._bring_blobs(opaque)
+
+    def _bring_blobs(self, opaque: Mapping[str, bytes]) -> None:
+        _blobs.bring(self._job, {**opaque, **{name: _buffers.bytes_of(one) for name, one in self._raw.items()}})
 
     def _load(self, version: Version, is_as_left: bool = False) -> bool:
         frozen_stay = super()._load(version, is_as_left)

@@ -1,6 +1,7 @@
 """One process, one worker: what attach takes, what it refuses, and what a step does with it."""
 
 import copy
+import logging
 import warnings
 
 from runner import main
@@ -262,6 +263,20 @@ class AStep(Case):
         model = line(weight=-1.0)
         again = self.attach(model)
         self.assertEqual((again.version.step, model.weight.item()), (1, 0.5))
+
+    def test_who_brings_other_values_is_warned_with_the_jobs_step(self):
+        for stage in (2, 3):
+            m = self.attach(line(weight=2.0), name=f"values{stage}", stage=stage)
+            loss(m.model, 3.0).backward()
+            m.step()
+            m.close()
+            for weight, options, told in ((2.0, {}, 0), (-1.0, {}, 1), (-1.0, dict(must_exist=True), 0)):
+                with self.subTest(stage=stage, weight=weight, options=options):
+                    with self.assertLogs("cairn", "WARNING") as said:
+                        logging.getLogger("cairn").warning("one at least")
+                        self.attach(line(weight=weight), name=f"values{stage}", stage=stage, **options).close()
+                    text = "it is at step 1, and began with another initial state than this worker brings"
+                    self.assertEqual(str(said.output).count(text), told, said.output)
 
     def test_a_step_that_somebody_left_is_done_again(self):
         for stage in (1, 2, 3):
