@@ -485,10 +485,11 @@ static cairn_status judge_name(const struct place *place, struct sentence *why)
 
 static cairn_status find_place(const char *text, struct place *place, struct sentence *why)
 {
-    socklen_t addr_bytes;
+    struct socket_addresses addresses;
     CAIRN_TRY(address_parse_listen(text, &place->address, why));
-    cairn_status status = address_resolve(&place->address, &place->addr, &addr_bytes, why);
+    const cairn_status status = address_resolve(&place->address, &addresses, why);
     if (status != CAIRN_OK) return CAIRN_ERR_CONFIG;
+    place->addr = *address_to_listen(&addresses);
     place->is_loopback = place->address.is_unix || address_is_loopback(&place->addr);
     return judge_name(place, why);
 }
