@@ -177,30 +177,47 @@ static cairn_status send_message(struct admin *admin, uint16_t type, uint32_t re
     return status;
 }
 
+/* Tries one address until `until_ms`. Returns 0, or an errno; ETIMEDOUT: it does not answer. */
+static int try_address(struct admin *admin, const struct sockaddr_storage *addr, uint64_t until_ms)
+{
+    int error = 0;
+    socklen_t error_bytes = sizeof error;
+    if (admin->fd >= 0) close(admin->fd);
+    admin->fd = socket(addr->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (admin->fd < 0) return errno;
+    do { // a Unix socket whose queue is full fails at once
+        if (error == EAGAIN) poll(NULL, 0, FULL_MS);
+        error = connect(admin->fd, (const struct sockaddr *)addr, address_socket_bytes(addr)) == 0
+                    ? 0
+                    : errno;
+    } while (error == EAGAIN && monotonic_ms() < until_ms);
+    if (error != EINPROGRESS) return error;
+    if (await(admin, POLLOUT, until_ms) != CAIRN_OK) return ETIMEDOUT;
+    getsockopt(admin->fd, SOL_SOCKET, SO_ERROR, &error, &error_bytes);
+    return error;
+}
+
 static cairn_status connect_to(struct admin *admin, struct sentence *why)
 {
     struct stream_address address;
-    struct sockaddr_storage socket_address;
-    socklen_t length = 0;
+    struct socket_addresses addresses;
     cairn_status status = address_parse(admin->endpoint, &address, why);
     if (status == CAIRN_OK) status = open_channel(admin, &address, why);
-    if (status == CAIRN_OK) status = address_resolve(&address, &socket_address, &length, why);
+    if (status == CAIRN_OK) status = address_resolve(&address, &addresses, why);
     if (status != CAIRN_OK) return status;
-    admin->fd = socket(socket_address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (admin->fd < 0) return fail_with(why, CAIRN_ERR_IO, "no socket: %s", strerror(errno));
+    const uint64_t patience_ms = address_patience_ms(addresses.count, (uint64_t)admin->timeout_ms);
     int error = 0;
-    socklen_t error_bytes = sizeof error;
-    do { // a Unix socket whose queue is full fails at once
-        if (error == EAGAIN) poll(NULL, 0, FULL_MS);
-        error = connect(admin->fd, (struct sockaddr *)&socket_address, length) == 0 ? 0 : errno;
-    } while (error == EAGAIN && monotonic_ms() < admin->deadline_ms);
-    if (error == EINPROGRESS) {
-        status = await(admin, POLLOUT, admin->deadline_ms);
-        if (status != CAIRN_OK)
-            return fail_with(why, CAIRN_ERR_UNREACHABLE, "%s does not answer", admin->endpoint);
-        getsockopt(admin->fd, SOL_SOCKET, SO_ERROR, &error, &error_bytes);
+    for (size_t i = 0; i < addresses.count; i++) {
+        const uint64_t now_ms = monotonic_ms();
+        const bool is_last = i + 1 == addresses.count || now_ms + patience_ms >= admin->deadline_ms;
+        error = try_address(admin, &addresses.list[i],
+                            is_last ? admin->deadline_ms : now_ms + patience_ms);
+        if (error == 0) return admin->channel != NULL ? shake_hands(admin, why) : CAIRN_OK;
+        if (is_last) break;
     }
-    if (error == 0) return admin->channel != NULL ? shake_hands(admin, why) : CAIRN_OK;
+    if (admin->fd < 0) return fail_with(why, CAIRN_ERR_IO, "no socket: %s", strerror(error));
+    if (error == ETIMEDOUT)
+        return fail_with(why, CAIRN_ERR_UNREACHABLE, "%s does not answer", admin->endpoint);
     return fail_with(why, CAIRN_ERR_UNREACHABLE,
                      "the coordinator at %s cannot be reached: %s; is it running%s",
                      admin->endpoint, strerror(error), admin->advice);

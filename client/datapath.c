@@ -325,11 +325,13 @@ static void explain_silence(const struct shard_link *link, struct sentence *out)
 /* Explains that this process cannot send its own data; no shard is to blame. */
 static void explain_starving(const struct shard_link *link, struct sentence *out)
 {
-    sentence_set(
-        out,
-        "this process has no memory to send to shard %s (%zu bytes at a time): free some, or "
-        "raise its limits (ulimit -v, memory.max of its control group, vm.max_map_count)",
-        link->name, link->conn.starved.bytes);
+    char size[48] = "";
+    if (link->conn.starved.bytes > 0)
+        snprintf(size, sizeof size, " (%zu bytes at a time)", link->conn.starved.bytes);
+    sentence_set(out,
+                 "this process has no memory to send to shard %s%s: free some, or raise its limits "
+                 "(ulimit -v, memory.max of its control group, vm.max_map_count)",
+                 link->name, size);
 }
 
 /* Records in the job the first link that is silent or starved, and the number of further such links. */

@@ -129,6 +129,9 @@ struct fabric_backend {
     /* Missing: the backend imports no memory of cards, and its region_add receives no such memory. */
     bool (*imports)(const struct fabric_peer *peer, const uint8_t *uuid);
 
+    /* Missing: each send that lacks memory reports so itself. */
+    bool (*is_starved)(const struct fabric_peer *peer);
+
     void (*hold_off)(struct fabric *fabric, bool is_off);
     void (*set_patience)(struct fabric *fabric, uint32_t ms);
 

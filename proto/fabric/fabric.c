@@ -448,6 +448,12 @@ const void *fabric_message_view(const struct fabric_message *message)
     return backend->view != NULL && !message->is_gone ? backend->view(message) : NULL;
 }
 
+bool fabric_peer_is_starved(const struct fabric_peer *peer)
+{
+    const struct fabric_backend *backend = peer->fabric->backend;
+    return backend->is_starved != NULL && backend->is_starved(peer);
+}
+
 const char *fabric_peer_path(const struct fabric_peer *peer)
 {
     return peer->fabric->backend->kind;

@@ -413,6 +413,10 @@ void fabric_set_patience(struct fabric *fabric, uint32_t ms);
  * connection, and connect again by themselves. The call has no effect on a fabric that does not map. */
 void fabric_hold_off(struct fabric *fabric, bool is_off);
 
+/* True if data to or from the peer waits because this process lately had no memory or addresses to carry it;
+ * the data goes on when there is some. Sends that report CAIRN_ERR_NO_MEMORY do not count. */
+bool fabric_peer_is_starved(const struct fabric_peer *peer);
+
 /* The path that messages to a peer take: "mapped", "sealed", "stream", "ucx", or the kind of a hub. The text
  * is static. */
 const char *fabric_peer_path(const struct fabric_peer *peer);

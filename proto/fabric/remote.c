@@ -37,6 +37,7 @@ enum {
     PATIENCE_MS = 5000,
     TRY_MS = 1500, /* for one connection to be up */
     KEEP_S = 30,
+    STARVED_MS = 500, /* since then a connection that has no memory has tried again */
 };
 
 static const char hello_magic[8] = "CAIRNST1";
@@ -265,6 +266,7 @@ static bool equip(struct remote_conn *conn, uint32_t their_flags)
 static void go_up(struct remote_conn *conn, uint32_t their_flags)
 {
     if (!equip(conn, their_flags)) {
+        conn->fabric->starved_ms = monotonic_ms();
         on_failed(conn, false);
         return;
     }
@@ -904,6 +906,13 @@ static void remote_stop(struct fabric *common)
     close_own(fabric);
 }
 
+/* Nothing says when there is memory again: whatever waits tries again much more often. */
+static bool remote_is_starved(const struct fabric_peer *peer)
+{
+    const uint64_t at_ms = remote_of(peer->fabric)->starved_ms;
+    return at_ms != 0 && monotonic_ms() - at_ms < STARVED_MS;
+}
+
 #define REMOTE_BACKEND(name, start_it)                                                            \
     {                                                                                             \
         .kind = name, .fabric_bytes = sizeof(struct remote_fabric),                               \
@@ -911,7 +920,7 @@ static void remote_stop(struct fabric *common)
         .start = start_it, .stop = remote_stop, .connect = remote_connect,                        \
         .disconnect = remote_disconnect, .expect = remote_expect, .send = remote_send,            \
         .receive = remote_receive, .drop = remote_drop, .progress = remote_progress,              \
-        .arm = remote_arm, .set_patience = remote_set_patience,                                   \
+        .arm = remote_arm, .is_starved = remote_is_starved, .set_patience = remote_set_patience,  \
     }
 
 const struct fabric_backend fabric_stream = REMOTE_BACKEND("stream", start_stream);

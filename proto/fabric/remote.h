@@ -172,6 +172,7 @@ struct remote_io {
     /* the thread's own */
     struct remote_buffer *stock;
     uint32_t stock_count;
+    bool is_starved; /* there was no memory for a buffer in this turn */
     uint8_t scratch[REMOTE_RECORD + 64];
 };
 
@@ -417,6 +418,8 @@ struct remote_fabric {
     uint32_t thread_count, thread_next;
     pthread_mutex_t lock; /* of news */
     TAILQ_HEAD(, remote_conn) news;
+    /* when a connection last had no memory to go on, on the monotonic clock; 0: never. Any thread */
+    _Atomic uint64_t starved_ms;
 };
 
 static inline struct remote_fabric *remote_of(struct fabric *fabric)

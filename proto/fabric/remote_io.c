@@ -11,6 +11,7 @@
  * end. */
 #include <assert.h>
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -27,6 +28,7 @@ enum {
     TURN_BYTES = 2 << 20,    /* read or written before others get their turn */
     TAIL_BYTES = 4 << 10,    /* read behind a payload: the heads of the next frames */
     HEAD_READ = 64 << 10,    /* read while no payload is under way */
+    STARVED_REST_MS = 10,    /* of a thread that has no memory for a buffer */
     STOCK_MAX = 8,
     EVENTS = 32,
 };
@@ -78,6 +80,8 @@ static struct remote_buffer *buffer_get(struct remote_io *io)
         io->stock = buffer->next;
         io->stock_count--;
     } else if ((buffer = malloc(sizeof *buffer)) == NULL) {
+        io->is_starved = true;
+        io->fabric->starved_ms = monotonic_ms();
         return NULL;
     }
     buffer->start = buffer->end = 0;
@@ -762,6 +766,14 @@ static bool serve_kicked(struct remote_io *io)
     }
 }
 
+/* A connection that has no memory tries again, and its socket stays ready: the pause keeps the thread from
+ * turning all the time. */
+static void rest_starved(struct remote_io *io)
+{
+    if (io->is_starved) poll(NULL, 0, STARVED_REST_MS);
+    io->is_starved = false;
+}
+
 static void *run_thread(void *arg)
 {
     struct remote_io *io = arg;
@@ -776,6 +788,7 @@ static void *run_thread(void *arg)
             else
                 thread_serve(events[i].data.ptr, events[i].events);
         }
+        rest_starved(io);
     } while (serve_kicked(io));
     return NULL;
 }

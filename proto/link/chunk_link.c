@@ -30,7 +30,9 @@ uint64_t chunk_link_starved_ms(const struct chunk_link *link, uint64_t now_ms)
 
 static void judge_memory(struct chunk_link *link, uint64_t now_ms)
 {
-    if (!link->starved.is_short || !link->callbacks->waits(link)) {
+    const bool is_short = link->starved.is_short ||
+                          (link->peer != NULL && fabric_peer_is_starved(link->peer));
+    if (!is_short || !link->callbacks->waits(link)) {
         // While nothing is awaited, the failed send is not tried again; its size would then count
         // against all smaller sends that succeed.
         link->starved.is_short = false;

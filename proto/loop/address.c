@@ -100,32 +100,74 @@ void address_print(const struct stream_address *address, char text_out[CAIRN_ADD
         snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, format, address->host, address->port);
 }
 
-static void fill_unix(const char *path, struct sockaddr_storage *addr_out,
-                      socklen_t *addr_bytes_out)
+static void fill_unix(const char *path, struct sockaddr_storage *addr_out)
 {
     struct sockaddr_un *addr = (struct sockaddr_un *)addr_out;
     memset(addr_out, 0, sizeof *addr_out);
     addr->sun_family = AF_UNIX;
     memcpy(addr->sun_path, path, strnlen(path, CAIRN_ADDRESS_PATH_BYTES));
-    *addr_bytes_out = sizeof *addr;
 }
 
-const struct addrinfo *address_choose(const struct addrinfo *list)
+socklen_t address_socket_bytes(const struct sockaddr_storage *addr)
 {
-    for (const struct addrinfo *item = list; item != NULL; item = item->ai_next)
-        if (item->ai_family == AF_INET) return item;
-    return list;
+    switch (addr->ss_family) {
+    case AF_UNIX: return sizeof(struct sockaddr_un);
+    case AF_INET: return sizeof(struct sockaddr_in);
+    default: return sizeof(struct sockaddr_in6);
+    }
+}
+
+static void take(const struct addrinfo *item, struct socket_addresses *addresses)
+{
+    if (item->ai_family != AF_INET && item->ai_family != AF_INET6) return;
+    if (addresses->count == CAIRN_SOCKET_ADDRESSES_MAX) return;
+    memcpy(&addresses->list[addresses->count++], item->ai_addr, item->ai_addrlen);
+}
+
+static bool are_loopback(const struct addrinfo *found)
+{
+    for (; found != NULL; found = found->ai_next) {
+        struct sockaddr_storage addr = { 0 };
+        memcpy(&addr, found->ai_addr, found->ai_addrlen);
+        if (!address_is_loopback(&addr)) return false;
+    }
+    return true;
+}
+
+void address_take(const struct addrinfo *found, struct socket_addresses *addresses_out)
+{
+    const bool is_v4_first = are_loopback(found);
+    *addresses_out = (struct socket_addresses) { .count = 0 };
+    for (const struct addrinfo *item = found; item != NULL; item = item->ai_next)
+        if (!is_v4_first || item->ai_family == AF_INET) take(item, addresses_out);
+    for (const struct addrinfo *item = found; item != NULL; item = item->ai_next)
+        if (is_v4_first && item->ai_family != AF_INET) take(item, addresses_out);
+}
+
+const struct sockaddr_storage *address_to_listen(const struct socket_addresses *addresses)
+{
+    for (size_t i = 0; i < addresses->count; i++)
+        if (addresses->list[i].ss_family == AF_INET) return &addresses->list[i];
+    return &addresses->list[0];
+}
+
+#define PATIENCE_MAX_MS 500
+
+uint64_t address_patience_ms(size_t count, uint64_t timeout_ms)
+{
+    const uint64_t fair = timeout_ms / (count + 1);
+    return fair < PATIENCE_MAX_MS ? fair : PATIENCE_MAX_MS;
 }
 
 cairn_status address_resolve(const struct stream_address *address,
-                             struct sockaddr_storage *addr_out, socklen_t *addr_bytes_out,
-                             struct sentence *why)
+                             struct socket_addresses *addresses_out, struct sentence *why)
 {
     const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV };
     struct addrinfo *found = NULL;
     char port[8];
     if (address->is_unix) {
-        fill_unix(address->host, addr_out, addr_bytes_out);
+        fill_unix(address->host, &addresses_out->list[0]);
+        addresses_out->count = 1;
         return CAIRN_OK;
     }
     snprintf(port, sizeof port, "%u", address->port);
@@ -133,11 +175,13 @@ cairn_status address_resolve(const struct stream_address *address,
     if (error != 0)
         return fail_with(why, CAIRN_ERR_UNREACHABLE, "there is no host \"%.200s\": %s",
                          address->host, gai_strerror(error));
-    memset(addr_out, 0, sizeof *addr_out);
-    const struct addrinfo *chosen = address_choose(found);
-    memcpy(addr_out, chosen->ai_addr, chosen->ai_addrlen);
-    *addr_bytes_out = chosen->ai_addrlen;
+    struct socket_addresses addresses;
+    address_take(found, &addresses);
     freeaddrinfo(found);
+    if (addresses.count == 0)
+        return fail_with(why, CAIRN_ERR_UNREACHABLE, "\"%.200s\" has no IPv4 or IPv6 address",
+                         address->host);
+    *addresses_out = addresses;
     return CAIRN_OK;
 }
 

@@ -42,16 +42,28 @@ CAIRN_MUST_CHECK cairn_status address_parse_listen(const char *text,
 /* Writes the written form of the address. */
 void address_print(const struct stream_address *address, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
 
-/* Finds a socket address for `address`. If a host has several socket addresses, takes the first v4 address,
- * so that "localhost" means the same for a listener and its peers. The call waits for the name service: use
+/* The socket addresses of a host, in the order in which a peer tries them. */
+#define CAIRN_SOCKET_ADDRESSES_MAX 8 /* more are left out */
+struct socket_addresses {
+    struct sockaddr_storage list[CAIRN_SOCKET_ADDRESSES_MAX];
+    size_t count;
+};
+
+/* Finds the socket addresses of `address`; CAIRN_OK: at least one. The call waits for the name service: use
  * it at start-up only. CAIRN_ERR_UNREACHABLE. */
 CAIRN_MUST_CHECK cairn_status address_resolve(const struct stream_address *address,
-                                              struct sockaddr_storage *addr_out,
-                                              socklen_t *addr_bytes_out, struct sentence *why);
-
-/* Chooses one of the addresses that the name service returned: the first v4 address, else the first. Returns
- * NULL only if the list is NULL. */
-const struct addrinfo *address_choose(const struct addrinfo *list);
+                                              struct socket_addresses *addresses_out,
+                                              struct sentence *why);
+/* Takes the addresses that the name service returned, in its order. If all of them are of loopback, as those
+ * of "localhost" are, v4 addresses come first instead: a listener takes such a one (below), and any user of
+ * the host might listen at the others. */
+void address_take(const struct addrinfo *found, struct socket_addresses *addresses_out);
+/* Returns the address on which a listener of that name listens: the first v4 address, else the first. */
+const struct sockaddr_storage *address_to_listen(const struct socket_addresses *addresses);
+socklen_t address_socket_bytes(const struct sockaddr_storage *addr);
+/* Returns how long a peer waits for one of `count` addresses to answer, if others are left and there are
+ * timeout_ms for all of them: short, since an address that drops packets never answers. */
+uint64_t address_patience_ms(size_t count, uint64_t timeout_ms);
 
 /* Writes the path of the coordinator's socket for the case that no address is configured: coordinator.sock
  * in the folder RUNTIME_DIR/cairn, which is the user's own. `runtime_dir` is XDG_RUNTIME_DIR of the
@@ -190,15 +202,16 @@ struct stream_events {
      * CAIRN_ERR_REFUSED, _VERSION: the handshake was refused; _UNREACHABLE, _TIMEOUT: connect failed; _BUSY:
      * the peer did not read. */
     void (*on_close)(struct stream *stream, cairn_status status, const char *why, void *context);
-    /* The socket exists, and is about to be connected (only after connect, or inside that call). May be
-     * NULL. */
+    /* The socket exists, and is about to be connected (only after connect, or inside that call). Called
+     * again for each address that is tried, when the former socket is closed. May be NULL. */
     void (*on_dial)(struct stream *stream, void *context);
 };
 
 /* Begins to connect. CAIRN_OK: on_open or on_close follows; after timeout_ms, which the handshake is a part
  * of, on_close follows, with CAIRN_ERR_TIMEOUT. Names are resolved off the loop's thread, anew for each
- * connection. `events` is copied. Frames may be sent at once: they wait for the connection. After any other
- * status nothing has happened, and no callback follows. */
+ * connection; if a name has several addresses, the next is tried when one refuses or is silent. `events` is
+ * copied. Frames may be sent at once: they wait for the connection. After any other status nothing has
+ * happened, and no callback follows. */
 CAIRN_MUST_CHECK cairn_status stream_connect(uv_loop_t *loop, const struct stream_address *address,
                                              uint64_t timeout_ms,
                                              const struct stream_options *options,

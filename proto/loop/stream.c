@@ -61,11 +61,13 @@ struct stream {
     struct outbox_frames writing;
     struct stream_records records;
     struct stream_requests requests;
+    struct dial *dial; /* NULL: a Unix socket, or it is connected */
 
     struct share_claim claim;
     enum stream_state state;
     int open_count; /* how many of io, timer, turn and resolve libuv still knows */
     bool is_resolving;
+    bool is_redialing; /* `io` is being closed, to be opened anew for the next address */
     bool is_connector;
     bool is_writing;
     bool is_shut;        /* we ended our direction (FINISHING) */
@@ -82,6 +84,13 @@ struct stream {
     struct stream_room *room; /* may be NULL */
     struct stream_events events;
     void *context;
+};
+
+/* The addresses of a peer, which are tried in turn. */
+struct dial {
+    struct socket_addresses addresses;
+    size_t next; /* addresses before this were tried */
+    uint64_t deadline_ms;
 };
 
 #define FINISH_MS  2000        // how long a peer may take to read its last frames
@@ -186,6 +195,7 @@ static void stream_drop(struct stream *stream)
     outbox_release(&stream->pending);
     outbox_frames_release(&stream->writing);
     channel_close(stream->records.channel);
+    free(stream->dial);
     byte_queue_release(&stream->records.sealed);
     byte_queue_release(&stream->records.arrived);
     byte_queue_release(&stream->records.plain);
@@ -219,7 +229,7 @@ static void close_now(struct stream *stream)
     // the memory is freed in the next turn
     if (stream->room != NULL) stream->room->used_bytes -= stream->room_bytes;
     stream->room = NULL;
-    uv_close(&stream->io.handle, on_handle_closed);
+    if (!stream->is_redialing) uv_close(&stream->io.handle, on_handle_closed);
     uv_close((uv_handle_t *)&stream->timer, on_handle_closed);
     uv_close((uv_handle_t *)&stream->turn, on_handle_closed);
     // if this fails, the request ends by itself
@@ -837,14 +847,32 @@ static void fail(struct stream *stream, int error)
     }
     const bool is_ours = error == UV_EMFILE || error == UV_ENFILE || error == UV_ENOMEM ||
                          error == UV_ENOBUFS;
+    const struct dial *dial = stream->dial;
+    char last[CAIRN_ADDRESS_TEXT_BYTES + 64] = "";
+    if (dial != NULL && dial->addresses.count > 1) {
+        char text[CAIRN_ADDRESS_TEXT_BYTES];
+        address_print_socket(&dial->addresses.list[dial->next - 1], text);
+        snprintf(last, sizeof last, ": %s is the last of its %zu addresses", text,
+                 dial->addresses.count);
+    }
     stream_close(stream, is_ours ? CAIRN_ERR_NO_MEMORY : CAIRN_ERR_UNREACHABLE,
-                 "cannot connect to %s: %s", stream->peer, uv_strerror(error));
+                 "cannot connect to %s%s: %s", stream->peer, last, uv_strerror(error));
 }
+
+static bool may_dial(const struct stream *stream)
+{
+    return stream->state == CAIRN_STREAM_CONNECTING && stream->dial != NULL &&
+           stream->dial->next < stream->dial->addresses.count;
+}
+
+static void redial(struct stream *stream);
 
 static void on_connect_late(uv_timer_t *timer)
 {
     struct stream *stream = timer->data;
-    if (stream->state == CAIRN_STREAM_GREETING)
+    if (may_dial(stream))
+        redial(stream);
+    else if (stream->state == CAIRN_STREAM_GREETING)
         stream_close(stream, CAIRN_ERR_TIMEOUT,
                      "%s took the connection, but not the handshake within %" PRIu64
                      " ms: it is busy, or no coordinator listens there",
@@ -854,15 +882,36 @@ static void on_connect_late(uv_timer_t *timer)
                      stream->peer, stream->timeout_ms);
 }
 
+static void connect_failed(struct stream *stream, int error)
+{
+    if (may_dial(stream))
+        redial(stream);
+    else
+        fail(stream, error);
+}
+
+/* The rest of the time is for the address that is being tried, and for its handshake. */
+static void await_deadline(struct stream *stream)
+{
+    const uint64_t now_ms = uv_now(stream->io.handle.loop), end_ms = stream->dial->deadline_ms;
+    uv_timer_start(&stream->timer, on_connect_late, end_ms > now_ms ? end_ms - now_ms : 0, 0);
+}
+
 static void on_connected(uv_connect_t *request, int error)
 {
     struct stream *stream = request->data;
-    if (stream->state != CAIRN_STREAM_CONNECTING) return; // closed meanwhile
+    if (stream->state != CAIRN_STREAM_CONNECTING || stream->is_redialing)
+        return; // closed meanwhile
     if (error != 0) {
-        fail(stream, error);
+        connect_failed(stream, error);
         return;
     }
-    if (stream->records.channel == NULL) uv_timer_stop(&stream->timer);
+    if (stream->records.channel == NULL)
+        uv_timer_stop(&stream->timer);
+    else
+        await_deadline(stream);
+    free(stream->dial);
+    stream->dial = NULL;
     if (stream->io.handle.type == UV_TCP) uv_tcp_nodelay(&stream->io.tcp, 1);
     stream_begin(stream);
     if (stream->state == CAIRN_STREAM_OPEN && stream->events.on_open != NULL)
@@ -874,15 +923,44 @@ static void tell_dial(struct stream *stream)
     if (stream->events.on_dial != NULL) stream->events.on_dial(stream, stream->context);
 }
 
-static void connect_socket(struct stream *stream, const struct sockaddr *addr)
+/* Tries the next address. */
+static void dial_next(struct stream *stream)
 {
+    struct dial *dial = stream->dial;
+    const struct sockaddr_storage *addr = &dial->addresses.list[dial->next++];
     stream->requests.connect.data = stream;
-    const int error = uv_tcp_connect(&stream->requests.connect, &stream->io.tcp, addr,
-                                     on_connected);
+    if (may_dial(stream))
+        uv_timer_start(&stream->timer, on_connect_late,
+                       address_patience_ms(dial->addresses.count, stream->timeout_ms), 0);
+    else
+        await_deadline(stream);
+    const int error = uv_tcp_connect(&stream->requests.connect, &stream->io.tcp,
+                                     (const struct sockaddr *)addr, on_connected);
     if (error != 0)
-        fail(stream, error);
+        connect_failed(stream, error);
     else
         tell_dial(stream);
+}
+
+static void on_io_closed(uv_handle_t *handle)
+{
+    struct stream *stream = handle->data;
+    stream->is_redialing = false;
+    if (stream->state != CAIRN_STREAM_CONNECTING) {
+        stream_drop(stream);
+        return;
+    }
+    uv_tcp_init(stream->timer.loop, &stream->io.tcp);
+    stream->io.handle.data = stream;
+    dial_next(stream);
+}
+
+/* Gives up the address that is being tried, for the next one. */
+static void redial(struct stream *stream)
+{
+    if (stream->is_redialing) return;
+    stream->is_redialing = true;
+    uv_close(&stream->io.handle, on_io_closed);
 }
 
 static void on_resolved(uv_getaddrinfo_t *request, int error, struct addrinfo *found)
@@ -890,10 +968,12 @@ static void on_resolved(uv_getaddrinfo_t *request, int error, struct addrinfo *f
     struct stream *stream = request->data;
     stream->is_resolving = false;
     if (stream->state == CAIRN_STREAM_CONNECTING) {
+        if (error == 0) address_take(found, &stream->dial->addresses);
+        if (error == 0 && stream->dial->addresses.count == 0) error = UV_EAI_ADDRFAMILY;
         if (error != 0)
             fail(stream, error);
         else
-            connect_socket(stream, address_choose(found)->ai_addr);
+            dial_next(stream);
     }
     uv_freeaddrinfo(found);
     stream_drop(stream);
@@ -924,12 +1004,14 @@ static void connect_unix(struct stream *stream, const struct stream_address *add
 
 static void connect_tcp(struct stream *stream, const struct stream_address *address)
 {
-    struct sockaddr_in v4;
-    struct sockaddr_in6 v6;
-    if (uv_ip4_addr(address->host, address->port, &v4) == 0)
-        connect_socket(stream, (const struct sockaddr *)&v4);
-    else if (uv_ip6_addr(address->host, address->port, &v6) == 0)
-        connect_socket(stream, (const struct sockaddr *)&v6);
+    struct sockaddr_storage *addr = &stream->dial->addresses.list[0];
+    const bool is_number =
+        uv_ip4_addr(address->host, address->port, (struct sockaddr_in *)addr) == 0 ||
+        uv_ip6_addr(address->host, address->port, (struct sockaddr_in6 *)addr) == 0;
+    stream->dial->deadline_ms = uv_now(stream->timer.loop) + stream->timeout_ms;
+    stream->dial->addresses.count = is_number ? 1 : 0;
+    if (is_number)
+        dial_next(stream);
     else
         resolve_name(stream, address);
 }
@@ -939,8 +1021,15 @@ cairn_status stream_connect(uv_loop_t *loop, const struct stream_address *addres
                             const struct stream_events *events, void *context,
                             struct stream **stream_out, struct sentence *why)
 {
+    struct dial *dial = address->is_unix ? NULL : calloc(1, sizeof *dial);
+    if (!address->is_unix && dial == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a connection");
     struct stream *stream = stream_new(loop, address->is_unix, options, events, context, why);
-    if (stream == NULL) return CAIRN_ERR_NO_MEMORY;
+    if (stream == NULL) {
+        free(dial);
+        return CAIRN_ERR_NO_MEMORY;
+    }
+    stream->dial = dial;
     stream->state = CAIRN_STREAM_CONNECTING;
     stream->is_connector = true;
     stream->timeout_ms = timeout_ms;

@@ -37,6 +37,7 @@ struct peer {
     bool is_half_open;      /* the peer is in the list half_open; otherwise in admitted */
     bool is_stranger;       /* half open, over TCP, and has not proved that it knows a secret */
     bool has_grace;         /* keeps its place for a time, even if others need it */
+    bool has_message;       /* its first message is there, and is about to be judged */
     struct source *source;  /* of its address, borrowed from the listener; NULL: a Unix socket */
     bool was_heard;         /* on_frame was called, so on_gone must be called at the end */
     struct identity identity;
@@ -216,20 +217,92 @@ static bool has_first_message(const struct peer *peer)
            sizeof first;
 }
 
-// Returns who has to make a place: while there are strangers, the oldest of the address that has most of
-// them; else the oldest peer. NULL: each has some time left.
+// A stranger may have to make a place when its time is over, unless its first message is there.
+static bool may_go(const struct peer *peer, uint64_t now)
+{
+    return peer->is_stranger && !peer->has_message && now >= grace_end_ms(peer);
+}
+
+// Returns the address with most strangers among those with a stranger that may go; NULL: there is none.
+static const struct source *find_top_source(const struct listener *listener, uint64_t now)
+{
+    const struct source *top = NULL;
+    const struct peer *peer;
+    TAILQ_FOREACH (peer, &listener->half_open, link)
+        if (may_go(peer, now) && (top == NULL || peer->source->strangers > top->strangers))
+            top = peer->source;
+    return top;
+}
+
+// A stranger whose grace is over is the less likely to go the longer it has waited. So in a flood from its
+// own address a member whose first message comes late, whenever that is, has a chance each time it comes
+// again; if the oldest went, a message that is later than the flood fills all places would never come in
+// time.
+#define LATE_WEIGHT ((uint64_t)1 << 32)
+
+static uint64_t late_weight(const struct peer *peer, uint64_t now)
+{
+    return LATE_WEIGHT / (now - peer->since_ms + 1);
+}
+
+// Returns a stranger of the address whose grace is over, by chance; there must be one.
+static struct peer *draw_late(const struct listener *listener, const struct source *source,
+                              uint64_t now, uint64_t weights)
+{
+    struct peer *peer, *last = NULL;
+    uint64_t random;
+    randombytes_buf(&random, sizeof random);
+    random %= weights;
+    TAILQ_FOREACH (peer, &listener->half_open, link) {
+        if (peer->source != source || !peer->has_grace || !may_go(peer, now)) continue;
+        last = peer;
+        if (random < late_weight(peer, now)) break;
+        random -= late_weight(peer, now);
+    }
+    return last;
+}
+
+// Returns which stranger of the address makes a place: the oldest that had no grace, unless those whose
+// grace is over have more than a quarter of all places.
+static struct peer *choose_stranger(const struct listener *listener, const struct source *source,
+                                    uint64_t now)
+{
+    struct peer *peer, *oldest = NULL;
+    uint64_t weights = 0;
+    size_t late = 0;
+    TAILQ_FOREACH (peer, &listener->half_open, link) {
+        if (peer->source != source || !may_go(peer, now)) continue;
+        if (peer->has_grace) {
+            late++;
+            weights += late_weight(peer, now);
+        } else if (oldest == NULL) {
+            oldest = peer;
+        }
+    }
+    if (oldest != NULL && late <= listener->half_open_max / 4) return oldest;
+    return draw_late(listener, source, now, weights);
+}
+
+static struct peer *find_oldest(const struct listener *listener, uint64_t now)
+{
+    struct peer *peer;
+    TAILQ_FOREACH (peer, &listener->half_open, link)
+        if (now >= grace_end_ms(peer)) return peer;
+    return NULL;
+}
+
+// Returns who has to make a place: while there are strangers, one of the address that has most of them;
+// else the oldest peer. NULL: each has some time left.
 static struct peer *choose_who_goes(struct listener *listener)
 {
     const uint64_t now = now_ms(listener);
-    const bool of_strangers = has_strangers(listener);
-    struct peer *peer, *found = NULL;
-    TAILQ_FOREACH (peer, &listener->half_open, link) {
-        if (peer->is_stranger != of_strangers || now < grace_end_ms(peer)) continue;
-        if (found != NULL && (!of_strangers || peer->source->strangers <= found->source->strangers))
-            continue;
-        if (!of_strangers || !has_first_message(peer)) found = peer;
+    if (!has_strangers(listener)) return find_oldest(listener, now);
+    for (;;) {
+        const struct source *source = find_top_source(listener, now);
+        struct peer *peer = source != NULL ? choose_stranger(listener, source, now) : NULL;
+        if (peer == NULL || !has_first_message(peer)) return peer;
+        peer->has_message = true;
     }
-    return found;
 }
 
 // Makes a place for a new half-open peer. Returns false if that is not possible yet; then the timer tries
@@ -490,10 +563,11 @@ static cairn_status judge_name(const struct place *place, struct sentence *why)
 
 static cairn_status find_place(const char *text, struct place *place, struct sentence *why)
 {
-    socklen_t addr_bytes;
+    struct socket_addresses addresses;
     CAIRN_TRY(address_parse_listen(text, &place->address, why));
-    cairn_status status = address_resolve(&place->address, &place->addr, &addr_bytes, why);
+    const cairn_status status = address_resolve(&place->address, &addresses, why);
     if (status != CAIRN_OK) return CAIRN_ERR_CONFIG;
+    place->addr = *address_to_listen(&addresses);
     place->is_loopback = place->address.is_unix || address_is_loopback(&place->addr);
     return judge_name(place, why);
 }
@@ -752,10 +826,9 @@ static struct source *source_of(struct listener *listener, int fd)
 }
 
 /* Gives a stranger some time for its first message, unless many of its address have got some just now. */
-static void come_as_stranger(struct peer *peer)
+static void join_strangers(struct peer *peer, struct source *source)
 {
-    struct listener *listener = peer->listener;
-    struct source *source = source_of(listener, stream_descriptor(peer->stream));
+    const struct listener *listener = peer->listener;
     if (peer->since_ms - source->window_ms >= GRACE_MS) {
         source->window_ms = peer->since_ms;
         source->patient = 0;
@@ -813,7 +886,7 @@ static cairn_status peer_accept(struct endpoint *endpoint, struct sentence *why)
     if (is_unix)
         identify_local(peer);
     else
-        come_as_stranger(peer);
+        join_strangers(peer, source_of(peer->listener, stream_descriptor(peer->stream)));
     TAILQ_INSERT_TAIL(&listener->half_open, peer, link);
     listener->half_open_count++;
     listener->peer_count++;

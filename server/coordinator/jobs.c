@@ -868,7 +868,7 @@ static cairn_status judge_owners(const Cairn__JobShare *share, struct sentence *
     return CAIRN_OK;
 }
 
-/* Puts out the members that may not use the job any more. */
+/* Puts out the members that may not use the job any more. Some that may not may have left before. */
 static void put_out_strangers(struct coord_job *job)
 {
     struct coord_member *m = job->members.list;
@@ -882,6 +882,7 @@ static void put_out_strangers(struct coord_job *job)
         coord_member_put_out(m, CAIRN_ERR_REFUSED, why.text);
         m = job->members.list; // others may have gone with it
     }
+    coord_members_withdraw(job);
 }
 
 /* The change of a job's tenant is not stored: takes it back. */

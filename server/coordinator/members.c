@@ -120,6 +120,16 @@ static void tell_shards_gone(struct coord_job *job, const struct coord_member *m
     }
 }
 
+void coord_members_withdraw(struct coord_job *job)
+{
+    Cairn__MemberLeave leave = CAIRN__MEMBER_LEAVE__INIT;
+    leave.job = job->id;
+    leave.withdrawn = true;
+    if (job->state == CAIRN_CLUSTER_JOB_CREATING) return; // it has had no members yet
+    CAIRN_EACH_SHARD (job, i)
+        coord_session_send(job->shards[i].entry->session, CAIRN_MSG_MEMBER_LEAVE, 0, &leave.base);
+}
+
 /* Removes a member that is gone. `lost`: the member did not leave by itself. */
 static void let_member_go(struct coord_member *member, bool lost, const char *reason)
 {

@@ -58,6 +58,10 @@ void coord_member_leave(struct coord_member *member, const char *reason);
 void coord_member_lost(struct coord_member *member, const char *reason);
 /* Expels the member, and tells the core: the round continues without it. */
 void coord_member_put_out(struct coord_member *member, cairn_status status, const char *text);
+/* Tells the shards that members which have left may have lost the right to read the job. They may have kept
+ * what they mapped, so shards of their hosts publish in new memory. A shard that is away does the same when
+ * it comes again. */
+void coord_members_withdraw(struct coord_job *job);
 /* Expels a member that may not continue: its requests fail with this status, the shards drop the member,
  * and the member is freed. If the member was no longer opening the job, it is also sent an Error, and its
  * connection is closed unless it has other jobs open. The core is not told: the caller does that. */

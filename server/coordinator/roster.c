@@ -371,6 +371,11 @@ void coord_roster_put_out(struct coord *cluster, const struct roster_token *toke
 {
     for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next)
         if (!s->closing && is_by_token(s, token->id)) cluster->put_out(s, CAIRN_ERR_REFUSED, why);
+    struct roster_token *own = roster_token_find(cluster->roster, token->id);
+    if (own == NULL || own->is_withdrawn) return;
+    own->is_withdrawn = true;
+    for (struct coord_job *job = cluster->jobs; job != NULL; job = job->next)
+        coord_members_withdraw(job);
 }
 
 uint32_t coord_roster_connected(const struct coord *cluster, const struct roster_token *token)

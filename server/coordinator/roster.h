@@ -45,6 +45,8 @@ struct roster_token {
     /* seconds since 1970; 0: never. grace_until: a newer token of the name is there */
     uint64_t created_s, not_after_s, grace_until_s, revoked_s, seen_s;
     bool seen_changed; /* the store does not know seen_s yet */
+    /* shards were told that what members of this token have mapped is to be written no more */
+    bool is_withdrawn;
 };
 
 enum roster_state {
@@ -158,7 +160,8 @@ struct stored_curve roster_curve_row(const struct roster_curve *curve,
                                      char secret[2 * CAIRN_CURVE_BYTES + 1]);
 /* Wipes it, and ends it. Its waiter must be empty. */
 void roster_change_release(struct roster_change *change);
-/* The connections of a token: ends them, and counts them. */
+/* The connections of a token that is revoked or has expired: ends them, and sees that nothing reaches those
+ * that have left before; and counts them. */
 void coord_roster_put_out(struct coord *cluster, const struct roster_token *token, const char *why);
 uint32_t coord_roster_connected(const struct coord *cluster, const struct roster_token *token);
 

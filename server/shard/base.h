@@ -316,6 +316,7 @@ struct shard_member {
     /* a shard that takes state from this shard (move.h); it is a member only during the move */
     bool is_mover;
     bool is_expected; /* the fabric lets it in without a peer (fabric_expect) */
+    bool maps;        /* it is on this host, and was shown the published copies */
     /* a message of the member came on this connection; so the shard tries again when the connection
      * goes down */
     bool heard;

@@ -701,14 +701,17 @@ static void members_forget_untold(struct shard_job *job)
 
 /* Removes the members that the coordinator has not named in this session for the time of two
  * leases, because they left while there was no session. A coordinator immediately names all members
- * that it knows. A new coordinator names a member when the member attaches again. */
+ * that it knows. A new coordinator names a member when the member attaches again. Somebody who left
+ * may have lost its right while nobody could tell this shard, so published copies are withdrawn. */
 static void call_roll(struct shard_daemon *shard)
 {
     struct coordinator_session *session = &shard->session;
     if (session->roll_due_ms == 0 || uv_now(shard->loop) < session->roll_due_ms) return;
     session->roll_due_ms = 0;
-    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
         members_forget_untold(job);
+        published_withdraw(job);
+    }
 }
 
 static void on_open(struct stream *stream, void *context)

@@ -351,25 +351,44 @@ static bool is_local(const struct values *values)
     return strcmp(values->fabric_device, "lo") == 0;
 }
 
-/* True if the kind or the transports carry data in clear between hosts. */
+static bool is_kind(const struct values *values, const char *kind)
+{
+    return strcmp(values->fabric_kind, kind) == 0;
+}
+
+/* True if data goes to other hosts in clear. */
 static bool is_clear(const struct values *values)
 {
-    return strcmp(values->fabric_kind, "ucx") == 0 || strcmp(values->fabric_kind, "stream") == 0 ||
-           fabric_transports_have_cards(transports_of(values));
+    if (is_local(values)) return false;
+    return is_kind(values, "ucx") || is_kind(values, "stream") ||
+           (is_kind(values, "auto") && values->fabric_trust);
+}
+
+/* Refuses what is for trusted networks only. */
+static cairn_status judge_trust(const struct values *values, struct sentence *why)
+{
+    if (is_local(values) || values->fabric_trust) return CAIRN_OK;
+    if (is_clear(values))
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "fabric.kind = %s sends in clear over device %s%s: use kind = auto, which "
+                         "seals everything, or set fabric.trust = yes on a network that you trust",
+                         values->fabric_kind, values->fabric_device,
+                         is_kind(values, "stream") ? ""
+                                                   : ", and whoever reaches it may write to this "
+                                                     "process");
+    if (is_kind(values, "auto") && fabric_transports_have_cards(transports_of(values)))
+        return fail_with(why, CAIRN_ERR_REFUSED,
+                         "fabric.transports = %s is for UCX, which kind = auto opens only on a "
+                         "network that is trusted, because it seals nothing: set transports = tcp, "
+                         "with which everything is sealed, or fabric.trust = yes on a network that "
+                         "you trust",
+                         values->fabric_transports);
+    return CAIRN_OK;
 }
 
 static cairn_status judge_devices(const struct values *values, struct sentence *why)
 {
-    if (!is_local(values) && is_clear(values) && !values->fabric_trust)
-        return fail_with(
-            why, CAIRN_ERR_REFUSED,
-            "fabric.kind = %s with fabric.transports = %s sends in clear over device %s%s: use "
-            "kind = auto and transports = tcp, which seals everything, or set fabric.trust = yes "
-            "on a network that you trust",
-            values->fabric_kind, values->fabric_transports, values->fabric_device,
-            strcmp(values->fabric_kind, "stream") == 0 ? ""
-                                                       : ", and whoever reaches it may write to "
-                                                         "this process");
+    CAIRN_TRY(judge_trust(values, why));
     for (const char *at = values->fabric_device; *at != '\0';) {
         const size_t length = strcspn(at, ",;");
         if (!may_be_device(at, length))
@@ -525,7 +544,7 @@ static cairn_status open_shard(struct program *program, struct sentence *why)
 {
     const struct values *values = &program->values;
     enum one_sided one_sided = CAIRN_ONE_SIDED_AUTO;
-    if (!is_local(values) && values->fabric_trust)
+    if (is_clear(values))
         log_warn("fabric.trust = yes: data goes over device %s in clear, and nobody checks that it "
                  "arrives as it was sent: only a network that is trusted may be there",
                  values->fabric_device);

@@ -163,6 +163,7 @@ void member_hello(struct shard_member *member, uint64_t connection)
 
 static void member_free(struct shard_member *member)
 {
+    if (member->maps) published_left(member->job);
     tiles_forget(member);
     reply_forget(member);
     fabric_peer_close(member->peer);
@@ -268,7 +269,9 @@ static void on_member_join(struct shard_job *job, struct request asked, const vo
 
 static void on_member_leave(struct shard_job *job, const void *message)
 {
-    members_leave(job, ((const Cairn__MemberLeave *)message)->member);
+    const Cairn__MemberLeave *leave = message;
+    members_leave(job, leave->member);
+    if (leave->withdrawn) published_withdraw(job);
     admit_left(job);
 }
 

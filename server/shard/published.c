@@ -150,13 +150,18 @@ static uint32_t oldest_spare(const struct shard_job *job)
     return best;
 }
 
+/* True if the member is connected, and is on this host. */
+static bool is_mapped(const struct shard_member *member)
+{
+    return member->peer != NULL && strcmp(fabric_peer_path(member->peer), "mapped") == 0;
+}
+
 /* True if the member reads published copies in host memory, without fetching. Such a member is on
  * this host, and does not use the card `uuid`. Relays and movers are left out, because they always
  * fetch. */
 static bool maps_host(const struct shard_member *member, const uint8_t *uuid)
 {
-    return member->peer != NULL && !member->is_relay && !member->is_mover &&
-           strcmp(fabric_peer_path(member->peer), "mapped") == 0 &&
+    return is_mapped(member) && !member->is_relay && !member->is_mover &&
            !fabric_peer_imports(member->peer, uuid);
 }
 
@@ -226,9 +231,14 @@ void published_end(struct shard_job *job, struct cairn_version version, bool fro
     job->versions.copies[job->versions.newest].stale = false;
 }
 
-void published_seal_begin(struct shard_job *job)
+/* The frozen tensors of both copies are written with the first version. */
+cairn_status published_seal_begin(struct shard_job *job, struct sentence *why)
 {
+    for (uint32_t i = 0; i < CAIRN_COPIES_ALWAYS; i++)
+        if (job->versions.copies[i].withdrawn)
+            CAIRN_TRY(copy_follow(job, &job->versions.copies[i], why));
     job->versions.copies[0].on_host = goes_to_host(job, &job->versions.copies[0]);
+    return CAIRN_OK;
 }
 
 void published_seal_end(struct shard_job *job, struct cairn_version version)
@@ -566,8 +576,30 @@ static void share_copy(struct shard_job *job, struct published_copy *copy)
 
 void published_show(struct shard_member *member)
 {
+    if (is_mapped(member)) member->maps = true;
     for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
         show_copy(&member->job->versions.copies[i], member);
+}
+
+void published_left(struct shard_job *job)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++)
+        if (copy_is_there(&job->versions.copies[i])) job->versions.copies[i].left_with = true;
+}
+
+void published_withdraw(struct shard_job *job)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        struct published_copy *copy = &job->versions.copies[i];
+        count += copy->left_with;
+        copy->withdrawn = copy->withdrawn || copy->left_with;
+        copy->left_with = false;
+    }
+    if (count == 0) return;
+    log_info("job %s: %u published copies get new memory when they are written next, because a "
+             "process of this host that may have mapped them may have lost the right to read them",
+             job->spec.name, count);
 }
 
 /* The name of an arena's memory in /proc. */
@@ -735,6 +767,24 @@ static void copy_close(const struct shard_job *job, struct published_copy *copy)
     *copy = NO_COPY;
 }
 
+/* True if the host has room for the new memory of a copy that was withdrawn, besides the old memory,
+ * which members may have mapped for a while. If there is no room, the copy is written where it
+ * is, because the alternative would be to stop the job; the next write tries again. */
+static bool has_room_anew(struct shard_job *job, const struct published_copy *copy)
+{
+    struct headroom room;
+    struct sentence why;
+    cairn_status status = headroom_read(job->shard->memory.host_root, &room, &why);
+    if (status == CAIRN_OK)
+        status = headroom_judge(&room, copy->wire.bytes, "new memory for a published copy", &why);
+    if (status == CAIRN_OK) return true;
+    log_limited(&job->versions.withdraw_refusals, CAIRN_LOG_WARN,
+                "job %s: a process of this host that may have lost the right to read the job may "
+                "still read its parameters: %s; end that process, or give this host more memory",
+                job->spec.name, why.text);
+    return false;
+}
+
 /* Makes the copy's side on the device anew, for the job's view. If there is no room, the copy has
  * no side on the device. */
 static cairn_status follow_device(struct shard_job *job, struct published_copy *copy,
@@ -755,15 +805,17 @@ static cairn_status follow_device(struct shard_job *job, struct published_copy *
 }
 
 /* Prepares a copy to be written in the job's view. If the copy's view changes, or is_too_large is
- * true, the copy's memory is made larger or smaller, the copy is shown anew under another number,
- * and its old contents are lost. The caller makes sure that nothing is being sent out of the copy.
- * After CAIRN_ERR_NO_MEMORY the copy may only be closed. */
+ * true, the copy's memory is made larger or smaller; if the copy was withdrawn, all its memory is
+ * made anew. The copy is then shown anew under another number, and its old contents are lost. The
+ * caller makes sure that nothing is being sent out of the copy. After CAIRN_ERR_NO_MEMORY the copy
+ * may only be closed. */
 static cairn_status copy_follow(struct shard_job *job, struct published_copy *copy,
                                 struct sentence *why)
 {
+    const bool is_anew = copy->withdrawn && has_room_anew(job, copy);
     if (copy->view == job->view) {
         copy->settled++;
-        if (!is_too_large(copy)) return CAIRN_OK;
+        if (!is_anew && !is_too_large(copy)) return CAIRN_OK;
     }
     CAIRN_TRY(open_chunks(job, copy, why));
     copy->readable = copy->holds_params = false;
@@ -774,6 +826,10 @@ static cairn_status copy_follow(struct shard_job *job, struct published_copy *co
     arena_unshare(&copy->head, false);
     arena_unshare(&copy->wire, false);
     arena_close(&copy->head);
+    if (is_anew) {
+        arena_release(job->shard, &copy->wire);
+        copy->withdrawn = copy->left_with = false;
+    }
     cairn_status status = size_wire(job, copy, why);
     if (status == CAIRN_OK) status = follow_device(job, copy, why);
     if (status == CAIRN_OK) status = open_head(job, copy, why);

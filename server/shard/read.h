@@ -51,6 +51,12 @@ struct shard_lease {
  * again, and its version is read by that view. The newest version may be written a second time, by
  * the job's view; then two copies have the newest version.
  *
+ * A process that has mapped a copy cannot be made to let go of it. So if a member loses the right to
+ * read the job, the copies that it may have mapped are withdrawn: each gets new memory when it is
+ * written next, the members that are left map the new memory, and the old memory is freed when
+ * nobody has it mapped any longer. A member that leaves by itself costs nothing; but it may have
+ * kept its mapping, and lose its right later. So each copy notes that somebody left with it.
+ *
  * A shard shows its members at most 4092 regions (proto/fabric/fabric.h). Each region is a segment
  * or a head, so the copies of all jobs that are shown have at most 255 GiB, or about 128 GiB if the
  * copies have a side on the device. A copy beyond this limit is shown to nobody, and its data is
@@ -88,6 +94,8 @@ struct published_copy {
     uint32_t settled;    /* how often the copy was written in `view`, after the first time */
     bool readable;       /* false before the copy is first written, and while it is being written */
     bool stale;          /* the frozen tensors in the copy are not the newest ones */
+    bool left_with;      /* a member of this host that may have mapped the copy has left */
+    bool withdrawn;      /* the copy gets new memory before it is written again */
     /* how many sends out of the copy, and transfers of chunks to `wire`, are under way. Until they
      * end, the copy is neither written nor closed */
     uint32_t sends;
@@ -107,6 +115,7 @@ struct versions {
     uint32_t direct_sends;
     uint64_t room_bytes;   /* each copy has addresses for at least this many bytes of host memory */
     uint64_t leased_bytes; /* bytes of the budget that copies for leases have taken */
+    struct log_limit withdraw_refusals; /* there was no room for the memory of withdrawn copies */
     struct shard_lease leases[CAIRN_SHARD_LEASES_MAX];
 };
 
@@ -117,8 +126,14 @@ void published_close(struct shard_job *job);
 /* Shows the copies to a member that was just connected. A member of this host then reads the copies
  * in place. */
 void published_show(struct shard_member *member);
-/* Called before and after the first version of the job is written, into copy 0. */
-void published_seal_begin(struct shard_job *job);
+/* Notes that a member has left that may have mapped the copies, and may have kept them. */
+void published_left(struct shard_job *job);
+/* Withdraws the copies with which a member has left, because such a member may have lost the right
+ * to read the job. */
+void published_withdraw(struct shard_job *job);
+/* Called before and after the first version of the job is written, into copy 0. On
+ * CAIRN_ERR_NO_MEMORY it cannot be written. */
+CAIRN_MUST_CHECK cairn_status published_seal_begin(struct shard_job *job, struct sentence *why);
 void published_seal_end(struct shard_job *job, struct cairn_version version);
 /* Returns the copy that has the version. If two copies have the version, returns the one with the
  * later layout. NULL: the version is not kept. */

@@ -506,8 +506,12 @@ void pass_seal(struct shard_job *job)
 {
     static const struct pass_kind seal = { describe_seal, NULL, seal_done };
     assert(job->state == CAIRN_JOB_INITIALIZING || job->state == CAIRN_JOB_LOADING);
+    struct sentence why;
     job->state = CAIRN_JOB_SEALING;
-    published_seal_begin(job);
+    if (published_seal_begin(job, &why) != CAIRN_OK) {
+        shard_job_fault(job, why.text);
+        return;
+    }
     pass_submit(job, false, true, &seal);
 }
 

@@ -139,6 +139,49 @@ TEST_EACH(networks_that_no_fabric_takes_are_refused_before_the_start, 0, 2)
     expect_said(2, _i == 0 ? "only fabric.kind = auto" : "at most 4");
 }
 
+/* What is refused, and what is warned of, where no device is lo alone: "" is neither. */
+static const struct {
+    const char *kind, *transports, *trust;
+    const char *refused, *warned;
+} trusts[] = {
+    { "auto", "tcp", "no", "", "" },
+    { "auto", "tcp", "yes", "", "goes over device lo,lo in clear" },
+    { "auto", "rc,tcp", "no", "fabric.transports = rc,tcp is for UCX, which kind = auto opens",
+      "" },
+    { "auto", "rc,tcp", "yes", "", "goes over device lo,lo in clear" },
+    { "sealed", "tcp", "no", "", "" },
+    { "sealed", "rc,tcp", "no", "", "" },
+    { "sealed", "tcp", "yes", "", "" },
+    { "mapped", "tcp", "no", "", "" },
+    { "mapped", "tcp", "yes", "", "" },
+    { "stream", "tcp", "no", "fabric.kind = stream sends in clear over device lo,lo: use", "" },
+    { "stream", "tcp", "yes", "", "goes over device lo,lo in clear" },
+    { "ucx", "tcp", "no", "in clear over device lo,lo, and whoever reaches it may write", "" },
+    { "ucx", "tcp", "yes", "", "goes over device lo,lo in clear" },
+};
+
+#define TRUST_SET                                                                           \
+    " --set shard.name=s --set shard.coordinator=127.0.0.1:1 --set fabric.device=lo,lo "    \
+    "--set shard.state=%s/none/none --set fabric.kind=%s --set fabric.transports=%s --set " \
+    "fabric.trust=%s"
+
+TEST_EACH(what_goes_in_clear_is_said_and_nothing_else, 0, sizeof trusts / sizeof *trusts)
+{
+    const char *kind = trusts[_i].kind, *transports = trusts[_i].transports;
+    run(SHARD " --check-config" TRUST_SET, scratch, kind, transports, trusts[_i].trust);
+    if (trusts[_i].refused[0] != '\0') {
+        expect_said(12, trusts[_i].refused, "fabric.trust = yes");
+        return;
+    }
+    expect_said(0);
+    // it ends, for lack of a state folder
+    run(SHARD TRUST_SET, scratch, kind, transports, trusts[_i].trust);
+    ck_assert_int_ne(said.status, 0);
+    const bool is_warned = trusts[_i].warned[0] != '\0';
+    ck_assert_msg((strstr(said.out, "in clear") != NULL) == is_warned, "%s", said.out);
+    ck_assert_msg(strstr(said.out, trusts[_i].warned) != NULL, "%s", said.out);
+}
+
 /* As long as inih takes it: libucs has a copy of inih inside, which cuts at 200 bytes. */
 TEST(a_long_line_is_read_whole)
 {

@@ -148,17 +148,18 @@ static bool note_wait(void *context, const char *of, const char *text, int pause
     return true;
 }
 
-TEST(a_trainer_without_addresses_is_told_so_and_no_shard_is_blamed)
+TEST_EACH(a_trainer_without_addresses_is_told_so_and_no_shard_is_blamed, 0, 2)
 {
+    static const char *const fabrics[] = { "mapped", "sealed" };
     static float values[ELEMS];
     const struct cairn_opts opts = { .struct_size = sizeof opts,
                                      .endpoint = cluster.address,
-                                     .fabric = "mapped",
+                                     .fabric = fabrics[_i],
                                      .on_wait = note_wait };
     struct rlimit was;
     good(cairn_open(&opts, &session));
     allow_addresses(getpid(), &was, FEW_ADDRESSES);
-    job = tiny_open(session, "mapped", TINY(ELEMS));
+    job = tiny_open(session, fabrics[_i], TINY(ELEMS));
     const struct cairn_round round = trainer_begin(job);
     tiny_push(job, &round, ELEMS, 1);
     const cairn_status status = trainer_try_commit(job, &round, NULL, 0, 1000);

@@ -145,6 +145,7 @@ struct fake_shard {
     uint32_t member_places;
     struct fake_relay relay;          /* the last RelaySet */
     uint32_t seen[CAIRN_MSG_MAX + 1]; /* how many of each message came */
+    uint32_t withdrawn_count;         /* how many MemberLeave said that a right has ended */
     char snapshot_path[256];          /* of the last JobCreate */
     uint64_t digest;                  /* the same */
     struct part *telling;             /* owned: a part of which more is to come */

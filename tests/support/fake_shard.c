@@ -364,6 +364,7 @@ static void on_leave(struct fake_shard *shard, const Cairn__MemberLeave *leave)
 {
     struct fake_member *member = find_member(shard, leave->member);
     if (member != NULL) member->number = 0;
+    shard->withdrawn_count += leave->withdrawn ? 1 : 0;
 }
 
 static void on_relay_set(struct fake_shard *shard, uint32_t request, const Cairn__RelaySet *set)

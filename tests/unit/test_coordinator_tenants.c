@@ -295,6 +295,7 @@ TEST(who_may_not_use_a_job_any_more_is_put_out_at_once)
     share("", false, true);
     fake_expect_error(&blue, 0, CAIRN_ERR_REFUSED, "there is no job \"toy\"");
     train(); // red's worker is still there
+    ck_assert_uint_gt(fake.shards[0].withdrawn_count, 0);
     fake_peer_close(&blue);
 }
 

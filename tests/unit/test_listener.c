@@ -612,6 +612,66 @@ TEST_EACH(a_flood_of_strangers_pushes_no_slow_member_out, 0, 2)
     for (size_t i = 0; i < SOURCES; i++) ck_assert_uint_eq(listener->sources.list[i].strangers, 0);
 }
 
+/* ---- late first messages, in a flood from the member's own address ---- */
+
+enum { PLACES = 64, SECONDS = 20 };
+
+/* What becomes of strangers of one address who say nothing, on a clock of its own. */
+struct crowd {
+    struct listener listener;
+    struct peer places[PLACES];
+    uint64_t now_ms, came, stayed;
+};
+
+static void crowd_open(struct crowd *crowd)
+{
+    *crowd = (struct crowd) { .listener = { .half_open_max = PLACES }, .now_ms = 1000000 };
+    TAILQ_INIT(&crowd->listener.half_open);
+}
+
+/* The next one comes, and one goes if no place is left. Counts those that stay for late_ms. */
+static void crowd_come(struct crowd *crowd, uint64_t late_ms)
+{
+    struct listener *its = &crowd->listener;
+    struct source *source = &its->sources.list[0];
+    struct peer *peer;
+    if (its->half_open_count == PLACES) {
+        if (find_top_source(its, crowd->now_ms) == NULL) return; // it waits in the kernel
+        peer = choose_stranger(its, source, crowd->now_ms);
+        TAILQ_REMOVE(&its->half_open, peer, link);
+        its->half_open_count--;
+        source->strangers--;
+        crowd->stayed += crowd->now_ms - peer->since_ms >= late_ms;
+    } else {
+        peer = &crowd->places[its->half_open_count];
+    }
+    *peer = (struct peer) { .listener = its, .since_ms = crowd->now_ms, .is_half_open = true };
+    join_strangers(peer, source);
+    TAILQ_INSERT_TAIL(&its->half_open, peer, link);
+    its->half_open_count++;
+    crowd->came++;
+}
+
+/* Strangers a second, how late a first message is, and of how many tries one is in time, at least. */
+static const struct {
+    uint64_t rate, late_ms, tries;
+} crowds[] = {
+    { 1000, 90, 5 },     { 1000, 150, 20 },    { 1000, 300, 150 },
+    { 10000, 150, 200 }, { 10000, 300, 1500 }, { 500, 150, 10 },
+};
+
+TEST_EACH(whose_first_message_is_late_has_a_chance_at_each_try_in_a_flood_of_its_own_address, 0,
+          sizeof crowds / sizeof *crowds)
+{
+    static struct crowd crowd;
+    crowd_open(&crowd);
+    for (uint64_t i = 0; i < SECONDS * crowds[_i].rate; i++) {
+        crowd_come(&crowd, crowds[_i].late_ms);
+        crowd.now_ms = 1000000 + i * 1000 / crowds[_i].rate;
+    }
+    ck_assert_uint_ge(crowd.stayed * crowds[_i].tries, crowd.came);
+}
+
 static void members_until_the_last_place_and_an_admin(void)
 {
     struct sealed sealed[15];

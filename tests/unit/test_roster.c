@@ -351,6 +351,28 @@ TEST(whoever_is_revoked_has_left_its_job_when_the_command_returns)
     make_alice(0);
     ck_assert_uint_eq(change(.op = CAIRN_KEY_REVOKE, .name = wire_text("alice"))->closed, 1);
     is_put_out("was revoked");
+    fake_until(&fake, fake.shards[0].withdrawn_count == 1); // after the MemberLeave, in order
+    ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_MEMBER_LEAVE], 2);
+}
+
+/* What it has mapped on a shard's host outlives its connections. */
+TEST(shards_are_told_once_when_a_right_ends_also_of_who_has_left_before)
+{
+    const uint64_t end_s = wall_unix_s() + 3600;
+    start_trained();
+    change(.op = CAIRN_KEY_ADD, .name = wire_text("alice"), .roles = wire_text("reader"));
+    change(.op = CAIRN_KEY_ADD, .name = wire_text("bob"), .roles = wire_text("reader"),
+           .not_after_unix_ms = end_s * 1000);
+    coord_roster_look(fake.cluster, end_s - 1);
+    train();
+    ck_assert_uint_eq(fake.shards[0].withdrawn_count, 0);
+    change(.op = CAIRN_KEY_REVOKE, .name = wire_text("alice"));
+    coord_roster_look(fake.cluster, end_s - 1);
+    train();
+    ck_assert_uint_eq(fake.shards[0].withdrawn_count, 1);
+    for (int i = 0; i < 3; i++) coord_roster_look(fake.cluster, end_s);
+    train();
+    ck_assert_uint_eq(fake.shards[0].withdrawn_count, 2);
 }
 
 TEST(a_rotation_disturbs_nobody_before_its_grace_is_over)

@@ -4,8 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "proto/fabric/mapped.h"
+#include "proto/geometry/layout.h"
 #include "tests/support/held_pool.h"
 #include "tests/support/scratch.h"
 #include "tests/support/shard_model.h"
@@ -333,6 +336,194 @@ TEST(a_decision_without_a_round_stops_the_job_before_a_parameter_changes)
 }
 
 SUITE(60, serve, leave);
+
+/* ---- where members of the host map the published copies ---- */
+
+static void serve_shared(void)
+{
+    model_serve(&model, &scene, "mapped", 2);
+    scene_settle(&scene);
+}
+
+/* A process that keeps what it has mapped of the published copies, whatever it is told. */
+enum { KEPT_MAX = 32 };
+static struct kept {
+    struct fabric_mapping *mapping;
+    void *bytes; /* as they were */
+} kept[KEPT_MAX];
+static size_t kept_count;
+
+static bool is_wire(const struct fabric_mapping *mapping)
+{
+    struct published_note note;
+    memcpy(&note, mapping->note, sizeof note);
+    return mapping->note_bytes == sizeof note && note.magic == CAIRN_PUBLISHED_MAGIC &&
+           note.segment < note.segment_count;
+}
+
+static void keep_what_is_mapped(void)
+{
+    const struct mapped_in *in;
+    const struct fabric_mapping *mapping;
+    kept_count = 0;
+    LIST_FOREACH (in, &mapped_of(scene.fabric)->ins, entry)
+        LIST_FOREACH (mapping, &in->all, entry) {
+            if (!is_wire(mapping)) continue;
+            ck_assert_uint_lt(kept_count, KEPT_MAX);
+            struct kept *one = &kept[kept_count++];
+            one->mapping = (struct fabric_mapping *)(uintptr_t)mapping;
+            one->bytes = malloc(mapping->bytes);
+            memcpy(one->bytes, mapping->memory, mapping->bytes);
+        }
+    for (size_t i = 0; i < kept_count; i++) fabric_mapping_hold(kept[i].mapping);
+    ck_assert_uint_ge(kept_count, CAIRN_COPIES_ALWAYS);
+}
+
+/* Returns how many of the mappings that were kept have other bytes than before, and lets them go. */
+static size_t written_since(void)
+{
+    size_t written = 0;
+    for (size_t i = 0; i < kept_count; i++) {
+        const struct fabric_mapping *mapping = kept[i].mapping;
+        written += memcmp(kept[i].bytes, mapping->memory, mapping->bytes) != 0;
+        free(kept[i].bytes);
+        fabric_mapping_release(kept[i].mapping);
+    }
+    kept_count = 0;
+    return written;
+}
+
+static void put_out(uint64_t member)
+{
+    scene_tell(&scene, 0, MemberLeave, .job = SCENE_JOB, .member = member, .withdrawn = true);
+    scene_settle(&scene);
+}
+
+/* Round r of epoch 2, without member 2. */
+static void train_on(uint64_t round)
+{
+    model_round(&model, &scene, round, round - 1);
+    scene_settle(&scene);
+    check_plane(CAIRN_PLANE_WIRE, 1, round);
+}
+
+/* Three rounds write each of the two copies at least once. */
+static void train_three(uint64_t first)
+{
+    for (uint64_t round = first; round < first + 3; round++) train_on(round);
+}
+
+TEST(what_a_member_has_mapped_is_not_written_any_more_once_it_was_put_out)
+{
+    const uint64_t budget = scene.shard->memory.budget.used_bytes;
+    train_on(1);
+    scene_join(&scene, 3, CAIRN_ROLE_WIRE_READER);
+    scene_settle(&scene);
+    keep_what_is_mapped();
+    put_out(3);
+    train_three(2);
+    ck_assert_uint_eq(written_since(), 0);
+    ck_assert_uint_eq(scene.shard->memory.budget.used_bytes, budget);
+}
+
+/* Its mapping outlives its membership, so the word may come when it is nobody's any more. */
+TEST(nor_is_what_somebody_mapped_who_has_left_before_it_loses_its_right)
+{
+    scene_join(&scene, 3, CAIRN_ROLE_WIRE_READER);
+    scene_settle(&scene);
+    keep_what_is_mapped();
+    scene_leave(&scene, 3);
+    put_out(0);
+    train_three(1);
+    ck_assert_uint_eq(written_since(), 0);
+}
+
+TEST(a_member_that_leaves_by_itself_costs_no_new_memory)
+{
+    scene_join(&scene, 3, CAIRN_ROLE_WIRE_READER);
+    scene_settle(&scene);
+    const uint32_t made = scene.shard->copies_made;
+    put_out(0); // nobody has left yet
+    scene_leave(&scene, 3);
+    train_three(1);
+    ck_assert_uint_eq(scene.shard->copies_made, made);
+    put_out(0);
+    train_three(4);
+    ck_assert_uint_eq(scene.shard->copies_made, made + CAIRN_COPIES_ALWAYS);
+    put_out(0); // nobody has left since
+    train_three(7);
+    ck_assert_uint_eq(scene.shard->copies_made, made + CAIRN_COPIES_ALWAYS);
+}
+
+TEST(whoever_is_left_maps_the_new_memory_and_has_the_newest_version_in_it)
+{
+    scene_join(&scene, 3, CAIRN_ROLE_WIRE_READER);
+    put_out(3);
+    train_three(1);
+    keep_what_is_mapped(); // of those who are left
+    train_three(4);
+    ck_assert_uint_gt(written_since(), 0);
+}
+
+/* The alternative would be to stop the job. The next step tries again. */
+TEST(a_host_without_room_for_new_memory_goes_on_in_the_old_until_there_is)
+{
+    char root[CAIRN_SCRATCH_BYTES], proc[CAIRN_SCRATCH_BYTES + 8], path[128];
+    cairn_scratch_make(root);
+    snprintf(proc, sizeof proc, "%s/proc", root);
+    ck_assert_int_eq(mkdir(proc, 0700), 0);
+    cairn_scratch_file(root, "proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 1 kB\n", path,
+                       sizeof path);
+    char *host_root = scene.shard->memory.host_root;
+    scene.shard->memory.host_root = root;
+    scene_join(&scene, 3, CAIRN_ROLE_WIRE_READER);
+    scene.shard->memory.host_root = host_root;
+    scene_settle(&scene);
+    put_out(3);
+    keep_what_is_mapped();
+    scene.shard->memory.host_root = root;
+    train_three(1);
+    scene.shard->memory.host_root = host_root;
+    ck_assert_uint_gt(written_since(), 0);
+    keep_what_is_mapped();
+    train_three(4);
+    ck_assert_uint_eq(written_since(), 0);
+    cairn_scratch_remove(root);
+}
+
+TEST(a_leased_version_stays_while_the_copies_get_new_memory)
+{
+    struct model before;
+    model_copy(&before, &model);
+    scene_lease(&scene, 7, 1, 0);
+    scene_join(&scene, 3, CAIRN_ROLE_WIRE_READER);
+    put_out(3);
+    train_three(1);
+    model_check(&before, &scene, CAIRN_PLANE_WIRE, 1, 0);
+    model_close(&before);
+}
+
+SUITE(60, serve_shared, leave);
+
+/* Whoever was put out while the job was made has mapped the copies, too. */
+TEST(the_first_version_is_not_written_where_somebody_that_was_put_out_sees_it)
+{
+    scene_open(&scene, "mapped", 2, 0);
+    scene_make(&scene, 1);
+    for (uint64_t m = 1; m <= 3; m++) scene_join(&scene, m, CAIRN_ROLE_WIRE_WORKER);
+    scene_put_all(&scene, 1);
+    scene_settle(&scene);
+    keep_what_is_mapped();
+    put_out(3);
+    scene_seal(&scene);
+    scene_begin_epoch(&scene, 1);
+    ck_assert_uint_eq(written_since(), 0);
+    model_open(&model, &scene);
+    check_plane(CAIRN_PLANE_WIRE, 1, 0);
+    leave();
+}
+
+SUITE(60);
 
 /* ---- before there is one ---- */
 

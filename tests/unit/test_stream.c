@@ -1,11 +1,15 @@
+#include "client/admin.h"
 #include "proto/loop/loop.h"
 #include "proto/wire/wire.h"
 #include "tests/support/keys.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 
+#include <arpa/inet.h>
 #include <check.h>
+#include <dlfcn.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
@@ -125,6 +129,43 @@ static void set_up(void)
     plain.secure = keys_join();
     far_options = plain;
     cairn_scratch_make(folder);
+}
+
+/* ---- the name service ---- */
+
+/* What the name "several" has, in this order, for libuv, too, which calls this getaddrinfo. */
+static const char *several[16];
+
+static struct addrinfo *addrinfo_of(const char *text, const char *port)
+{
+    struct addrinfo *item = calloc(1,
+                                   sizeof *item + sizeof(struct sockaddr_in6)); // as glibc has it
+    struct sockaddr_in *v4 = (struct sockaddr_in *)(item + 1);
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)(item + 1);
+    const bool is_v6 = strchr(text, ':') != NULL;
+    item->ai_socktype = SOCK_STREAM;
+    item->ai_family = is_v6 ? AF_INET6 : AF_INET;
+    item->ai_addrlen = is_v6 ? sizeof *v6 : sizeof *v4;
+    item->ai_addr = (struct sockaddr *)(item + 1);
+    if (is_v6)
+        ck_assert_int_eq(uv_ip6_addr(text, atoi(port), v6), 0);
+    else
+        ck_assert_int_eq(uv_ip4_addr(text, atoi(port), v4), 0);
+    return item;
+}
+
+__attribute__((visibility("default"))) int getaddrinfo(const char *host, const char *port,
+                                                       const struct addrinfo *hints,
+                                                       struct addrinfo **found)
+{
+    typedef int resolve_fn(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+    resolve_fn *real;
+    *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
+    if (host == NULL || strcmp(host, "several") != 0) return real(host, port, hints, found);
+    for (size_t i = 0; several[i] != NULL; i++, found = &(*found)->ai_next)
+        *found = addrinfo_of(several[i], port);
+    *found = NULL;
+    return 0;
 }
 
 // The last line of each test: everything is closed, the loop is empty.
@@ -415,26 +456,184 @@ TEST(a_name_that_is_none_is_unreachable)
 }
 
 // A listener whose queue is full answers nothing: connecting hangs until the deadline.
+struct silent {
+    int fd, clients[8];
+    uint16_t port;
+};
+
+static void silent_open(struct silent *silent, const char *host)
+{
+    struct sockaddr_in addr;
+    socklen_t addr_bytes = sizeof addr;
+    uv_ip4_addr(host, 0, &addr);
+    silent->fd = socket(AF_INET, SOCK_STREAM, 0);
+    ck_assert_int_eq(bind(silent->fd, (struct sockaddr *)&addr, sizeof addr), 0);
+    ck_assert_int_eq(listen(silent->fd, 0), 0);
+    ck_assert_int_eq(getsockname(silent->fd, (struct sockaddr *)&addr, &addr_bytes), 0);
+    for (int i = 0; i < 8; i++) {
+        silent->clients[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        (void)!connect(silent->clients[i], (struct sockaddr *)&addr, sizeof addr);
+    }
+    silent->port = ntohs(addr.sin_port);
+}
+
+static void silent_close(const struct silent *silent)
+{
+    for (int i = 0; i < 8; i++) close(silent->clients[i]);
+    close(silent->fd);
+}
+
 TEST(a_silent_host_is_a_timeout)
 {
-    struct sockaddr_in addr = { .sin_family = AF_INET };
-    socklen_t addr_bytes = sizeof addr;
-    int clients[8];
-    addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    ck_assert_int_eq(bind(fd, (struct sockaddr *)&addr, sizeof addr), 0);
-    ck_assert_int_eq(listen(fd, 0), 0);
-    ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&addr, &addr_bytes), 0);
-    for (int i = 0; i < 8; i++) {
-        clients[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
-        (void)!connect(clients[i], (struct sockaddr *)&addr, sizeof addr);
-    }
-    address.port = ntohs(addr.sin_port);
+    struct silent silent;
+    silent_open(&silent, "127.0.0.1");
+    address.port = silent.port;
     ck_assert_int_eq(
         stream_connect(&loop, &address, 50, &plain, &events, &near, &near.stream, NULL), CAIRN_OK);
     expect_end(&near, CAIRN_ERR_TIMEOUT, "within 50 ms");
-    for (int i = 0; i < 8; i++) close(clients[i]);
-    close(fd);
+    silent_close(&silent);
+}
+
+/* ---- a name with several addresses ---- */
+
+/* Opens the server anew at 127.0.0.1, at the port at which 127.0.0.2 is silent. Somebody else may have the
+ * port at 127.0.0.1, so it is tried until nobody has. */
+static void silent_open_beside(struct silent *silent)
+{
+    struct sockaddr_in addr;
+    int error;
+    do {
+        silent_open(silent, "127.0.0.2");
+        uv_close((uv_handle_t *)&server_tcp, NULL);
+        uv_run(&loop, UV_RUN_NOWAIT);
+        uv_tcp_init(&loop, &server_tcp);
+        uv_ip4_addr("127.0.0.1", silent->port, &addr);
+        error = uv_tcp_bind(&server_tcp, (struct sockaddr *)&addr, 0);
+        if (error == 0) error = uv_listen((uv_stream_t *)&server_tcp, 16, on_connection);
+        if (error != 0) silent_close(silent);
+    } while (error == UV_EADDRINUSE);
+    ck_assert_int_eq(error, 0);
+    address.port = silent->port;
+}
+
+/* The server listens at 127.0.0.1 alone; at the others nobody does. */
+static const char *const orders[][4] = {
+    { "127.0.0.1" },
+    { "127.0.0.2", "127.0.0.1" },
+    { "127.0.0.2", "127.0.0.3", "127.0.0.1" },
+    { "127.0.0.1", "127.0.0.2" },
+    { "::1", "127.0.0.1" },
+    { "127.0.0.1", "::1" },
+    { "2001:db8::1", "127.0.0.1" }, // no route leads there, or nobody answers
+    { "192.0.2.1", "127.0.0.1" },
+};
+
+static void connect_several(const char *const *addresses)
+{
+    size_t count = 0;
+    for (; addresses[count] != NULL; count++) several[count] = addresses[count];
+    several[count] = NULL;
+    snprintf(address.host, sizeof address.host, "several");
+    connect_near(&plain);
+}
+
+TEST_EACH(each_address_of_a_name_is_tried_until_one_answers, 0, sizeof orders / sizeof *orders)
+{
+    connect_several(orders[_i]);
+    run_until(near.open_count == 1 && far.open_count == 1);
+    send_near(1, "hello", 5);
+    run_until(far.frame_count == 1);
+    ck_assert_str_eq(far.last, "hello");
+}
+
+TEST(an_address_that_is_silent_does_not_take_the_time_of_the_next)
+{
+    struct silent silent;
+    silent_open_beside(&silent);
+    connect_several((const char *const[]) { "127.0.0.2", "127.0.0.1", NULL });
+    const uint64_t begin = uv_hrtime();
+    run_until(near.open_count == 1 && far.open_count == 1);
+    ck_assert_uint_lt((uv_hrtime() - begin) / 1000000, 4000); // of 5000
+    silent_close(&silent);
+}
+
+static void *admin_main(void *arg)
+{
+    struct sentence why;
+    ProtobufCMessage *reply;
+    const Cairn__ClusterStatusGet get = CAIRN__CLUSTER_STATUS_GET__INIT;
+    const cairn_status status = admin_call(arg, CAIRN_MSG_CLUSTER_STATUS_GET, &get.base,
+                                           CAIRN_MSG_CLUSTER_STATUS, &reply, NULL, &why);
+    ck_assert_int_ne(status, CAIRN_OK); // the server here knows no answer
+    return NULL;
+}
+
+TEST_EACH(a_command_tries_each_address_too, 0, 2)
+{
+    struct silent silent;
+    pthread_t thread;
+    char endpoint[32];
+    keys_show(folder);
+    silent_open_beside(&silent);
+    snprintf(endpoint, sizeof endpoint, "several:%u", address.port);
+    struct admin admin = { .endpoint = endpoint, .name = "t", .advice = "", .timeout_ms = 5000 };
+    several[0] = _i == 0 ? "127.0.0.3" : "127.0.0.2"; // refused; silent
+    several[1] = "127.0.0.1", several[2] = NULL;
+    ck_assert_int_eq(pthread_create(&thread, NULL, admin_main, &admin), 0);
+    run_until(far.frame_count == 1); // the Hello
+    stream_close(far.stream, CAIRN_OK, "enough");
+    run_until(far.close_count == 1);
+    pthread_join(thread, NULL);
+    silent_close(&silent);
+}
+
+TEST(a_name_of_which_no_address_answers_says_so_of_the_last)
+{
+    address.port = cairn_scratch_port();
+    connect_several((const char *const[]) { "127.0.0.2", "127.0.0.3", NULL });
+    expect_end(&near, CAIRN_ERR_UNREACHABLE, "is the last of its 2 addresses: connection refused");
+    ck_assert_ptr_nonnull(strstr(near.why, "several:"));
+    ck_assert_ptr_nonnull(strstr(near.why, "127.0.0.3:"));
+}
+
+TEST(a_stream_that_is_closed_between_two_addresses_ends_once)
+{
+    connect_several((const char *const[]) { "127.0.0.2", "127.0.0.1", NULL });
+    for (int turn = 0; turn < 3 && near.close_count == 0; turn++) uv_run(&loop, UV_RUN_ONCE);
+    if (near.stream != NULL) stream_close(near.stream, CAIRN_ERR_CANCELED, "no more wanted");
+    run_until(near.close_count == 1);
+}
+
+/* "localhost" means the same for a listener and its peers, since any user of the host may listen at the
+ * others; for all other names the name service decides. */
+TEST(v4_comes_first_where_all_is_loopback)
+{
+    struct stream_address name = { .host = "several", .port = 80 };
+    struct socket_addresses found;
+    struct sentence why;
+    several[0] = "::1", several[1] = "127.0.0.1", several[2] = NULL;
+    ck_assert_int_eq(address_resolve(&name, &found, &why), CAIRN_OK);
+    ck_assert_uint_eq(found.count, 2);
+    ck_assert_int_eq(found.list[0].ss_family, AF_INET);
+    ck_assert_ptr_eq(address_to_listen(&found), &found.list[0]);
+    several[0] = "2001:db8::1", several[1] = "192.0.2.1";
+    ck_assert_int_eq(address_resolve(&name, &found, &why), CAIRN_OK);
+    ck_assert_int_eq(found.list[0].ss_family, AF_INET6);
+    ck_assert_int_eq(found.list[1].ss_family, AF_INET);
+    ck_assert_ptr_eq(address_to_listen(&found), &found.list[1]);
+}
+
+TEST(more_addresses_than_are_tried_are_left_out)
+{
+    struct stream_address name = { .host = "several", .port = 80 };
+    struct socket_addresses found;
+    struct sentence why;
+    for (int i = 0; i < 12; i++) several[i] = "192.0.2.1";
+    several[12] = NULL;
+    ck_assert_int_eq(address_resolve(&name, &found, &why), CAIRN_OK);
+    ck_assert_uint_eq(found.count, CAIRN_SOCKET_ADDRESSES_MAX);
+    several[0] = NULL;
+    ck_assert_int_eq(address_resolve(&name, &found, &why), CAIRN_ERR_UNREACHABLE);
 }
 
 // A plain socket that writes what it is given and, unless asked, never reads.
