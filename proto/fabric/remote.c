@@ -239,7 +239,12 @@ static bool equip(struct remote_conn *conn, uint32_t their_flags)
         return conn->batch != NULL;
     }
     conn->sealed = calloc(1, sizeof *conn->sealed);
-    return conn->sealed != NULL && sealed_begin(conn->sealed, is_aes, conn->result) == CAIRN_OK;
+    if (conn->sealed == NULL) return false;
+    if (sealed_begin(conn->sealed, is_aes, conn->result) == CAIRN_OK) return true;
+    sealed_end(conn->sealed); // what ends the connection would say so by these ciphers
+    free(conn->sealed);
+    conn->sealed = NULL;
+    return false;
 }
 
 static void go_up(struct remote_conn *conn, uint32_t their_flags)
@@ -846,6 +851,8 @@ static cairn_status start_stream(struct fabric *common, const struct fabric_opti
 static cairn_status start_sealed(struct fabric *common, const struct fabric_options *options,
                                  struct sentence *why)
 {
+    if (!sealed_prepare())
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric sealed: no memory for the ciphers");
     return start(common, options, true, why);
 }
 

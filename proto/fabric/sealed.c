@@ -145,3 +145,24 @@ bool sealed_take(struct sealed *sealed, const struct sealed_head *head, const ui
         return false;
     return head->kind != SEALED_REKEY || next_key(way, false);
 }
+
+static bool try_cipher(bool is_aes)
+{
+    const struct handshake_result result = { .session_hash = { 0 } };
+    struct sealed sealed = { .out = { .cipher = NULL } };
+    struct sealed_head head;
+    uint8_t record[SEALED_EXTRA], plain[1];
+    bool ok = sealed_begin(&sealed, is_aes, &result) == CAIRN_OK &&
+              sealed_put(&sealed, SEALED_CLOSE, NULL, 0, record);
+    if (ok) {
+        memcpy(&head, record, sizeof head);
+        ok = sealed_take(&sealed, &head, record + sizeof head, plain);
+    }
+    sealed_end(&sealed);
+    return ok;
+}
+
+bool sealed_prepare(void)
+{
+    return try_cipher(false) && (!sealed_has_aes() || try_cipher(true));
+}
