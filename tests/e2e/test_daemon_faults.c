@@ -64,7 +64,7 @@ static const struct kind {
     { SHARD, "threads", "program", 1, 12, 3, false },
     { COORDINATOR, "memory", "program", 7, 360, 4, true },
     { COORDINATOR, "descriptors", "", FIRST_DESCRIPTOR, 50, 3, true },
-    { SHARD, "memory", "program", 250, 2400, 4, true },
+    { SHARD, "memory", "program", 250, 2222, 4, true },
     { SHARD, "files", "program", 2, 28, 3, true },
     { SHARD, "descriptors", "", FIRST_DESCRIPTOR, 31, 3, true },
     { SHARD, "threads", "program", 3, 13, 2, true },
