@@ -33,13 +33,15 @@ enum { EVENTS_PER_PROGRESS = 32, ACCEPTS_PER_TURN = 16, BACKLOG = 4096 };
 
 /* -- what epoll watches ------------------------------------------------------------------------- */
 
-void mapped_link_watch(struct mapped_fabric *fabric, struct mapped_link *link, uint32_t events)
+bool mapped_link_watch(struct mapped_fabric *fabric, struct mapped_link *link, uint32_t events)
 {
-    if (link->is_watched && link->events == events) return;
+    if (link->is_watched && link->events == events) return true;
     struct epoll_event event = { .events = events, .data.ptr = link };
     const int how = link->is_watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
-    link->is_watched = epoll_ctl(fabric->common.event_fd, how, link->fd, &event) == 0;
+    if (epoll_ctl(fabric->common.event_fd, how, link->fd, &event) != 0) return false;
+    link->is_watched = true;
     link->events = events;
+    return true;
 }
 
 void mapped_link_unwatch(struct mapped_fabric *fabric, struct mapped_link *link)
@@ -663,8 +665,12 @@ static bool mapped_host_find(const struct fabric_options *options,
         snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s", boot);
         return true;
     }
-    // If this cannot be read, the kernel has no namespaces, and so one network.
-    if (stat("/proc/self/ns/net", &namespace) != 0) namespace.st_ino = 0;
+    // A kernel without namespaces has one network. After another failure, a name without the namespace
+    // would be a host that no peer is on.
+    if (stat("/proc/self/ns/net", &namespace) != 0) {
+        if (errno != ENOENT && errno != EACCES) return false;
+        namespace.st_ino = 0;
+    }
     snprintf(host_out, CAIRN_FABRIC_HOST_BYTES, "%s:%" PRIu64, boot, namespace.st_ino);
     return true;
 }
@@ -676,10 +682,11 @@ static cairn_status open_socket(struct mapped_fabric *fabric, const struct fabri
     struct sockaddr_un name;
     struct mapped_address address = { .path_bytes = 0 };
     if (!mapped_host_find(options, fabric->host))
-        return fail_with(
-            why, CAIRN_ERR_UNSUPPORTED,
-            "fabric mapped: /proc/sys/kernel/random/boot_id is not readable, so peers of this host "
-            "cannot be told from others: name this host (fabric.host, CAIRN_HOST)");
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED,
+                         "fabric mapped: /proc/sys/kernel/random/boot_id or /proc/self/ns/net is "
+                         "not readable, so "
+                         "peers of this host cannot be told from others: name this host "
+                         "(fabric.host, CAIRN_HOST)");
     if (!name_socket(fabric, folder, &name))
         return fail_with(
             why, CAIRN_ERR_INVALID,
@@ -744,12 +751,12 @@ static cairn_status mapped_start(struct fabric *common, const struct fabric_opti
     }
     common->event_fd = epoll_create1(EPOLL_CLOEXEC);
     fabric->timer.fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-    if (common->event_fd < 0 || fabric->timer.fd < 0) {
+    if (common->event_fd < 0 || fabric->timer.fd < 0 ||
+        !mapped_link_watch(fabric, &fabric->timer, EPOLLIN) ||
+        !mapped_link_watch(fabric, &fabric->listener, EPOLLIN)) {
         status = fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric mapped: no event descriptor: %m");
         goto err_close;
     }
-    mapped_link_watch(fabric, &fabric->timer, EPOLLIN);
-    mapped_link_watch(fabric, &fabric->listener, EPOLLIN);
     return fabric_set_address(common, &address, sizeof address);
 err_close:
     close_own(fabric);
@@ -841,6 +848,11 @@ static cairn_status mapped_connect(struct fabric_peer *peer, const void *address
         return CAIRN_ERR_UNREACHABLE;
     }
     out->link = (struct mapped_link) { .kind = MAPPED_OUT, .fd = fd };
+    if (!mapped_link_watch(fabric, &out->link, EPOLLIN)) {
+        close(fd);
+        free(out);
+        return CAIRN_ERR_NO_MEMORY;
+    }
     out->fabric = fabric;
     out->peer = peer;
     memcpy(out->key, to.key, sizeof out->key);
@@ -849,7 +861,6 @@ static cairn_status mapped_connect(struct fabric_peer *peer, const void *address
     TAILQ_INIT(&out->waiting);
     LIST_INSERT_HEAD(&fabric->outs, out, entry);
     ((struct mapped_peer *)peer)->out = out;
-    mapped_link_watch(fabric, &out->link, EPOLLIN);
     return CAIRN_OK;
 }
 

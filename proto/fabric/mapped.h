@@ -385,7 +385,8 @@ struct mapped_address {
 };
 static_assert(sizeof(struct mapped_address) == 340, "wire format");
 static_assert(offsetof(struct mapped_address, cards) == 208, "wire format");
-void mapped_link_watch(struct mapped_fabric *fabric, struct mapped_link *link, uint32_t events);
+/* False: the kernel has no memory to watch the link, or to watch for other events. */
+bool mapped_link_watch(struct mapped_fabric *fabric, struct mapped_link *link, uint32_t events);
 void mapped_link_unwatch(struct mapped_fabric *fabric, struct mapped_link *link);
 /* Closes the socket; the object around the link is freed at the end of this progress or of the next. */
 void mapped_link_end(struct mapped_fabric *fabric, struct mapped_link *link);

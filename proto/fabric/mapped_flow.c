@@ -1080,11 +1080,12 @@ void mapped_in_accept(struct mapped_fabric *fabric, int fd)
 {
     struct frame_greeting challenge = { .head = frame_head(FRAME_CHALLENGE) };
     struct mapped_in *in = calloc(1, sizeof *in);
-    if (in == NULL) {
-        close(fd);
+    if (in != NULL) in->link = (struct mapped_link) { .kind = MAPPED_IN, .fd = fd };
+    if (in == NULL || !mapped_link_watch(fabric, &in->link, EPOLLIN)) {
+        close(fd); // the peer sees this, and connects again
+        free(in);
         return;
     }
-    in->link = (struct mapped_link) { .kind = MAPPED_IN, .fd = fd };
     in->fabric = fabric;
     in->since_ms = monotonic_ms();
     LIST_INIT(&in->all);
@@ -1093,6 +1094,5 @@ void mapped_in_accept(struct mapped_fabric *fabric, int fd)
     join_strangers(in);
     frame_random(in->challenge, sizeof in->challenge);
     memcpy(challenge.nonce, in->challenge, sizeof challenge.nonce);
-    mapped_link_watch(fabric, &in->link, EPOLLIN);
     if (frame_write_one(fd, &challenge, sizeof challenge, -1) != FRAME_WRITTEN) finish_in(in);
 }

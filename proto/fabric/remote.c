@@ -259,8 +259,12 @@ static bool equip(struct remote_conn *conn, uint32_t their_flags)
         return conn->moving.batch != NULL;
     }
     conn->moving.sealed = calloc(1, sizeof *conn->moving.sealed);
-    return conn->moving.sealed != NULL &&
-           sealed_begin(conn->moving.sealed, is_aes, conn->greeting.result) == CAIRN_OK;
+    if (conn->moving.sealed == NULL) return false;
+    if (sealed_begin(conn->moving.sealed, is_aes, conn->greeting.result) == CAIRN_OK) return true;
+    sealed_end(conn->moving.sealed); // what ends the connection would say so by these ciphers
+    free(conn->moving.sealed);
+    conn->moving.sealed = NULL;
+    return false;
 }
 
 static void go_up(struct remote_conn *conn, uint32_t their_flags)
@@ -871,6 +875,8 @@ static cairn_status start_stream(struct fabric *common, const struct fabric_opti
 static cairn_status start_sealed(struct fabric *common, const struct fabric_options *options,
                                  struct sentence *why)
 {
+    if (!sealed_prepare())
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "fabric sealed: no memory for the ciphers");
     return start(common, options, true, why);
 }
 

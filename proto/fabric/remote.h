@@ -202,7 +202,11 @@ struct sealed_head {
 enum { SEALED_TAG = 16, SEALED_EXTRA = sizeof(struct sealed_head) + SEALED_TAG };
 
 bool sealed_has_aes(void);
-/* Takes the handshake's keys. */
+/* Seals and opens a record by each cipher. libcrypto prepares much at its first use; if there is no memory
+ * for that, libcrypto is of no use any more, and may get a signal. So it is done before the process holds
+ * anything. False: no memory. */
+bool sealed_prepare(void);
+/* Takes the handshake's keys. After a failure only sealed_end may follow. */
 CAIRN_MUST_CHECK cairn_status sealed_begin(struct sealed *sealed, bool is_aes,
                                            const struct handshake_result *result);
 void sealed_end(struct sealed *sealed); /* wipes */

@@ -101,10 +101,17 @@ static cairn_status listen_on(struct remote_fabric *fabric, const char *device,
                          "fabric %s: no port%s%s on device %s can be listened on: %m",
                          fabric->common.backend->kind, range != NULL ? " of " : "",
                          range != NULL ? range : "", device);
+    const uint16_t own_port = port_of(fd);
+    if (own_port == 0) {
+        fail_with(why, CAIRN_ERR_UNREACHABLE, "fabric %s: the port on device %s is not known: %m",
+                  fabric->common.backend->kind, device);
+        close(fd);
+        return CAIRN_ERR_UNREACHABLE;
+    }
     struct remote_listener *listener = &fabric->listeners[fabric->listener_count++];
     *listener = (struct remote_listener) { .fd = fd, .ip = *ip };
     snprintf(listener->device, sizeof listener->device, "%s", device);
-    listener->ip.port = port_of(fd);
+    listener->ip.port = own_port;
     remote_note_socket(fabric, fd, true);
     return CAIRN_OK;
 }

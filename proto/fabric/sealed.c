@@ -9,6 +9,7 @@
  * next root is another hash of the root, after which the root is forgotten. The nonce counts the records
  * under a key from 0. So no pair of key and nonce occurs twice, and whoever gets today's key cannot read
  * what was sent before. */
+#include <openssl/err.h>
 #include <openssl/evp.h>
 #include <sodium.h>
 #include <string.h>
@@ -74,10 +75,11 @@ static bool begin_way(struct sealed_way *way, bool is_aes, bool is_out, const ui
 
 cairn_status sealed_begin(struct sealed *sealed, bool is_aes, const struct handshake_result *result)
 {
-    return begin_way(&sealed->out, is_aes, true, result->send_key, result->session_hash) &&
-                   begin_way(&sealed->in, is_aes, false, result->receive_key, result->session_hash)
-               ? CAIRN_OK
-               : CAIRN_ERR_NO_MEMORY;
+    if (begin_way(&sealed->out, is_aes, true, result->send_key, result->session_hash) &&
+        begin_way(&sealed->in, is_aes, false, result->receive_key, result->session_hash))
+        return CAIRN_OK;
+    ERR_clear_error(); // nobody reads what libcrypto keeps of it
+    return CAIRN_ERR_NO_MEMORY;
 }
 
 void sealed_end(struct sealed *sealed)
@@ -144,4 +146,25 @@ bool sealed_take(struct sealed *sealed, const struct sealed_head *head, const ui
         EVP_DecryptFinal_ex(way->cipher, rest, &count) != 1)
         return false;
     return head->kind != SEALED_REKEY || next_key(way, false);
+}
+
+static bool try_cipher(bool is_aes)
+{
+    const struct handshake_result result = { .session_hash = { 0 } };
+    struct sealed sealed = { .out = { .cipher = NULL } };
+    struct sealed_head head;
+    uint8_t record[SEALED_EXTRA], plain[1];
+    bool ok = sealed_begin(&sealed, is_aes, &result) == CAIRN_OK &&
+              sealed_put(&sealed, SEALED_CLOSE, NULL, 0, record);
+    if (ok) {
+        memcpy(&head, record, sizeof head);
+        ok = sealed_take(&sealed, &head, record + sizeof head, plain);
+    }
+    sealed_end(&sealed);
+    return ok;
+}
+
+bool sealed_prepare(void)
+{
+    return try_cipher(false) && (!sealed_has_aes() || try_cipher(true));
 }

@@ -13,6 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "proto/safetensors/json_text.h"
 #include "proto/spec/scalars.h"
 
 /* ==== safetensors parse ==== */
@@ -166,8 +167,10 @@ static cairn_status judge_offsets(struct safetensors *s, uint64_t data_bytes, st
 /* Reads saved_offsets of every entry from the JSON text `info`. */
 static cairn_status read_boxes(struct safetensors *s, const char *info, struct sentence *why)
 {
-    json_t *root = json_loads(info, JSON_REJECT_DUPLICATES, NULL);
-    cairn_status status = CAIRN_OK;
+    json_error_t error;
+    json_t *root = NULL;
+    cairn_status status = json_text_parse(info, strlen(info), &root, &error);
+    if (status == CAIRN_ERR_NO_MEMORY) return status;
     if (!json_is_object(root)) {
         status = fail_with(why, CAIRN_ERR_MALFORMED, "DCP_SHARDING_INFO is not a JSON object");
     }
@@ -224,9 +227,8 @@ static cairn_status load_json(const uint8_t *json, size_t json_bytes, json_t **r
         return fail_with(why, CAIRN_ERR_MALFORMED, "the header does not begin with {");
     }
     json_error_t error;
-    *root_out = json_loadb((const char *)json, json_bytes, JSON_REJECT_DUPLICATES, &error);
-    if (*root_out != NULL) return CAIRN_OK;
-    if (json_error_code(&error) == json_error_out_of_memory) return CAIRN_ERR_NO_MEMORY;
+    const cairn_status status = json_text_parse((const char *)json, json_bytes, root_out, &error);
+    if (status != CAIRN_ERR_MALFORMED) return status;
     if (json_error_code(&error) == json_error_invalid_utf8) {
         return fail_with(why, CAIRN_ERR_MALFORMED, "the header is not UTF-8");
     }

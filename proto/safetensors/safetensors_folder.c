@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "proto/safetensors/json_text.h"
+
 static void safetensors_index_release(struct safetensors_index *index);
 
 cairn_status weights_pread(int fd, const char *path, void *out, size_t count, uint64_t offset,
@@ -433,15 +435,15 @@ cairn_status safetensors_index_parse(const char *text, size_t text_bytes,
                                      struct safetensors_index *out, struct sentence *why)
 {
     json_error_t error;
-    json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &error);
-    if (root == NULL && json_error_code(&error) == json_error_out_of_memory)
-        return CAIRN_ERR_NO_MEMORY;
-    if (root == NULL) {
+    json_t *root;
+    cairn_status status = json_text_parse(text, text_bytes, &root, &error);
+    if (status == CAIRN_ERR_NO_MEMORY) return status;
+    if (status != CAIRN_OK) {
         return fail_with(why, CAIRN_ERR_MALFORMED, "it is not JSON: %s at byte %d", error.text,
                          error.position);
     }
     struct safetensors_index index = { NULL, NULL, 0, 0 };
-    cairn_status status = read_map(json_object_get(root, "weight_map"), &index, why);
+    status = read_map(json_object_get(root, "weight_map"), &index, why);
     json_decref(root);
     if (status != CAIRN_OK) {
         safetensors_index_release(&index);

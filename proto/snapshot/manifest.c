@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "proto/safetensors/json_text.h"
 #include "proto/snapshot/digest_tree.h"
 #include "proto/spec/spec.h"
 
@@ -514,14 +515,16 @@ cairn_status spec_of_json(const char *text, size_t text_bytes, struct job_spec_d
                           struct sentence *why)
 {
     json_error_t error;
-    json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &error);
-    if (root == NULL)
+    json_t *root;
+    cairn_status status = json_text_parse(text, text_bytes, &root, &error);
+    if (status == CAIRN_ERR_NO_MEMORY) return fail_with(why, status, "out of memory");
+    if (status != CAIRN_OK)
         return fail_with(why, CAIRN_ERR_MALFORMED, "not JSON: %s (line %d)", error.text,
                          error.line);
     struct job_spec_data spec;
     struct sentence reason = { "" };
     spec_init(&spec);
-    cairn_status status = complete(root, &reason);
+    status = complete(root, &reason);
     if (status == CAIRN_OK) status = manifest_read_spec(root, &spec, &reason);
     json_decref(root);
     if (status == CAIRN_OK) {

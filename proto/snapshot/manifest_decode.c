@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "proto/safetensors/json_text.h"
 #include "proto/snapshot/snapshot.h"
 #include "proto/spec/spec.h"
 
@@ -539,15 +540,17 @@ static cairn_status decode(const char *text, size_t text_bytes, struct manifest 
 {
     if (text_bytes > CAIRN_MANIFEST_BYTES_MAX) return corrupt(why, "the file", "too large");
     json_error_t error;
-    json_t *root = json_loadb(text, text_bytes, JSON_REJECT_DUPLICATES, &error);
-    if (root == NULL) {
+    json_t *root;
+    cairn_status status = json_text_parse(text, text_bytes, &root, &error);
+    if (status == CAIRN_ERR_NO_MEMORY) return fail_with(why, status, "out of memory");
+    if (status != CAIRN_OK) {
         return fail_with(why, CAIRN_ERR_CORRUPT, "not JSON: %s (line %d); cut off?", error.text,
                          error.line);
     }
     struct manifest m;
     int version = 0;
     manifest_init(&m);
-    cairn_status status = read_version(root, &version, why);
+    status = read_version(root, &version, why);
     m.version = (uint32_t)version;
     minisig_prehash(text, text_bytes, m.prehash);
     m.unsealed = version < CAIRN_MANIFEST_VERSION_SEALED;

@@ -214,13 +214,24 @@ static void hold_standard_descriptors(void)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(1);
 }
 
+/* libuv asks realloc only for the table of its descriptors, and where the table cannot grow, libuv ends the
+ * process by abort() and without a word. */
+static void *grow_table(void *memory, size_t bytes)
+{
+    void *grown = realloc(memory, bytes);
+    if (grown != NULL || bytes == 0) return grown;
+    log_error("ending at once: out of memory for the event loop's descriptors (%zu bytes)", bytes);
+    _exit(status_exit(CAIRN_ERR_NO_MEMORY));
+}
+
 /* CAIRN_ERR_NO_MEMORY: there are too few descriptors or threads to start. */
 static cairn_status start_handles(struct daemon *daemon, struct sentence *why)
 {
     cairn_status status = descriptors_at_hand(STDERR_FILENO, DESCRIPTORS, "a daemon", why);
     if (status == CAIRN_OK) status = threads_at_hand(THREADS, "a daemon", why);
     if (status != CAIRN_OK) return status;
-    int error = uv_loop_init(&daemon->loop);
+    int error = uv_replace_allocator(malloc, grow_table, calloc, free);
+    if (error == 0) error = uv_loop_init(&daemon->loop);
     for (size_t i = 0; i < CAIRN_DAEMON_SIGNALS && error == 0; i++) {
         error = uv_signal_init(&daemon->loop, &daemon->signals[i]);
         if (error != 0) break;

@@ -3,6 +3,7 @@
 #include <ifaddrs.h>
 #include <limits.h>
 #include <net/if.h>
+#include <openssl/crypto.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -154,6 +155,33 @@ static void addresses_await(struct addresses *addresses, uv_loop_t *loop, const 
     uv_timer_init(loop, &addresses->timer);
     addresses->timer.data = addresses;
     look_addresses(&addresses->timer);
+}
+
+/* ==== libcrypto ==== */
+
+/* libcrypto gets a signal if there is no memory for what it prepares at its first use, which is when the
+ * fabric is opened. So the shard ends with a sentence until it is open; after that, a connection is refused.
+ * Only a connection makes other threads ask for memory here. */
+static bool is_opening = true;
+
+static void *crypto_grow(void *memory, size_t bytes, const char *file, int line)
+{
+    (void)file, (void)line;
+    void *grown = realloc(memory, bytes);
+    if (grown != NULL || bytes == 0 || !is_opening) return grown;
+    log_error("cannot start: out of memory for the ciphers");
+    _exit(status_exit(CAIRN_ERR_NO_MEMORY));
+}
+
+static void *crypto_allocate(size_t bytes, const char *file, int line)
+{
+    return crypto_grow(NULL, bytes, file, line);
+}
+
+static void crypto_free(void *memory, const char *file, int line)
+{
+    (void)file, (void)line;
+    free(memory);
 }
 
 /* ==== the program ==== */
@@ -577,7 +605,10 @@ static cairn_status open_shard(struct program *program, struct sentence *why)
         .events = { on_ready, on_end, program },
         .build = CAIRN_BUILD,
     };
-    return shard_open(&program->daemon.loop, &shard_options, &program->shard, why);
+    const cairn_status status = shard_open(&program->daemon.loop, &shard_options, &program->shard,
+                                           why);
+    is_opening = false;
+    return status;
 }
 
 static void on_addresses(void *context)
@@ -615,6 +646,7 @@ int main(int argc, char **argv)
     };
     int exit_code;
     if (argc > 1 && strcmp(argv[1], "--join") == 0) return join_main(argc, argv);
+    (void)CRYPTO_set_mem_functions(crypto_allocate, crypto_grow, crypto_free);
     if (!daemon_begin(&program.daemon, &spec, argc, argv, &exit_code)) return exit_code;
     daemon_log(&program.daemon, program.values.name, &program.values.log);
     // CUDA may start nvidia-modprobe, which makes the nodes of its devices where nobody else has.

@@ -1,15 +1,17 @@
-/* Preloaded into a program: the nth allocation, descriptor, thread or file call that it asks for fails, once.
+/* Preloaded into a program: the nth allocation, descriptor, thread or call for a file or socket that it makes
+ * fails, once.
  *
  *   nth_arm("memory", "libcairn.so", 17);    ... the scene ...    fired = nth_disarm(&asked);
  *
- * What the C library asks for on its own behalf never fails: those are asked by its inner names. A program
- * finds these two by dlsym; without the preload they are not there. */
+ * A program finds these two by dlsym; without the preload they are not there. */
 #include "tests/support/nth/nth.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <link.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -18,19 +20,18 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
-/* Of the C library; they are what the names below are usually for. */
-extern void *__libc_malloc(size_t bytes);
-extern void *__libc_calloc(size_t count, size_t bytes);
-extern void *__libc_realloc(void *memory, size_t bytes);
-extern void *__libc_memalign(size_t alignment, size_t bytes);
-
-enum kind { NONE, MEMORY, DESCRIPTORS, THREADS, FILES };
+enum kind { NONE, MEMORY, DESCRIPTORS, THREADS, FILES, SOCKETS, POLLS, KINDS };
+static const char *const kind_names[KINDS] = { "",      "memory",  "descriptors", "threads",
+                                               "files", "sockets", "polls" };
 
 static _Atomic int armed;      /* enum kind */
 static _Atomic uint64_t asked; /* of that kind, since it was armed */
@@ -62,10 +63,8 @@ void nth_arm(const char *kind, const char *of, uint64_t number)
     nth = number;
     fired = false;
     fired_by = NULL;
-    armed = strcmp(kind, "memory") == 0    ? MEMORY
-            : strcmp(kind, "threads") == 0 ? THREADS
-            : strcmp(kind, "files") == 0   ? FILES
-                                           : DESCRIPTORS;
+    for (int i = NONE + 1; i < KINDS; i++)
+        if (strcmp(kind, kind_names[i]) == 0) armed = i;
 }
 
 /* For a program that does not know of this: NTH_FAIL="memory program 17". It says so when that has failed. */
@@ -130,42 +129,50 @@ static bool no_memory(void *caller)
 
 void *malloc(size_t bytes)
 {
-    return no_memory(CALLER) ? NULL : __libc_malloc(bytes);
+    return no_memory(CALLER) ? NULL : nth_allocate(bytes, false, CALLER);
 }
 
 void *calloc(size_t count, size_t bytes)
 {
-    return no_memory(CALLER) ? NULL : __libc_calloc(count, bytes);
+    size_t all;
+    if (__builtin_mul_overflow(count, bytes, &all)) all = SIZE_MAX;
+    return no_memory(CALLER) ? NULL : nth_allocate(all, true, CALLER);
 }
 
 void *realloc(void *memory, size_t bytes)
 {
-    return no_memory(CALLER) ? NULL : __libc_realloc(memory, bytes);
+    return no_memory(CALLER) ? NULL : nth_reallocate(memory, bytes, CALLER);
 }
 
 void *aligned_alloc(size_t alignment, size_t bytes)
 {
-    return no_memory(CALLER) ? NULL : __libc_memalign(alignment, bytes);
+    return no_memory(CALLER) ? NULL : nth_allocate_aligned(alignment, bytes, CALLER);
+}
+
+void *memalign(size_t alignment, size_t bytes)
+{
+    return no_memory(CALLER) ? NULL : nth_allocate_aligned(alignment, bytes, CALLER);
 }
 
 int posix_memalign(void **out, size_t alignment, size_t bytes)
 {
-    if (no_memory(CALLER)) return ENOMEM;
-    *out = __libc_memalign(alignment, bytes);
-    return *out != NULL ? 0 : ENOMEM;
+    void *memory = no_memory(CALLER) ? NULL : nth_allocate_aligned(alignment, bytes, CALLER);
+    if (memory == NULL) return ENOMEM;
+    *out = memory;
+    return 0;
 }
 
 char *strdup(const char *text)
 {
     const size_t bytes = strlen(text) + 1;
-    char *copy = no_memory(CALLER) ? NULL : __libc_malloc(bytes);
+    char *copy = no_memory(CALLER) ? NULL : nth_allocate(bytes, false, CALLER);
     return copy != NULL ? memcpy(copy, text, bytes) : NULL;
 }
 
 char *strndup(const char *text, size_t most)
 {
     const size_t length = strnlen(text, most);
-    char *copy = no_memory(CALLER) ? NULL : __libc_malloc(length + 1);
+    char *copy = no_memory(CALLER) ? NULL : nth_allocate(length + 1, false, CALLER);
     if (copy == NULL) return NULL;
     copy[length] = '\0';
     return memcpy(copy, text, length);
@@ -182,18 +189,23 @@ static bool no_descriptor(void *caller)
     return true;
 }
 
-void *mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset)
-{
-    if (no_memory(CALLER)) return MAP_FAILED;
-    return NEXT(void *(*)(void *, size_t, int, int, int, off_t), "mmap")(at, bytes, protection,
-                                                                         flags, fd, offset);
-}
+#define MMAP(name)                                                                      \
+    void *name(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) \
+    {                                                                                   \
+        if (no_memory(CALLER)) return MAP_FAILED;                                       \
+        void *made = NEXT(void *(*)(void *, size_t, int, int, int, off_t),              \
+                          "mmap")(at, bytes, protection, flags, fd, offset);            \
+        if (made != MAP_FAILED && (flags & MAP_FIXED) == 0) nth_mapped((int64_t)bytes); \
+        return made;                                                                    \
+    }
+MMAP(mmap)
+MMAP(mmap64)
 
-void *mmap64(void *at, size_t bytes, int protection, int flags, int fd, off_t offset)
+int munmap(void *at, size_t bytes)
 {
-    if (no_memory(CALLER)) return MAP_FAILED;
-    return NEXT(void *(*)(void *, size_t, int, int, int, off_t), "mmap")(at, bytes, protection,
-                                                                         flags, fd, offset);
+    const int error = NEXT(int (*)(void *, size_t), "munmap")(at, bytes);
+    if (error == 0) nth_mapped(-(int64_t)bytes);
+    return error;
 }
 
 int socket(int domain, int type, int protocol)
@@ -275,8 +287,6 @@ OPEN(open64)
     {                                                                               \
         return no_file(CALLER) ? -1 : NEXT(type(*) parameters, #name)(__VA_ARGS__); \
     }
-FILE_CALL(ssize_t, read, (int fd, void *to, size_t count), fd, to, count)
-FILE_CALL(ssize_t, write, (int fd, const void *from, size_t count), fd, from, count)
 FILE_CALL(ssize_t, pread, (int fd, void *to, size_t count, off_t at), fd, to, count, at)
 FILE_CALL(ssize_t, pread64, (int fd, void *to, size_t count, off_t at), fd, to, count, at)
 FILE_CALL(ssize_t, pwrite, (int fd, const void *from, size_t count, off_t at), fd, from, count, at)
@@ -295,6 +305,22 @@ FILE_CALL(int, renameat, (int a, const char *from, int b, const char *to), a, fr
 FILE_CALL(int, linkat, (int a, const char *from, int b, const char *to, int flags), a, from, b, to,
           flags)
 FILE_CALL(int, unlink, (const char *path), path)
+FILE_CALL(int, stat, (const char *restrict path, struct stat *restrict out), path, out)
+FILE_CALL(int, lstat, (const char *restrict path, struct stat *restrict out), path, out)
+FILE_CALL(int, stat64, (const char *restrict path, struct stat64 *restrict out), path, out)
+FILE_CALL(int, lstat64, (const char *restrict path, struct stat64 *restrict out), path, out)
+FILE_CALL(int, fstatat,
+          (int folder, const char *restrict path, struct stat *restrict out, int flags), folder,
+          path, out, flags)
+FILE_CALL(int, fstatfs, (int fd, struct statfs *out), fd, out)
+FILE_CALL(int, access, (const char *path, int mode), path, mode)
+FILE_CALL(int, faccessat, (int folder, const char *path, int mode, int flags), folder, path, mode,
+          flags)
+FILE_CALL(int, chmod, (const char *path, mode_t mode), path, mode)
+FILE_CALL(int, fchmod, (int fd, mode_t mode), fd, mode)
+FILE_CALL(int, flock, (int fd, int how), fd, how)
+FILE_CALL(int, fallocate, (int fd, int mode, off_t at, off_t bytes), fd, mode, at, bytes)
+FILE_CALL(int, link, (const char *from, const char *to), from, to)
 FILE_CALL(int, unlinkat, (int folder, const char *path, int flags), folder, path, flags)
 
 #define OPEN_AT(name)                                                       \
@@ -310,6 +336,98 @@ FILE_CALL(int, unlinkat, (int folder, const char *path, int flags), folder, path
     }
 OPEN_AT(openat)
 OPEN_AT(openat64)
+
+#define FILE_OPEN(type, name, parameters, ...)                       \
+    type *name parameters                                            \
+    {                                                                \
+        return no_descriptor(CALLER) || no_file(CALLER)              \
+                   ? NULL                                            \
+                   : NEXT(type * (*)parameters, #name)(__VA_ARGS__); \
+    }
+FILE_OPEN(FILE, fopen, (const char *restrict path, const char *restrict mode), path, mode)
+FILE_OPEN(DIR, opendir, (const char *path), path)
+FILE_OPEN(DIR, fdopendir, (int fd), fd)
+
+/* Of a lock on a file; what else is asked by fcntl does not fail. */
+#define FCNTL(name)                                                        \
+    int name(int fd, int command, ...)                                     \
+    {                                                                      \
+        va_list list;                                                      \
+        va_start(list, command);                                           \
+        void *argument = va_arg(list, void *);                             \
+        va_end(list);                                                      \
+        const bool is_lock = command == F_SETLK || command == F_GETLK;     \
+        if (is_lock && no_file(CALLER)) return -1;                         \
+        return NEXT(int (*)(int, int, ...), #name)(fd, command, argument); \
+    }
+FCNTL(fcntl)
+FCNTL(fcntl64)
+
+/* ---- sockets ---- */
+
+static bool no_socket(void *caller, int error)
+{
+    if (!fails(SOCKETS, caller)) return false;
+    errno = error;
+    return true;
+}
+
+static bool is_socket(int fd)
+{
+    struct stat status;
+    return NEXT(int (*)(int, struct stat *), "fstat")(fd, &status) == 0 && S_ISSOCK(status.st_mode);
+}
+
+/* Of a file or of a socket. */
+#define EITHER_CALL(name, parameters, ...)                                                 \
+    ssize_t name parameters                                                                \
+    {                                                                                      \
+        if (no_file(CALLER)) return -1;                                                    \
+        if (armed == SOCKETS && is_socket(fd) && no_socket(CALLER, ECONNRESET)) return -1; \
+        return NEXT(ssize_t(*) parameters, #name)(__VA_ARGS__);                            \
+    }
+EITHER_CALL(read, (int fd, void *to, size_t count), fd, to, count)
+EITHER_CALL(write, (int fd, const void *from, size_t count), fd, from, count)
+EITHER_CALL(writev, (int fd, const struct iovec *list, int count), fd, list, count)
+
+#define SOCKET_CALL(type, error, name, parameters, ...)                                      \
+    type name parameters                                                                     \
+    {                                                                                        \
+        return no_socket(CALLER, error) ? -1 : NEXT(type(*) parameters, #name)(__VA_ARGS__); \
+    }
+SOCKET_CALL(ssize_t, ECONNRESET, send, (int fd, const void *from, size_t bytes, int flags), fd,
+            from, bytes, flags)
+SOCKET_CALL(ssize_t, ECONNRESET, sendmsg, (int fd, const struct msghdr *message, int flags), fd,
+            message, flags)
+SOCKET_CALL(ssize_t, ECONNRESET, recv, (int fd, void *to, size_t bytes, int flags), fd, to, bytes,
+            flags)
+SOCKET_CALL(ssize_t, ECONNRESET, recvmsg, (int fd, struct msghdr *message, int flags), fd, message,
+            flags)
+SOCKET_CALL(int, ECONNREFUSED, connect, (int fd, const struct sockaddr *address, socklen_t bytes),
+            fd, address, bytes)
+SOCKET_CALL(int, EADDRINUSE, bind, (int fd, const struct sockaddr *address, socklen_t bytes), fd,
+            address, bytes)
+SOCKET_CALL(int, EADDRINUSE, listen, (int fd, int waiting), fd, waiting)
+SOCKET_CALL(int, ENOBUFS, getsockname,
+            (int fd, struct sockaddr *restrict address, socklen_t *restrict bytes), fd, address,
+            bytes)
+SOCKET_CALL(int, ENOTCONN, getpeername,
+            (int fd, struct sockaddr *restrict address, socklen_t *restrict bytes), fd, address,
+            bytes)
+SOCKET_CALL(int, ENOBUFS, setsockopt,
+            (int fd, int level, int name, const void *value, socklen_t bytes), fd, level, name,
+            value, bytes)
+
+int epoll_ctl(int epoll, int what, int fd, struct epoll_event *event)
+{
+    if (fails(POLLS, CALLER)) {
+        errno = ENOMEM;
+        return -1;
+    }
+    return NEXT(int (*)(int, int, int, struct epoll_event *), "epoll_ctl")(epoll, what, fd, event);
+}
+
+/* ---- threads ---- */
 
 int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
                    void *argument)
