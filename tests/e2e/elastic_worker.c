@@ -237,6 +237,7 @@ pid_t elastic_start(const char *address, const struct elastic_model *model, uint
     const pid_t pid = fork_worker();
     if (pid > 0) return pid;
     w = (struct worker) { .model = model, .rank = rank, .shared = shared };
+    if (rank < ELASTIC_RANKS) atomic_store(&shared->pids[rank], getpid());
     _exit(take_memory(&w) && open_session(&w, address) && open_job(&w) && train_to_the_end(&w) ? 0
                                                                                                : 1);
 }

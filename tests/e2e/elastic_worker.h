@@ -12,7 +12,7 @@
 
 #include "tests/support/cluster.h"
 
-enum { ELASTIC_BATCH = 5, ELASTIC_WAIT_MS = 30000, ELASTIC_MODELS = 2 };
+enum { ELASTIC_BATCH = 5, ELASTIC_WAIT_MS = 30000, ELASTIC_MODELS = 2, ELASTIC_RANKS = 8 };
 
 struct elastic_model {
     const char *name;
@@ -28,7 +28,8 @@ struct elastic_shared {
     _Atomic uint64_t step;   /* the newest that a worker saw */
     _Atomic uint64_t rounds; /* that workers saw the end of */
     _Atomic uint64_t voided;
-    _Atomic uint64_t rolled_back; /* workers that heard that the job goes on from a snapshot */
+    _Atomic uint64_t rolled_back;      /* workers that heard that the job goes on from a snapshot */
+    _Atomic pid_t pids[ELASTIC_RANKS]; /* 0: not begun */
 };
 struct elastic_shared *elastic_share(void);
 

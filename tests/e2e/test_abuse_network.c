@@ -14,6 +14,7 @@
 #include "tests/support/asan.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/now.h"
+#include "tests/support/processor.h"
 #include "tests/e2e/scene.h"
 
 /* ASan keeps what is freed, for a while. */
@@ -285,26 +286,6 @@ TEST(garbage_at_the_port_of_ucx_does_not_stop_a_shard)
 
 /* ---- nothing to do ---- */
 
-/* Nanoseconds that all threads of a process have run. */
-static uint64_t run_ns(pid_t pid)
-{
-    char folder[64], path[512];
-    uint64_t sum = 0;
-    snprintf(folder, sizeof folder, "/proc/%d/task", (int)pid);
-    DIR *tasks = opendir(folder);
-    ck_assert_ptr_nonnull(tasks);
-    for (struct dirent *e; (e = readdir(tasks)) != NULL;) {
-        uint64_t ns = 0;
-        snprintf(path, sizeof path, "%s/%s/schedstat", folder, e->d_name);
-        FILE *file = e->d_name[0] != '.' ? fopen(path, "re") : NULL;
-        if (file == NULL) continue;
-        if (fscanf(file, "%" PRIu64, &ns) == 1) sum += ns;
-        fclose(file);
-    }
-    closedir(tasks);
-    return sum;
-}
-
 /* What they do again and again they do in every window. The least counts: what a host takes from its virtual
  * machine is counted as used. */
 TEST(an_idle_cluster_costs_less_than_one_percent_of_a_core)
@@ -313,10 +294,10 @@ TEST(an_idle_cluster_costs_less_than_one_percent_of_a_core)
     const pid_t pids[] = { cluster.coordinator, cluster.shards[0], cluster.shards[1] };
     uint64_t before[3], least_us[3] = { UINT64_MAX, UINT64_MAX, UINT64_MAX };
     for (int window = 0; window < WINDOWS; window++) {
-        for (int i = 0; i < 3; i++) before[i] = run_ns(pids[i]);
+        for (int i = 0; i < 3; i++) before[i] = processor_time(pids[i]).ran_ns;
         poll(NULL, 0, WATCH_MS);
         for (int i = 0; i < 3; i++) {
-            const uint64_t us = (run_ns(pids[i]) - before[i]) / 1000;
+            const uint64_t us = (processor_time(pids[i]).ran_ns - before[i]) / 1000;
             if (us < least_us[i]) least_us[i] = us;
         }
     }

@@ -1,12 +1,12 @@
 /* A job of very many small tensors on one shard, with real daemons: trained, saved, digested, restored. Its
  * digests take many messages, and with CAIRN_TEST_LONG its spec passes what may wait for a connection. */
-#include <dirent.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "proto/base/xxh.h"
 #include "proto/snapshot_io/snapshot_io.h"
 #include "tests/e2e/scene.h"
+#include "tests/support/processor.h"
 
 static size_t tensor_count(void)
 {
@@ -52,31 +52,10 @@ struct spent {
     double all_s, loop_s;
 };
 
-static double spent_by(pid_t pid, int thread)
-{
-    char path[64], line[64];
-    if (thread != 0)
-        snprintf(path, sizeof path, "/proc/%d/task/%d/schedstat", (int)pid, thread);
-    else
-        snprintf(path, sizeof path, "/proc/%d/schedstat", (int)pid);
-    FILE *file = fopen(path, "r");
-    if (file == NULL) return 0; // a thread that ended
-    ck_assert_ptr_nonnull(fgets(line, sizeof line, file));
-    fclose(file);
-    return strtod(line, NULL) * 1e-9;
-}
-
 static struct spent spent(pid_t pid)
 {
-    char path[64];
-    struct spent sum = { 0, spent_by(pid, pid) };
-    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
-    DIR *folder = opendir(path);
-    ck_assert_ptr_nonnull(folder);
-    for (const struct dirent *e; (e = readdir(folder)) != NULL;)
-        if (atoi(e->d_name) > 0) sum.all_s += spent_by(pid, atoi(e->d_name));
-    closedir(folder);
-    return sum;
+    return (struct spent) { (double)processor_time(pid).ran_ns * 1e-9,
+                            (double)processor_time_of_thread(pid, pid).ran_ns * 1e-9 };
 }
 
 /* What one of many tensors took of a daemon: less than half of it on the thread that answers. */
