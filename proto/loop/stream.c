@@ -865,12 +865,18 @@ static bool may_dial(const struct stream *stream)
            stream->dial->next < stream->dial->addresses.count;
 }
 
+static uint64_t left_ms(const struct stream *stream)
+{
+    const uint64_t now_ms = uv_now(stream->timer.loop), end_ms = stream->dial->deadline_ms;
+    return end_ms > now_ms ? end_ms - now_ms : 0;
+}
+
 static void redial(struct stream *stream);
 
 static void on_connect_late(uv_timer_t *timer)
 {
     struct stream *stream = timer->data;
-    if (may_dial(stream))
+    if (may_dial(stream) && left_ms(stream) > 0)
         redial(stream);
     else if (stream->state == CAIRN_STREAM_GREETING)
         stream_close(stream, CAIRN_ERR_TIMEOUT,
@@ -893,8 +899,17 @@ static void connect_failed(struct stream *stream, int error)
 /* The rest of the time is for the address that is being tried, and for its handshake. */
 static void await_deadline(struct stream *stream)
 {
-    const uint64_t now_ms = uv_now(stream->io.handle.loop), end_ms = stream->dial->deadline_ms;
-    uv_timer_start(&stream->timer, on_connect_late, end_ms > now_ms ? end_ms - now_ms : 0, 0);
+    uv_timer_start(&stream->timer, on_connect_late, left_ms(stream), 0);
+}
+
+/* Others are left, and the name service may have taken most of the time. */
+static void await_patiently(struct stream *stream)
+{
+    const uint64_t rest_ms = left_ms(stream);
+    const uint64_t patience_ms = address_patience_ms(stream->dial->addresses.count,
+                                                     stream->timeout_ms);
+    uv_timer_start(&stream->timer, on_connect_late, patience_ms < rest_ms ? patience_ms : rest_ms,
+                   0);
 }
 
 static void on_connected(uv_connect_t *request, int error)
@@ -930,8 +945,7 @@ static void dial_next(struct stream *stream)
     const struct sockaddr_storage *addr = &dial->addresses.list[dial->next++];
     stream->requests.connect.data = stream;
     if (may_dial(stream))
-        uv_timer_start(&stream->timer, on_connect_late,
-                       address_patience_ms(dial->addresses.count, stream->timeout_ms), 0);
+        await_patiently(stream);
     else
         await_deadline(stream);
     const int error = uv_tcp_connect(&stream->requests.connect, &stream->io.tcp,

@@ -38,8 +38,8 @@ LIST_HEAD(coord_waiters, coord_waiter);
 CAIRN_MUST_CHECK cairn_status coord_waiters_add(struct coord_waiters *list,
                                                 struct coord_session *session, uint32_t request,
                                                 struct sentence *why);
-/* Has the audit log wait for the end of the request's work, which is when this list is answered; call it
- * before coord_waiters_add, if the request itself is answered earlier. */
+/* Has the audit log wait for the end of the request's work, which is when this list is answered. Call it
+ * behind coord_waiters_add, which may refuse the request, if the request itself is answered earlier. */
 void coord_waiters_note_end(struct coord_waiters *list, struct coord_session *session,
                             uint32_t request);
 /* Called when the coordinator stops, or nobody can be answered: frees the waiters. */

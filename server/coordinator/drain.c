@@ -429,9 +429,9 @@ static cairn_status on_member_drain(struct coord_session *session, uint32_t requ
                          "there is no shard \"%.128s\"; `cairn cluster status` lists them",
                          message->name);
     CAIRN_TRY(judge_drain(cluster, entry, why));
-    if (!message->wait) coord_waiters_note_end(&entry->drain.waiters, session, request);
     CAIRN_TRY(coord_waiters_add(message->wait ? &entry->drain.waiters : &entry->drain.begun,
                                 session, request, why));
+    if (!message->wait) coord_waiters_note_end(&entry->drain.waiters, session, request);
     log_info("shard %s is to be drained, by an operator's word", entry->name);
     coord_event_note_shard(cluster, CAIRN_EVENT_DRAIN, NULL, entry->name, "by an operator's word");
     entry->leaving = true;

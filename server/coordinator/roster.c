@@ -367,15 +367,21 @@ static bool is_by_token(const struct coord_session *session, const uint8_t id[CA
     return !who->is_local && memcmp(who->key_id, id, CAIRN_PSK_ID_BYTES) == 0;
 }
 
-void coord_roster_put_out(struct coord *cluster, const struct roster_token *token, const char *why)
+/* Sees that nothing reaches those of the token that have left; once. */
+static void withdraw(struct coord *cluster, const struct roster_token *token)
 {
-    for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next)
-        if (!s->closing && is_by_token(s, token->id)) cluster->put_out(s, CAIRN_ERR_REFUSED, why);
     struct roster_token *own = roster_token_find(cluster->roster, token->id);
     if (own == NULL || own->is_withdrawn) return;
     own->is_withdrawn = true;
     for (struct coord_job *job = cluster->jobs; job != NULL; job = job->next)
         coord_members_withdraw(job);
+}
+
+void coord_roster_put_out(struct coord *cluster, const struct roster_token *token, const char *why)
+{
+    for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next)
+        if (!s->closing && is_by_token(s, token->id)) cluster->put_out(s, CAIRN_ERR_REFUSED, why);
+    withdraw(cluster, token);
 }
 
 uint32_t coord_roster_connected(const struct coord *cluster, const struct roster_token *token)
@@ -464,11 +470,13 @@ static void save_seen(struct coord *cluster)
     free(rows);
 }
 
-/* Closes the connections of the token. Whoever has another one by now comes again with that, and its jobs
- * go on; whoever has not is refused then, and hears why. Shards stay connected: a shard that a supervisor
+/* Closes the connections of the token, and returns how many there were, so whose members have yet to leave.
+ * Whoever has another one by now comes again with that, and its jobs go on; whoever has not is refused then,
+ * and hears why. Shards stay connected: a shard that a supervisor
  * gave its token has the word of its start, and would lose its state when it were refused. */
-static void cut_off(struct coord *cluster, const struct roster_token *token, const char *why)
+static size_t cut_off(struct coord *cluster, const struct roster_token *token, const char *why)
 {
+    size_t count = 0;
     for (struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
         if (s->closing || !is_by_token(s, token->id)) continue;
         if (s->role == CAIRN_ROLE_WIRE_SHARD) {
@@ -483,7 +491,9 @@ static void cut_off(struct coord *cluster, const struct roster_token *token, con
         log_info("%s %s has to come again: %s", role_name(s->role), s->name, why);
         s->closing = true;
         peer_close(s->peer, CAIRN_ERR_REFUSED, "%s", why);
+        count++;
     }
+    return count;
 }
 
 void coord_roster_look(struct coord *cluster, uint64_t now_unix_s)
@@ -493,10 +503,10 @@ void coord_roster_look(struct coord *cluster, uint64_t now_unix_s)
         const struct roster_token *token = &roster->tokens[i];
         struct sentence why;
         if (roster_judge(token, now_unix_s, &why) == CAIRN_OK) continue;
-        if (roster_state(token, now_unix_s) == CAIRN_TOKEN_REPLACED)
-            cut_off(cluster, token, why.text);
-        else
+        if (roster_state(token, now_unix_s) != CAIRN_TOKEN_REPLACED)
             coord_roster_put_out(cluster, token, why.text);
+        else if (cut_off(cluster, token, why.text) == 0) // else by the next look
+            withdraw(cluster, token);
     }
     save_seen(cluster);
 }

@@ -369,13 +369,13 @@ cairn_status coord_snapshot_begin(struct coord_job *job, bool has_files,
                                                           : new_snapshot(job);
     if (snapshot == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     struct coord_snapshot_waiters *waiters = follows ? &snapshot->next : &snapshot->now;
-    if (!wait) coord_waiters_note_end(&waiters->at_end, session, request);
     const cairn_status status = coord_waiters_add(wait ? &waiters->at_end : &waiters->at_begin,
                                                   session, request, why);
     if (status != CAIRN_OK) {
         if (snapshot != job->snapshots.running) free_snapshot(snapshot);
         return status;
     }
+    if (!wait) coord_waiters_note_end(&waiters->at_end, session, request);
     if (!follows) start_snapshot(job, snapshot, has_files);
     return CAIRN_OK;
 }

@@ -196,6 +196,12 @@ static cairn_status read_owner(const char *folder, char owner_out[CAIRN_OWNER_BY
     return CAIRN_OK;
 }
 
+/* True if the manifest says nothing any more. One of a later format says whose it is, but not to us. */
+static bool is_mute(cairn_status status)
+{
+    return coord_restore_is_damage(status) && status != CAIRN_ERR_VERSION;
+}
+
 static void note_other(void *context, const char *job, const char *id, const char *folder)
 {
     struct newest *newest = context;
@@ -205,7 +211,7 @@ static void note_other(void *context, const char *job, const char *id, const cha
     (void)job;
     (void)id;
     if (status != CAIRN_OK) { // what the storage does not give may be anybody's
-        newest->is_split = newest->is_split || !coord_restore_is_damage(status);
+        newest->is_split = newest->is_split || !is_mute(status);
         return;
     }
     if (newest->others++ == 0) snprintf(newest->owner, sizeof newest->owner, "%s", owner);
@@ -246,7 +252,7 @@ static void read_newest(void *context)
     newest->status = read_owner(newest->folder, newest->owner, &newest->why);
     // it is listed, so it is there
     if (newest->status == CAIRN_ERR_NOT_FOUND) newest->status = CAIRN_ERR_IO;
-    if (coord_restore_is_damage(newest->status)) ask_others(newest);
+    if (is_mute(newest->status)) ask_others(newest);
 }
 
 cairn_status coord_snapshot_owner(const struct coord *cluster, const char *job, const char *id,

@@ -298,6 +298,21 @@ TEST_EACH(work_that_fails_later_is_in_the_audit_log, 0, 3)
     if (_i != 2) fake_peer_close(&peer);
 }
 
+/* Else the end of what somebody else asks later would be noted as its own. */
+TEST(a_request_that_is_refused_for_lack_of_room_has_no_end)
+{
+    const struct coord_shard_entry *entry = coord_shard_find(fake.cluster, "s0");
+    struct coord_session *session = fake.cluster->sessions;
+    while (session->role != CAIRN_ROLE_WIRE_ADMIN) session = session->next;
+    const uint32_t waits = session->wait_count;
+    session->wait_count = CAIRN_SESSION_WAITS_MAX;
+    fake_expect_error(&admin, fake_ask(&admin, MemberDrain, .name = wire_text("s0")),
+                      CAIRN_ERR_BUSY, "too many requests wait");
+    session->wait_count = waits;
+    ck_assert(LIST_EMPTY(&entry->drain.waiters));
+    ck_assert_str_eq(last_audit()->kind, "failed");
+}
+
 TEST(work_that_is_done_later_is_in_the_audit_log_too)
 {
     take_snapshot();

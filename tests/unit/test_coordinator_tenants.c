@@ -538,6 +538,35 @@ TEST(a_damaged_snapshot_beside_those_of_two_owners_is_an_admins)
     fake_peer_close(&blue);
 }
 
+/* Blue, who was given the job, saved it by a later release, and this one cannot read that. */
+TEST(a_manifest_of_a_later_format_is_not_damaged_and_the_others_do_not_say_whose_it_is)
+{
+    static const char later[] = "{\"format\": \"cairn snapshot\", \"version\": 9999}\n";
+    char path[PATH_MAX];
+    open_reds();
+    take_snapshot();
+    be("w0", "blue");
+    share("blue", true, false);
+    train();
+    ck_assert_str_eq(take_snapshot()->id, SECOND);
+    snprintf(path, sizeof path, "%s/toy/%s/" CAIRN_MANIFEST_NAME, fake.snapshots, SECOND);
+    FILE *file = fopen(path, "we");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_ge(fputs(later, file), 0);
+    ck_assert_int_eq(fclose(file), 0);
+    drop_reds();
+    struct fake_peer red = command_of("red"), worker = worker_of("red");
+    struct job_spec_data spec = fake_spec(1);
+    fake_expect_error(&red,
+                      fake_ask(&red, SnapshotRemove, .job = "toy", .id = SECOND, .force = true),
+                      CAIRN_ERR_NOT_READY, "ask an admin");
+    fake_expect_error(&worker, fake_ask_resume(&worker, &spec), CAIRN_ERR_NOT_READY,
+                      "an admin begins it");
+    spec_release(&spec);
+    fake_peer_close(&worker);
+    fake_peer_close(&red);
+}
+
 /* Whoever may make a job of it is not known, so an admin does. */
 TEST(a_snapshot_that_names_no_owner_is_restored_by_an_admin_alone)
 {
@@ -715,11 +744,11 @@ static uint32_t say_hello(struct fake_peer *peer)
 TEST(an_owner_has_its_fair_share_as_soon_as_others_come)
 {
     struct fake_peer others[ALONE / 2], more;
+    set_places();
     if (!cairn_scratch_has_nobody()) {
         printf("skipped: only root can be somebody else, where others may enter the folders\n");
         return;
     }
-    set_places();
     ck_assert_int_eq(chmod(fake.folder, 0711), 0);
     ck_assert_int_eq(chmod(fake.listen, 0666), 0);
     fill_places(ALONE);

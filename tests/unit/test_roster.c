@@ -375,6 +375,23 @@ TEST(shards_are_told_once_when_a_right_ends_also_of_who_has_left_before)
     ck_assert_uint_eq(fake.shards[0].withdrawn_count, 2);
 }
 
+/* Its members come again with the new token, and whoever has not got that keeps what it mapped. */
+TEST(shards_are_told_too_when_the_grace_of_a_token_is_over_and_its_members_have_left)
+{
+    const uint64_t end_s = wall_unix_s() + 3600;
+    make_alice(0);
+    rotated("alice", 1800000);
+    train();
+    ck_assert_uint_eq(fake.shards[0].withdrawn_count, 0);
+    coord_roster_look(fake.cluster, end_s);
+    fake_expect_end(&w);
+    fake_until(&fake, fake.shards[0].seen[CAIRN_MSG_MEMBER_LEAVE] == 1);
+    ck_assert_uint_eq(fake.shards[0].withdrawn_count, 0);
+    for (int i = 0; i < 3; i++) coord_roster_look(fake.cluster, end_s);
+    fake_until(&fake, fake.shards[0].withdrawn_count == 1); // after the MemberLeave, in order
+    ck_assert_uint_eq(fake.shards[0].seen[CAIRN_MSG_MEMBER_LEAVE], 2);
+}
+
 TEST(a_rotation_disturbs_nobody_before_its_grace_is_over)
 {
     make_alice(0);

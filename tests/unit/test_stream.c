@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <netdb.h>
+#include <semaphore.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
@@ -135,6 +136,8 @@ static void set_up(void)
 
 /* What the name "several" has, in this order, for libuv, too, which calls this getaddrinfo. */
 static const char *several[16];
+static bool is_slow; /* it answers when the test says so */
+static sem_t may_answer;
 
 static struct addrinfo *addrinfo_of(const char *text, const char *port)
 {
@@ -162,6 +165,7 @@ __attribute__((visibility("default"))) int getaddrinfo(const char *host, const c
     resolve_fn *real;
     *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
     if (host == NULL || strcmp(host, "several") != 0) return real(host, port, hints, found);
+    if (is_slow) sem_wait(&may_answer);
     for (size_t i = 0; several[i] != NULL; i++, found = &(*found)->ai_next)
         *found = addrinfo_of(several[i], port);
     *found = NULL;
@@ -554,6 +558,38 @@ TEST(an_address_that_is_silent_does_not_take_the_time_of_the_next)
     const uint64_t begin = uv_hrtime();
     run_until(near.open_count == 1 && far.open_count == 1);
     ck_assert_uint_lt((uv_hrtime() - begin) / 1000000, 4000); // of 5000
+    silent_close(&silent);
+}
+
+static void answer_name(uv_timer_t *timer)
+{
+    (void)timer;
+    sem_post(&may_answer);
+}
+
+/* The name service has taken most of the time. */
+TEST(all_addresses_of_a_name_have_what_is_left_of_the_time_and_no_more)
+{
+    static uv_timer_t late; // closed behind the test
+    struct silent silent;
+    silent_open(&silent, "127.0.0.2");
+    address.port = silent.port;
+    for (int i = 0; i < CAIRN_SOCKET_ADDRESSES_MAX; i++) several[i] = "127.0.0.2";
+    several[CAIRN_SOCKET_ADDRESSES_MAX] = NULL;
+    snprintf(address.host, sizeof address.host, "several");
+    sem_init(&may_answer, 0, 0);
+    is_slow = true;
+    uv_timer_init(&loop, &late);
+    uv_timer_start(&late, answer_name, 1800, 0);
+    const uint64_t begin = uv_hrtime();
+    ck_assert_int_eq(
+        stream_connect(&loop, &address, 2000, &plain, &events, &near, &near.stream, NULL),
+        CAIRN_OK);
+    expect_end(&near, CAIRN_ERR_TIMEOUT, "within 2000 ms");
+    ck_assert_uint_lt((uv_hrtime() - begin) / 1000000, 3000);
+    uv_close((uv_handle_t *)&late, NULL);
+    is_slow = false;
+    sem_destroy(&may_answer);
     silent_close(&silent);
 }
 
