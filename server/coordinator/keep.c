@@ -39,15 +39,14 @@ static cairn_status judge_owned(const struct snapshot_asker *asker, const char *
     return coord_owner_judge_access(&asker->who, job, owner, asker->kind, why);
 }
 
-/* Judges the asker by the snapshot `id`; NULL, or a snapshot without a manifest: by the name. A damaged one
- * goes with the others of the name or, without any, with the job that is there. If nobody knows whose it is,
- * only an admin passes. Blocks. The errors of coord_job_judge_access, and
- * CAIRN_ERR_NOT_READY. */
+/* Judges the asker by the snapshot `id`; NULL, or a snapshot without a manifest: by the name. A damaged
+ * one goes with the job that is there. Without a job nobody knows whose it is, and only an admin passes.
+ * Blocks. The errors of coord_job_judge_access, and CAIRN_ERR_NOT_READY. */
 static cairn_status judge_asker(const struct coord *cluster, const struct snapshot_asker *asker,
                                 const char *job, const char *id, struct sentence *why)
 {
     char owner[CAIRN_OWNER_BYTES];
-    struct sentence said = { "" };
+    struct sentence said = { "" }, others;
     if (!asker->is_judged) return CAIRN_OK;
     cairn_status status = CAIRN_ERR_NOT_FOUND;
     if (id != NULL) status = coord_snapshot_owner(cluster, job, id, owner, &said);
@@ -55,6 +54,10 @@ static cairn_status judge_asker(const struct coord *cluster, const struct snapsh
     if (status == CAIRN_ERR_NOT_FOUND)
         status = coord_snapshot_owner(cluster, job, NULL, owner, &said);
     if (status == CAIRN_OK) return judge_owned(asker, job, owner, why);
+    // whose a damaged one is is not known, and whoever has nothing of the name does not hear that it is there
+    if (coord_restore_is_damage(status) &&
+        coord_snapshot_owner(cluster, job, NULL, owner, &others) == CAIRN_OK)
+        CAIRN_TRY(judge_owned(asker, job, owner, why));
     if (status == CAIRN_ERR_NOT_FOUND) return CAIRN_OK; // there is nothing to do anything to
     return fail_with(why, CAIRN_ERR_NOT_READY,
                      "whose the snapshots of job %s are is not known: %s; ask again when that is "

@@ -55,9 +55,10 @@ struct coord_found {
 cairn_status coord_find_snapshots(const struct coord *cluster, const char *job, const char *id,
                                   struct coord_found *out, struct sentence *why) CAIRN_MUST_CHECK;
 /* Writes the owner that the manifest of the snapshot `id` says; NULL: of the job's newest snapshot. "": it
- * says none. If that manifest is damaged, writes the owner on whom all others of the name agree. Blocks.
- * CAIRN_ERR_NOT_FOUND: there is no such snapshot. An error of coord_restore_is_damage: it is damaged, and
- * there is no other that can be read. Any other error: it is not known. */
+ * says none. If the newest manifest is damaged, writes the owner on whom all others of the name agree.
+ * Blocks. CAIRN_ERR_NOT_FOUND: there is no such snapshot. An error of coord_restore_is_damage: it is
+ * damaged, and by `id`, or without another that can be read, nobody else says whose it is. Any other
+ * error: it is not known. */
 cairn_status coord_snapshot_owner(const struct coord *cluster, const char *job, const char *id,
                                   char owner_out[CAIRN_OWNER_BYTES],
                                   struct sentence *why) CAIRN_MUST_CHECK;

@@ -218,8 +218,9 @@ static void note_other(void *context, const char *job, const char *id, const cha
     newest->is_split = newest->is_split || strcmp(newest->owner, owner) != 0;
 }
 
-/* The manifest is damaged. Its owner is then the one whom every other manifest of the name says, because a
- * name with snapshots is nobody else's. Two owners have them after a job was given away. */
+/* The manifest is damaged. The name is then the one's whom every other manifest says, because a name with
+ * snapshots is nobody else's. The snapshot itself may be another's: a job is given away, and its next
+ * snapshot is the first of the new owner. So nothing is taken from anybody on the word of the others. */
 static void ask_others(struct newest *newest)
 {
     struct sentence unread = { "" };
@@ -230,7 +231,7 @@ static void ask_others(struct newest *newest)
         newest->status = fail_with(&newest->why, CAIRN_ERR_NOT_READY,
                                    "%s; the others of the name are of several owners",
                                    sentence_brief(newest->why.text, 200).text);
-    else if (newest->others > 0)
+    else if (newest->others > 0 && newest->id == NULL)
         newest->status = CAIRN_OK;
 }
 
