@@ -1,0 +1,60 @@
+/* Descriptors that outlive a daemon: a keeper holds them, and hands them to the daemon's next process.
+ *
+ * There are two keepers, and they speak one protocol, that of sd_notify(3) and sd_listen_fds(3):
+ *
+ *   systemd                a unit with FileDescriptorStoreMax=
+ *   `cairn-shard --keep`   a small process of our own, for hosts without systemd: `cairn local`, containers.
+ *                          It starts the daemon, holds what the daemon stores, and starts the daemon again
+ *                          when it dies
+ *
+ *   daemon ── FDSTORE=1, FDNAME=name, the descriptor ──► keeper       keeper_store
+ *          ── FDSTOREREMOVE=1, FDNAME=name ────────────►              keeper_forget
+ *          ── BARRIER=1, a pipe ───────────────────────►              keeper_sync
+ *   daemon ◄── LISTEN_FDS, LISTEN_FDNAMES, LISTEN_PID ── keeper       keeper_take, in the next process
+ *
+ * A keeper answers nothing. So the daemon knows that a descriptor is kept only when keeper_sync returned
+ * CAIRN_OK: the keeper has then handled all that was sent before. */
+#ifndef CAIRN_BASE_KEEPER_H
+#define CAIRN_BASE_KEEPER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/base/text.h"
+
+#define CAIRN_KEEPER_NAME_MAX 32 /* bytes of a name, without the end; letters, digits, '.' and '-' */
+/* A keeper hands back all names in one environment variable, which Linux limits to 128 KiB. */
+#define CAIRN_KEEPER_FDS_MAX 8192
+
+struct kept_fd {
+    int fd; /* owned; has close-on-exec set */
+    char name[CAIRN_KEEPER_NAME_MAX + 1];
+};
+
+/* True if a keeper holds what this process stores: systemd with FDSTORE (from 254 on it says how many in
+ * $FDSTORE; before, $NOTIFY_SOCKET and $INVOCATION_ID are all that can be known), or `cairn-shard --keep`. */
+bool keeper_is_there(void);
+
+/* Takes the descriptors that the keeper handed to this process, and removes the variables, so that no child
+ * takes them for its own. Call it once, before the process opens anything or starts a thread. Returns their
+ * number; *list_out is malloc'ed, NULL if there are none. A descriptor without a valid name is closed, and
+ * `why` says so (empty: nothing was wrong). */
+size_t keeper_take(struct kept_fd **list_out, struct sentence *why);
+
+/* Hands a duplicate of the descriptor to the keeper, under a name. Does not wait, except for room in the
+ * socket. Any thread. CAIRN_ERR_UNSUPPORTED: there is no keeper. CAIRN_ERR_INVALID: the name. CAIRN_ERR_IO. */
+CAIRN_MUST_CHECK cairn_status keeper_store(const char *name, int fd, struct sentence *why);
+/* Makes the keeper close all descriptors of that name. Any thread. */
+CAIRN_MUST_CHECK cairn_status keeper_forget(const char *name, struct sentence *why);
+/* Waits until the keeper has handled everything that this process sent before. CAIRN_ERR_TIMEOUT: it has
+ * not within `timeout_ms`. */
+CAIRN_MUST_CHECK cairn_status keeper_sync(uint64_t timeout_ms, struct sentence *why);
+
+/* Runs `program` as a child that is kept, with these arguments ([argc] and a NULL at the end); argv[0] is its
+ * name. Returns the exit status of this process when the child has ended for good: by an exit status other
+ * than of a crash, after the signal that this process was sent and passed on, or because it died too often
+ * in too short a time. See `cairn-shard --keep` in cairn-shard(8). */
+int keeper_run(const char *program, char **argv);
+
+#endif
