@@ -24,8 +24,15 @@
 #include "proto/base/text.h"
 
 #define CAIRN_KEEPER_NAME_MAX 32 /* bytes of a name, without the end; letters, digits, '.' and '-' */
-/* A keeper hands back all names in one environment variable, which Linux limits to 128 KiB. */
-#define CAIRN_KEEPER_FDS_MAX 8192
+#define CAIRN_KEEPER_FDS_MAX  8192
+/* A keeper hands back all names in one environment variable, which Linux limits to 128 KiB. With longer
+ * names, systemd could not start the daemon any more. So this is the most for the bytes of all names, with one
+ * byte more for each: at 8192 descriptors 15 bytes a name. */
+#define CAIRN_KEEPER_NAMES_BYTES_MAX (128 * 1024 - 16)
+/* "1" in the environment of a process that died three times in a minute with the descriptors that it was
+ * handed: they may be what kills it. It is handed them once more, to name them, and must not use what is in
+ * them: it forgets them, or leaves them alone. `cairn-shard --keep` sets it, for one start. systemd does not. */
+#define CAIRN_KEPT_REFUSED "CAIRN_KEPT_REFUSED"
 
 struct kept_fd {
     int fd; /* owned; has close-on-exec set */
@@ -42,8 +49,11 @@ bool keeper_is_there(void);
  * `why` says so (empty: nothing was wrong). */
 size_t keeper_take(struct kept_fd **list_out, struct sentence *why);
 
-/* Hands a duplicate of the descriptor to the keeper, under a name. Does not wait, except for room in the
- * socket. Any thread. CAIRN_ERR_UNSUPPORTED: there is no keeper. CAIRN_ERR_INVALID: the name. CAIRN_ERR_IO. */
+/* Hands a duplicate of the descriptor to the keeper, under a name, which several descriptors may have. A
+ * keeper ignores a descriptor that it has already (a duplicate of it: the same open file), whatever the name:
+ * to give it another name, forget it first. Does not wait, except for room in the socket. Any thread.
+ * CAIRN_ERR_UNSUPPORTED: there is no keeper. CAIRN_ERR_INVALID: the name. CAIRN_ERR_NO_SPACE: the keeper has
+ * as many as it takes. CAIRN_ERR_IO: it did not take the message; if it is gone, the log says so, once. */
 CAIRN_MUST_CHECK cairn_status keeper_store(const char *name, int fd, struct sentence *why);
 /* Makes the keeper close all descriptors of that name. Any thread. */
 CAIRN_MUST_CHECK cairn_status keeper_forget(const char *name, struct sentence *why);
