@@ -205,10 +205,7 @@ static void raise_descriptor_limit(void)
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0) log_warn("cannot raise the limit of open files");
 }
 
-/* Opens each of the descriptors 0 to 2 that is closed, because otherwise the next files or sockets would
- * get these numbers. Then the log might be written to a socket; and libuv refuses to close descriptors with
- * these numbers. */
-static void hold_standard_descriptors(void)
+void daemon_hold_standard_descriptors(void)
 {
     for (int fd = 0; fd <= 2; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(1);
@@ -249,7 +246,7 @@ bool daemon_begin(struct daemon *daemon, const struct daemon_spec *spec, int arg
                   int *exit_code_out)
 {
     struct command command = { .log_level = CAIRN_LOG_INFO };
-    hold_standard_descriptors();
+    daemon_hold_standard_descriptors();
     memset(daemon, 0, sizeof *daemon);
     daemon->spec = *spec;
     config_init(&daemon->config, spec->options, spec->option_count, spec->values);
@@ -382,18 +379,39 @@ static bool supervisor_address(struct sockaddr_un *addr_out, socklen_t *addr_byt
     return true;
 }
 
-static bool notify(const char *state)
+int notify_send(const char *state, int fd, int timeout_ms)
 {
     struct sockaddr_un addr;
     socklen_t addr_bytes = 0;
-    if (!supervisor_address(&addr, &addr_bytes)) return false;
-    const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return false;
-    const size_t length = strlen(state);
-    const ssize_t sent = sendto(fd, state, length, MSG_NOSIGNAL | MSG_DONTWAIT,
-                                (const struct sockaddr *)&addr, addr_bytes);
-    close(fd);
-    return sent == (ssize_t)length;
+    if (!supervisor_address(&addr, &addr_bytes)) return EDESTADDRREQ;
+    const int sender = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (sender < 0) return errno;
+    const struct timeval wait = { timeout_ms / 1000, timeout_ms % 1000 * 1000L };
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof fd)];
+    } control = { .header = { CMSG_LEN(sizeof fd), SOL_SOCKET, SCM_RIGHTS } };
+    memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
+    struct iovec text = { wire_text(state), strlen(state) };
+    struct msghdr message = { .msg_iov = &text, .msg_iovlen = 1 };
+    if (fd >= 0) {
+        message.msg_control = &control;
+        message.msg_controllen = sizeof control;
+    }
+    const int flags = MSG_NOSIGNAL | (timeout_ms == 0 ? MSG_DONTWAIT : 0);
+    setsockopt(sender, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof wait);
+    ssize_t sent = connect(sender, (const struct sockaddr *)&addr, addr_bytes);
+    if (sent == 0 && text.iov_len > 0) do
+            sent = sendmsg(sender, &message, flags);
+        while (sent < 0 && errno == EINTR);
+    const int error = sent < 0 ? errno : 0; // a datagram goes as a whole
+    close(sender);
+    return error;
+}
+
+static bool notify(const char *state)
+{
+    return notify_send(state, -1, 0) == 0;
 }
 
 // Only the first line of the status is sent, because text after a newline would be another assignment.
@@ -424,8 +442,7 @@ static bool notify_watchdog(void)
     return notify("WATCHDOG=1");
 }
 
-// Returns the value of an environment variable as a number; 0 if the value is no number.
-static uint64_t number_of(const char *variable)
+uint64_t notify_number(const char *variable)
 {
     const char *text = getenv(variable);
     char *end = NULL;
@@ -437,11 +454,11 @@ static uint64_t number_of(const char *variable)
 
 uint64_t notify_watchdog_ms(void)
 {
-    const uint64_t pid = number_of("WATCHDOG_PID");
+    const uint64_t pid = notify_number("WATCHDOG_PID");
     if (getenv("NOTIFY_SOCKET") == NULL) return 0;
     // the watchdog is meant for another process
     if (pid != 0 && pid != (uint64_t)getpid()) return 0;
-    return number_of("WATCHDOG_USEC") / 1000;
+    return notify_number("WATCHDOG_USEC") / 1000;
 }
 
 /* ==== host lock ==== */

@@ -102,6 +102,13 @@ bool notify_ready(const char *status);
 bool notify_stopping(void);
 bool notify_status(const char *status);
 
+/* Sends this text as it is, and hands the supervisor a duplicate of the descriptor `fd`, unless that is -1.
+ * Waits at most timeout_ms for room in its socket. Returns 0, or an errno: EDESTADDRREQ if there is no
+ * supervisor, ECONNREFUSED or ENOENT if it is gone. An empty text is not sent, but the answer is the same. */
+int notify_send(const char *state, int fd, int timeout_ms);
+/* The value of an environment variable of a supervisor; 0 if it is no number. */
+uint64_t notify_number(const char *variable);
+
 /* The longest time that the supervisor allows between two WATCHDOG=1; 0 if it does not watch this process.
  * The daemon sends WATCHDOG=1 twice in that time. */
 uint64_t notify_watchdog_ms(void);
@@ -220,6 +227,11 @@ struct daemon {
     bool is_traceable; /* from argv */
     int exit_code;
 };
+
+/* Opens each of the descriptors 0 to 2 that is closed, because otherwise the next files or sockets would
+ * get these numbers. Then the log might be written to a socket; and libuv refuses to close descriptors with
+ * these numbers. daemon_begin does this first. */
+void daemon_hold_standard_descriptors(void);
 
 /* Reads the command line and the configuration:
  *   --config FILE  --set section.key=value  --check-config  --print-config  --ready-file PATH

@@ -23,15 +23,17 @@
 
 #include "proto/base/text.h"
 
-#define CAIRN_KEEPER_NAME_MAX 32 /* bytes of a name, without the end; letters, digits, '.' and '-' */
-#define CAIRN_KEEPER_FDS_MAX  8192
+#define CAIRN_KEEPER_NAME_MAX \
+    32 /* bytes of a name, without the end; letters, digits, '.' and '-' */
+#define CAIRN_KEEPER_FDS_MAX 8192
 /* A keeper hands back all names in one environment variable, which Linux limits to 128 KiB. With longer
- * names, systemd could not start the daemon any more. So this is the most for the bytes of all names, with one
- * byte more for each: at 8192 descriptors 15 bytes a name. */
+ * names, systemd could not start the daemon any more. So this is the most for the bytes of all names, with
+ * one byte more for each: at 8192 descriptors 15 bytes a name. */
 #define CAIRN_KEEPER_NAMES_BYTES_MAX (128 * 1024 - 16)
 /* "1" in the environment of a process that died three times in a minute with the descriptors that it was
  * handed: they may be what kills it. It is handed them once more, to name them, and must not use what is in
- * them: it forgets them, or leaves them alone. `cairn-shard --keep` sets it, for one start. systemd does not. */
+ * them: it forgets them, or leaves them alone. `cairn-shard --keep` sets it, for one start. systemd does
+ * not. */
 #define CAIRN_KEPT_REFUSED "CAIRN_KEPT_REFUSED"
 
 struct kept_fd {

@@ -12,6 +12,7 @@
 #include "proto/fabric/fabric.h"
 #include "proto/spec/spec.h"
 #include "server/base/daemon.h"
+#include "server/base/keeper.h"
 #include "server/shard/join.h"
 #include "server/shard/shard.h"
 
@@ -646,6 +647,10 @@ int main(int argc, char **argv)
     };
     int exit_code;
     if (argc > 1 && strcmp(argv[1], "--join") == 0) return join_main(argc, argv);
+    if (argc > 1 && strcmp(argv[1], "--keep") == 0) {
+        argv[1] = argv[0];
+        return keeper_run(argv[0], argv + 1);
+    }
     (void)CRYPTO_set_mem_functions(crypto_allocate, crypto_grow, crypto_free);
     if (!daemon_begin(&program.daemon, &spec, argc, argv, &exit_code)) return exit_code;
     daemon_log(&program.daemon, program.values.name, &program.values.log);
