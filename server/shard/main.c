@@ -635,7 +635,12 @@ int main(int argc, char **argv)
             "this host; TOKEN is the\n                           word that `cairn cluster "
             "init` printed, a file that has it, or -\n                           for "
             "standard input; it is kept in /etc/cairn of root, else in\n"
-            "                           FOLDER (shard.state)\n",
+            "                           FOLDER (shard.state)\n"
+            "       cairn-shard --keep [options]\n"
+            "  --keep                   the first option: a small process runs the shard with "
+            "the\n                           others, holds what it stores while it is started "
+            "again after\n                           a crash, and starts the program anew on "
+            "SIGUSR2\n",
         .build = CAIRN_BUILD,
         .options = options,
         .option_count = sizeof options / sizeof *options,
