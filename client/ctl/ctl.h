@@ -445,7 +445,9 @@ enum { LOCAL_COORDINATOR, LOCAL_SHARD, LOCAL_PROGRAMS };
 
 struct local_daemon {
     char name[24]; /* the name of the daemon's configuration, log and ready file: "shard-1" */
-    pid_t pid;     /* 0: the daemon does not run */
+    /* The daemon, or the keeper that runs it, and the process group that both are in; 0: no process of the
+     * group is left */
+    pid_t pid;
 };
 
 struct local {
@@ -465,7 +467,10 @@ struct local {
     char socket_folder[64];
     struct local_daemon daemons[1 + CTL_SHARDS_MAX]; /* [daemon_count], the coordinator first */
     int daemon_count;
-    bool is_debug;    /* the daemons log each round */
+    bool is_debug; /* the daemons log each round */
+    /* Shards run with --keep, so that their state outlives a crash. Not for a bench, which looks at the
+     * process of `pid` */
+    bool is_kept;
     uint32_t threads; /* compute threads of a shard; 0: the shard's share of the cores */
     const char *backend, *device; /* compute.backend and .device of the shards; NULL: not set */
 };

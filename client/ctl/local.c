@@ -303,12 +303,14 @@ static int open_log(const struct local *local, const char *name)
 }
 
 static void become_daemon(const struct local *local, const char *name, const char *program,
-                          int log_fd)
+                          bool is_kept, int log_fd)
 {
     char config[32], ready[32];
     snprintf(config, sizeof config, "%s.conf", name);
     snprintf(ready, sizeof ready, "%s.ready", name);
-    char *const argv[] = { wire_text(program), "--config", config, "--ready-file", ready, NULL };
+    char *all[] = { wire_text(program), "--keep", "--config", config, "--ready-file", ready, NULL };
+    char **argv = is_kept ? all : all + 1;
+    argv[0] = all[0];
     const int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (chdir(local->folder) != 0 || dup2(null_fd, STDIN_FILENO) < 0 ||
         dup2(log_fd, STDOUT_FILENO) < 0 || dup2(log_fd, STDERR_FILENO) < 0)
@@ -329,11 +331,13 @@ static bool start_daemon(struct local *local, struct local_daemon *daemon, int p
     const pid_t pid = log_fd < 0 ? -1 : fork();
     if (pid == 0) {
         prepare_child(local, parent, SIGTERM);
-        become_daemon(local, daemon->name, local->programs[program], log_fd);
+        become_daemon(local, daemon->name, local->programs[program],
+                      local->is_kept && program == LOCAL_SHARD, log_fd);
     }
     if (pid < 0)
         fprintf(stderr, "cairn local: %s cannot be started: %s\n", daemon->name, strerror(errno));
     if (log_fd >= 0) close(log_fd);
+    if (pid > 0) setpgid(pid, pid); // here, too, because its group is waited for from now on
     if (pid > 0) daemon->pid = pid;
     return pid > 0;
 }
@@ -372,26 +376,43 @@ static void say_end(const struct local *local, const char *name, int status)
     print_log_end(local, name);
 }
 
+/* Reaps what has ended of a daemon's group: the daemon, or its keeper and the shard itself. Returns whether
+ * the first process of the group has, with its status. */
+static bool reap_daemon(struct local_daemon *daemon, int *status_out)
+{
+    bool has_ended = false;
+    pid_t pid = 0;
+    int status;
+    while (daemon->pid != 0 && (pid = waitpid(-daemon->pid, &status, WNOHANG)) > 0) {
+        if (pid != daemon->pid) continue;
+        has_ended = true;
+        *status_out = status;
+    }
+    if (pid < 0) daemon->pid = 0; // none of the group is left
+    return has_ended;
+}
+
 int local_daemons_reap(struct local *local)
 {
     int ended = 0;
     for (int i = 0; i < local->daemon_count; i++) {
-        struct local_daemon *daemon = &local->daemons[i];
-        int status;
-        if (daemon->pid == 0 || waitpid(daemon->pid, &status, WNOHANG) != daemon->pid) continue;
-        daemon->pid = 0;
+        int status = 0;
+        if (!reap_daemon(&local->daemons[i], &status)) continue;
         ended++;
-        say_end(local, daemon->name, status);
+        say_end(local, local->daemons[i].name, status);
     }
     return ended;
 }
 
+/* A keeper passes the signal on, except SIGKILL. If the keeper was killed, its shard lives on, and gets the
+ * signal itself: as long as a process is in the group, nobody else has the group's number. */
 static int signal_daemons(const struct local *local, int number)
 {
     int count = 0;
     for (int i = 0; i < local->daemon_count; i++) {
-        if (local->daemons[i].pid == 0) continue;
-        kill(local->daemons[i].pid, number);
+        const pid_t pid = local->daemons[i].pid;
+        if (pid == 0) continue;
+        if (number == SIGKILL || kill(pid, number) != 0) kill(-pid, number);
         count++;
     }
     return count;
@@ -402,15 +423,10 @@ static bool reap_stopped(struct local *local)
 {
     bool none = true;
     for (int i = 0; i < local->daemon_count; i++) {
-        struct local_daemon *daemon = &local->daemons[i];
-        int status;
-        if (daemon->pid == 0) continue;
-        if (waitpid(daemon->pid, &status, WNOHANG) == 0) {
-            none = false;
-            continue;
-        }
-        daemon->pid = 0;
-        if (status != 0) say_end(local, daemon->name, status);
+        int status = 0;
+        if (reap_daemon(&local->daemons[i], &status) && status != 0)
+            say_end(local, local->daemons[i].name, status);
+        none = none && local->daemons[i].pid == 0;
     }
     return none;
 }
@@ -427,13 +443,35 @@ void local_daemons_stop(struct local *local)
 
 /* ---- the command ---- */
 
+/* True if this child has ended, and nobody else waits for it: the command left it behind, and this process
+ * is who inherits it (PR_SET_CHILD_SUBREAPER). */
+static bool is_orphan(const struct local *local, pid_t child, pid_t command)
+{
+    const pid_t group = getpgid(child);
+    for (int i = 0; i < local->daemon_count; i++)
+        if (local->daemons[i].pid == group) return false;
+    return child != 0 && child != command;
+}
+
+static void reap_orphans(const struct local *local, pid_t command)
+{
+    for (;;) {
+        siginfo_t info = { 0 };
+        if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+            !is_orphan(local, info.si_pid, command))
+            return;
+        waitpid(info.si_pid, NULL, 0);
+    }
+}
+
 static void watch_child(struct local *local, pid_t pid)
 {
     bool is_key;
     const int number = local_signal(local, -1, &is_key);
-    if (number == SIGCHLD)
+    if (number == SIGCHLD) {
         local_daemons_reap(local); // the command learns of an ended daemon from its own calls
-    else if (number != 0 && !is_key)
+        reap_orphans(local, pid);
+    } else if (number != 0 && !is_key)
         kill(pid, number);
 }
 
@@ -646,6 +684,8 @@ static int run_local(struct ctl *ctl)
 {
     static struct local local;
     local.ctl = ctl;
+    // A shard whose keeper is killed becomes a child of this process, which ends it when it ends itself.
+    local.is_kept = prctl(PR_SET_CHILD_SUBREAPER, 1) == 0;
     return local_run(&local, run_command, ctl);
 }
 

@@ -59,8 +59,17 @@ end() {
     wait "$local" || status=$?
     is_over "$2" "$1" "$status"
 }
-# shard_pid: of shard-1, by its configuration in the folder that is there.
-shard_pid() { pgrep -P "$local" -f 'cairn-shard --config shard-1.conf'; }
+# keeper_pid, shard_pid: of shard-1, by its configuration in the folder that is there.
+keeper_pid() { pgrep -P "$local" -f 'cairn-shard --keep --config shard-1.conf'; }
+shard_pid() { pgrep -P "$(keeper_pid)" -f 'cairn-shard --config shard-1.conf'; }
+# until_not PID: shard-1 is another process.
+until_not() {
+    local deadline=$((SECONDS + 10))
+    until shard_pid >/dev/null && [ "$(shard_pid)" != "$1" ]; do
+        [ "$SECONDS" -lt "$deadline" ] || fail "shard-1 was not started again"
+        sleep 0.02
+    done
+}
 
 # shellcheck disable=SC2016 # for the command's shell
 {
@@ -122,19 +131,33 @@ TMPDIR=$tmp/run MARK=$tmp/run timeout 20 python3 "$tmp/terminal.py" "$bin/cairn"
 is_over "Ctrl-C" 6 "$status"
 [ "$(grep -c caught "$tmp/log")" -eq 1 ] || fail "the command heard Ctrl-C $(grep -c caught "$tmp/log") times"
 
-# A daemon that dies is said, with the end of its log; the command goes on.
+# A shard that dies is started again, as often as it dies; the command goes on. A keeper that dies is said, with the end
+# of its log; its shard lives on.
 # shellcheck disable=SC2016
 begin sh -c 'echo up >"$0"; until test -e "$1"; do sleep 0.05; done; exit 3' "$tmp/up" "$tmp/go"
 until_there "$tmp/up"
-kill -KILL "$(shard_pid)"
+for death in KILL SEGV; do
+    shard=$(shard_pid)
+    kill -"$death" "$shard"
+    until_not "$shard"
+done
+[ "$(grep -c ended "$tmp/log")" -eq 0 ] || fail "a shard that was started again was said to have ended"
+shard=$(shard_pid)
+kill -KILL "$(keeper_pid)"
 deadline=$((SECONDS + 10))
 until grep -q 'shard-1 was killed by signal 9' "$tmp/log"; do
     [ "$SECONDS" -lt "$deadline" ] || fail "the death of shard-1 was not said"
     sleep 0.02
 done
+kill -0 "$shard" || fail "shard-1 died with its keeper"
 touch "$tmp/go"
-end 3 "a shard was killed"
+end 3 "a keeper was killed"
 grep -qE '^ +ts=.* msg=ready' "$tmp/log" || fail "the end of its log was not shown"
+
+# A process that the command leaves behind becomes a child of cairn local, which reaps it.
+# shellcheck disable=SC2016
+run 5 -- sh -c '(sleep 0.1 & echo $! >"$0"); for i in $(seq 400); do
+    test -e "/proc/$(cat "$0")" || exit 5; sleep 0.02; done' "$tmp/orphan"
 
 # Without a command it is there until a signal, and says where.
 begin --endpoint-file "$tmp/up"
@@ -145,8 +168,8 @@ end 0 "SIGINT without a command"
 [ ! -e "$tmp/up" ] || fail "the endpoint file stays"
 begin --endpoint-file "$tmp/up"
 until_there "$tmp/up"
-kill -KILL "$(shard_pid)"
-end 1 "a shard was killed, and there is no command"
+kill -KILL "$(keeper_pid)"
+end 1 "a keeper was killed, and there is no command"
 
 # In the middle of its start, too.
 for wait in 0 0.01 0.02 0.04 0.08; do
