@@ -13,7 +13,28 @@
  *   daemon ◄── LISTEN_FDS, LISTEN_FDNAMES, LISTEN_PID ── keeper       keeper_take, in the next process
  *
  * A keeper answers nothing. So the daemon knows that a descriptor is kept only when keeper_sync returned
- * CAIRN_OK: the keeper has then handled all that was sent before. */
+ * CAIRN_OK: the keeper has then handled all that was sent before.
+ *
+ * systemd does this, by its source, 252 (Debian 12) and 257 (Debian 13) alike unless said:
+ *
+ *   how long         through crashes with Restart=, `systemctl restart`, daemon-reload and daemon-reexec.
+ *                    A descriptor is closed when the unit is stopped, or ends without a restart, or
+ *                    StartLimitBurst= is reached. From 254 on FileDescriptorStorePreserve=yes keeps it then,
+ *                    too, while the unit is loaded, as an enabled one is; `systemctl clean --what=fdstore`
+ *                    closes it. 252 warns of the key at each load, and ignores it
+ *   how many         FileDescriptorStoreMax=. More are dropped, and only systemd's log says so
+ *   duplicates       are dropped, whatever the name: the same open file, by kcmp(2), not the same inode. For
+ *                    this each new descriptor is compared with all that are kept
+ *   names            up to 255 bytes of ASCII without ':'. "stored" without a FDNAME=
+ *   order            the newest first, behind the sockets of socket units. A restart of systemd turns it
+ *                    around. So only names count
+ *   a hang-up        closes what can be polled (a socket, a pipe), unless FDPOLL=0. Memory files cannot be
+ *   a message        has at most 253 descriptors (Linux). Only the main process is heard (NotifyAccess=main),
+ *                    by the process number that the kernel attests: any of its threads
+ *   FDSTORE          in the environment: the limit, from 254 on
+ *
+ * `cairn-shard --keep` does the same with messages, names and duplicates. cairn-shard(8) says what it keeps,
+ * and when it starts the daemon again. */
 #ifndef CAIRN_BASE_KEEPER_H
 #define CAIRN_BASE_KEEPER_H
 

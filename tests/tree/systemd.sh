@@ -41,6 +41,10 @@ grep -q '^After=cairn-gpu-devices.service$' "$tmp/cairn-shard@gpu.service.d/gpu.
 grep -q '^WatchdogSec=' "$tmp/cairn-shard@.service" && fail "the shard's unit has a watchdog"
 grep -q '^WatchdogSec=' "$tmp/cairn-coordinator.service" || fail "the coordinator's unit has no watchdog"
 
+# systemd keeps as many descriptors as a shard may store.
+most=$(sed -n 's/^#define CAIRN_KEEPER_FDS_MAX *//p' "$1/server/base/keeper.h")
+grep -qx "FileDescriptorStoreMax=$most" "$tmp/cairn-shard@.service" || fail "the unit does not keep $most descriptors"
+
 # UCX looks through /proc when it is loaded, and complains on stdout where ProcSubset=pid hides it.
 ldd "$2/bin/cairn-coordinator" | grep -q libuc && fail "the coordinator loads UCX, which its unit has no use for"
 
