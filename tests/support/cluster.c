@@ -25,7 +25,9 @@ enum { ARGS_MAX = 64, PATH_BYTES = 256, COMMAND_BYTES = 4096, READY_POLL_MS = 5,
 /* In the child; what may be called between fork and exec only. */
 static void become(const char *const *argv, int out_fd, int err_fd, pid_t parent)
 {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    // A keeper passes SIGTERM on, while SIGKILL would leave its shard behind.
+    const bool is_keeper = argv[1] != NULL && strcmp(argv[1], "--keep") == 0;
+    prctl(PR_SET_PDEATHSIG, is_keeper ? SIGTERM : SIGKILL);
     if (getppid() != parent) _exit(126); // it died before we asked
     dup2(out_fd, STDOUT_FILENO);
     dup2(err_fd, STDERR_FILENO);
@@ -273,6 +275,7 @@ static void start_shard(struct cluster *cluster, int shard)
         for (const char *const *word = cluster->options.shard_within[shard]; *word != NULL; word++)
             add(&args, *word, NULL);
     add_program(&args, netns_of(cluster, shard), program_path(program, "cairn-shard"));
+    if (cluster->options.shards_kept) add(&args, "--keep", NULL);
     add(&args, "--set", set_name);
     add(&args, "--set", coordinator);
     add(&args, "--set", "compute.threads=1");
@@ -355,6 +358,17 @@ void cluster_stop(struct cluster *cluster)
     cairn_scratch_remove(cluster->folder);
 }
 
+/* SIGKILL to a process that is nobody's child here, and its end awaited. */
+static void end_orphan(pid_t process)
+{
+    const int fd = (int)syscall(SYS_pidfd_open, process, 0);
+    if (fd < 0) return; // it has ended by itself
+    struct pollfd ended = { .fd = fd, .events = POLLIN };
+    kill(process, SIGKILL);
+    ck_assert_int_eq(poll(&ended, 1, CLUSTER_WAIT_MS), 1);
+    close(fd);
+}
+
 void cluster_kill_coordinator(struct cluster *cluster)
 {
     cluster_kill(cluster->coordinator);
@@ -363,8 +377,35 @@ void cluster_kill_coordinator(struct cluster *cluster)
 
 void cluster_kill_shard(struct cluster *cluster, int shard)
 {
+    const pid_t process = cluster->options.shards_kept ? cluster_shard_process(cluster, shard) : 0;
     cluster_kill(cluster->shards[shard]);
     cluster->shards[shard] = 0;
+    if (process != 0) end_orphan(process);
+}
+
+pid_t cluster_shard_process(const struct cluster *cluster, int shard)
+{
+    char path[64];
+    int process = 0;
+    const int keeper = (int)cluster->shards[shard];
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", keeper, keeper);
+    FILE *file = fopen(path, "re");
+    ck_assert_msg(file != NULL, "%s: %s", path, strerror(errno));
+    ck_assert_msg(fscanf(file, "%d", &process) == 1, "shard %d is between two processes", shard);
+    fclose(file);
+    return process;
+}
+
+void cluster_renew_shard(struct cluster *cluster, int shard, int signal)
+{
+    char name[32], ready[PATH_BYTES], line[64];
+    const pid_t process = cluster_shard_process(cluster, shard);
+    snprintf(name, sizeof name, "shard-%d", shard);
+    path_in(cluster, ready, name, ".ready");
+    unlink(ready); // the next process writes it again
+    ck_assert_int_eq(kill(signal == SIGUSR2 ? cluster->shards[shard] : process, signal), 0);
+    await_ready(ready, cluster->shards[shard], line, sizeof line);
+    ck_assert_int_ne(cluster_shard_process(cluster, shard), process);
 }
 
 void cluster_restart_coordinator(struct cluster *cluster)

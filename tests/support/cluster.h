@@ -47,6 +47,9 @@ struct cluster_options {
     /* The shards and this process name their host, so that trainers reach them by mapped and by sealed;
      * default: by mapped alone */
     bool both_ways;
+    /* Shards run with --keep: in `shards` are their keepers, which outlive a shard. The shard itself:
+     * cluster_shard_process */
+    bool shards_kept;
     const char *snapshots_path; /* default: "snapshots" in the folder */
     const char *log_level;      /* default: "info" */
 };
@@ -71,9 +74,13 @@ void cluster_start(struct cluster *cluster, int shard_count, const struct cluste
 /* SIGTERM to all that run; each must end with status 0 within the wait. Removes the folder. */
 void cluster_stop(struct cluster *cluster);
 
-/* SIGKILL, and reaped. */
+/* SIGKILL, and reaped. Of a shard that is kept the keeper, too, as if its host ended. */
 void cluster_kill_coordinator(struct cluster *cluster);
 void cluster_kill_shard(struct cluster *cluster, int shard);
+/* With shards_kept: the process of the shard, and its end by this signal, or by SIGUSR2 the exchange of its
+ * program. Returns when its next process serves. */
+pid_t cluster_shard_process(const struct cluster *cluster, int shard);
+void cluster_renew_shard(struct cluster *cluster, int shard, int signal);
 /* Starts it again under its old name and, the coordinator, at its old address with its old data. */
 void cluster_restart_coordinator(struct cluster *cluster);
 void cluster_restart_shard(struct cluster *cluster, int shard);
