@@ -294,10 +294,15 @@ static void did_nothing(uv_work_t *work, int status)
     (void)status;
 }
 
+void daemon_hide(void)
+{
+    if (!IS_SANITIZED) (void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+}
+
 void daemon_confine(struct daemon *daemon, bool may_execute)
 {
     const int version = confine_version();
-    if (!daemon->is_traceable && !IS_SANITIZED) (void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    if (!daemon->is_traceable) daemon_hide();
     if (!may_execute && !confine_process())
         log_warn("the kernel took no rights from this process: %s", strerror(errno));
     if (version == 0)

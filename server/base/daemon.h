@@ -246,6 +246,9 @@ bool daemon_begin(struct daemon *daemon, const struct daemon_spec *spec, int arg
  * after daemon_begin. */
 void daemon_log(const struct daemon *daemon, const char *name, const struct log_options *options);
 
+/* Hides the memory and the descriptors of this process from other processes of its user. */
+void daemon_hide(void);
+
 /* Gives up what the daemon does not need (proto/store/confine.h): no other process of its user may look into
  * its memory, where keys are, and it starts no program, unless `may_execute`. Call right after
  * daemon_log. */

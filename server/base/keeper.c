@@ -733,6 +733,13 @@ static bool open_held(struct keeper *keeper)
     return keeper->held != NULL;
 }
 
+/* The child's --traceable counts for the keeper, too: it has the same memory files. */
+static bool is_traceable(char *const *argv)
+{
+    while (*argv != NULL && strcmp(*argv, "--traceable") != 0) argv++;
+    return *argv != NULL;
+}
+
 /* Takes what this process was handed itself, by a supervisor that keeps descriptors, too. */
 static void adopt(struct keeper *keeper)
 {
@@ -773,6 +780,7 @@ int keeper_run(const char *program, char **argv)
                   strerror(errno));
         return 1;
     }
+    if (!is_traceable(argv)) daemon_hide();
     adopt(&keeper);
     return run_keeper(&keeper);
 }

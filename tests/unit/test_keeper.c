@@ -26,7 +26,14 @@
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
 
-enum { WAIT_MS = 20000, PAUSES_MAX = 64, NAMES_MAX = 64, FEW_FDS = 256, PATH_BYTES = 100 };
+enum {
+    WAIT_MS = 20000,
+    PAUSES_MAX = 64,
+    NAMES_MAX = 64,
+    FEW_FDS = 256,
+    PATH_BYTES = 100,
+    NOBODY = 65534
+};
 
 /* ==== the keeper's clock ==== */
 
@@ -213,6 +220,8 @@ static pid_t keeper;
 static struct hello hello;
 static const char *program;
 static rlim_t fds_limit; /* 0: as it is */
+static bool is_nobody;
+static bool is_hidden; /* the keeper is not started with --traceable */
 
 static void set_up(void)
 {
@@ -244,7 +253,7 @@ static void tear_down(void)
 
 static void begin(void)
 {
-    char *argv[] = { "kept", "--kept", meet, NULL };
+    char *argv[] = { "kept", "--kept", meet, is_hidden ? NULL : "--traceable", NULL };
     keeper = fork();
     ck_assert_int_ge(keeper, 0);
     if (keeper > 0) return;
@@ -255,6 +264,8 @@ static void begin(void)
     is_keeper = true;
     const struct rlimit limit = { fds_limit, fds_limit };
     if (fds_limit > 0) setrlimit(RLIMIT_NOFILE, &limit);
+    if (is_nobody && (setgid(NOBODY) != 0 || setuid(NOBODY) != 0)) _exit(96);
+    prctl(PR_SET_DUMPABLE, 1); // which setuid has changed
     _exit(keeper_run(program, argv));
 }
 
@@ -533,6 +544,33 @@ TEST(a_process_outlives_its_keeper_and_says_once_that_nothing_is_kept)
     }
     ck_assert_int_eq(times_logged("its keeper is gone"), 1);
     ck_assert_int_eq(kill(hello.pid, 0), 0);
+}
+
+/* The owner of a file of /proc is root, whoever the process is, if the process is hidden. */
+static uid_t owner_of_fds(pid_t pid)
+{
+    char path[64];
+    struct stat stat_of;
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
+    ck_assert_int_eq(stat(path, &stat_of), 0);
+    return stat_of.st_uid;
+}
+
+/* Runs the keeper as nobody, where this test may. */
+TEST_EACH(what_is_kept_is_hidden_from_others_of_the_user_unless_it_is_traceable, 0, 2)
+{
+    if (!cairn_scratch_has_nobody()) return;
+    ck_assert_int_eq(chmod(folder, 0777), 0);
+    ck_assert_int_eq(chmod(meet, 0777), 0);
+    is_hidden = _i == 0;
+    is_nobody = true;
+    start();
+    const bool is_root = owner_of_fds(keeper) == 0;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    ck_assert(!is_root); // a sanitizer traces
+#else
+    ck_assert(is_root == is_hidden);
+#endif
 }
 
 /* ==== deaths ==== */
@@ -824,6 +862,6 @@ SUITE(30);
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && strcmp(argv[1], "--kept") == 0) return run_kept(argv[2]);
+    if (argc >= 3 && strcmp(argv[1], "--kept") == 0) return run_kept(argv[2]);
     return suite_main();
 }
