@@ -263,6 +263,15 @@ CAIRN_MUST_CHECK cairn_status home_memory_open_room(const char *label, uint64_t 
                                                     uint64_t room_bytes, bool is_exportable,
                                                     struct home_memory *memory_out,
                                                     struct sentence *why);
+/* Opens memory of `host` as home_memory_open_room does, for state (not exportable), out of the segments of a
+ * process that has ended: fds[i] is what home_memory_fd returned for segment i. The contents are as that
+ * process left them. Takes over the descriptors, even on failure. CAIRN_ERR_IO: a segment is too small, or is
+ * no memory. */
+CAIRN_MUST_CHECK cairn_status home_memory_adopt(const char *label, const int *fds, uint64_t bytes,
+                                                uint64_t room_bytes, struct home_memory *memory_out,
+                                                struct sentence *why);
+/* Returns the descriptor of a segment of `host`'s memory, which stays the memory's; -1: it was given back. */
+int home_memory_fd(const struct home_memory *memory, uint64_t segment);
 /* Changes the size of memory that was opened with room, to at most room_bytes. The remaining segments keep
  * their contents. If the memory is exportable, its last segment keeps all its pages, because a segment that
  * other processes have mapped cannot change its size. No work item may use the memory meanwhile.
@@ -324,10 +333,33 @@ struct fold_work {
     size_t elems;
 };
 
+/* An update that the death of the process may cut off anywhere, and that another process ends. The planes,
+ * this struct and *ended lie in memory that outlives the process.
+ *
+ * The elements are updated in runs of CAIRN_UNDO_ELEMS. Before a run changes anything, its old values are
+ * copied here. A process dies between two instructions, and what it has stored until then is in memory: so
+ * only the order of the stores matters, not when other processors see them. */
+#define CAIRN_UNDO_ELEMS ((size_t)4096)
+struct update_undo {
+    uint64_t stamp; /* of the update whose work is or was the last here */
+    uint64_t work;  /* the caller's number of that work */
+    /* 2 x the elements that are updated, + 1 while the next run may be half updated; its old values are
+     * below then */
+    uint64_t progress;
+    uint64_t unused[5];
+    float param[CAIRN_UNDO_ELEMS], exp_avg[CAIRN_UNDO_ELEMS], exp_avg_sq[CAIRN_UNDO_ELEMS];
+};
+
 struct update_work {
     struct update planes; /* the planes are in the home; wire: any memory */
     const struct group_scalars *scalars;
     uint64_t *nonfinite; /* the run sets it to the number that update_fn returns */
+    /* Only for the home `host`; NULL: the update need not outlive the process. One work at a time uses an
+     * undo; `stamp` (not 0) and `work` go into it. When all is updated, *ended becomes `stamp`. If the undo
+     * has the same stamp and work already, a process died in this work, which is then continued. */
+    struct update_undo *undo;
+    uint64_t *ended;
+    uint64_t stamp, work;
 };
 
 struct convert_work {

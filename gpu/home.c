@@ -75,6 +75,24 @@ cairn_status home_memory_open_room(const char *label, uint64_t bytes, uint64_t r
     return open_memory(label, memory, memory_out, why);
 }
 
+cairn_status home_memory_adopt(const char *label, const int *fds, uint64_t bytes,
+                               uint64_t room_bytes, struct home_memory *memory_out,
+                               struct sentence *why)
+{
+    struct home_memory memory = { .home = home_host(),
+                                  .bytes = bytes,
+                                  .room_bytes = room_bytes > bytes ? room_bytes : bytes };
+    if (bytes > 0) CAIRN_TRY(host_memory_adopt(label, fds, &memory, why));
+    *memory_out = memory;
+    return CAIRN_OK;
+}
+
+int home_memory_fd(const struct home_memory *memory, uint64_t segment)
+{
+    assert(segment < home_memory_segments(memory) && memory->home == home_host());
+    return host_memory_fd(memory, segment);
+}
+
 cairn_status home_memory_resize(struct home_memory *memory, const char *label, uint64_t bytes,
                                 struct sentence *why)
 {

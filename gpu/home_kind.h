@@ -51,6 +51,12 @@ struct home_stream {
     struct home *home; /* borrowed */
 };
 
+/* home_memory_adopt and home_memory_fd, of gpu/host/home.c. */
+CAIRN_MUST_CHECK cairn_status host_memory_adopt(const char *label, const int *fds,
+                                                struct home_memory *memory_out,
+                                                struct sentence *why);
+int host_memory_fd(const struct home_memory *memory, uint64_t segment);
+
 /* Does the work of runs that are all in host memory (home.c). */
 void home_copy_runs(const struct runs_work *runs);
 

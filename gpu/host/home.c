@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "gpu/home_kind.h"
@@ -63,6 +64,7 @@ static bool map_from(const struct home_memory *memory, uint64_t segment, size_t 
     return true;
 }
 
+/* Makes a segment of a new memfd. */
 static bool make(const struct home_memory *memory, const char *label, uint64_t segment)
 {
     const int fd = memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -90,17 +92,25 @@ static cairn_status fails(const struct home_memory *memory, const char *label, s
             : " (one per 64 MiB: raise the limit of open files, as by LimitNOFILE of the unit)");
 }
 
+/* Reserves the addresses of memory that has no segment yet. */
+static bool reserve_room(struct home_memory *memory)
+{
+    const uint64_t count = home_memory_segments(memory);
+    memory->base = pages_reserve((size_t)room_of(memory));
+    if (memory->base == MAP_FAILED) return false;
+    memory->segments = malloc((size_t)count * sizeof *memory->segments);
+    for (uint64_t i = 0; memory->segments != NULL && i < count; i++) memory->segments[i].fd = -1;
+    return true;
+}
+
 static cairn_status host_memory_open(struct home *home, const char *label,
                                      struct home_memory *memory_out, struct sentence *why)
 {
     const uint64_t count = home_memory_segments(memory_out);
     struct home_memory memory = *memory_out;
     (void)home;
-    memory.base = pages_reserve((size_t)room_of(&memory));
-    if (memory.base == MAP_FAILED) return fails(memory_out, label, why);
-    memory.segments = malloc((size_t)count * sizeof *memory.segments);
+    if (!reserve_room(&memory)) return fails(memory_out, label, why);
     bool made = memory.segments != NULL;
-    for (uint64_t i = 0; made && i < count; i++) memory.segments[i].fd = -1;
     for (uint64_t i = 0; made && i < count; i++) made = make(&memory, label, i);
     if (made) {
         *memory_out = memory;
@@ -109,6 +119,48 @@ static cairn_status host_memory_open(struct home *home, const char *label,
     const cairn_status status = fails(memory_out, label, why);
     host_memory_close(&memory);
     return status;
+}
+
+/* Maps what another process made. Its size may be larger, if that process was about to grow the memory. */
+static cairn_status adopt(const struct home_memory *memory, const char *label, uint64_t segment,
+                          struct sentence *why)
+{
+    const int fd = memory->segments[segment].fd;
+    struct stat is;
+    if (fstat(fd, &is) != 0 || fcntl(fd, F_GET_SEALS) < 0)
+        return fail_with(why, CAIRN_ERR_IO, "segment %" PRIu64 " of %s is no memory: %s", segment,
+                         label, strerror(errno));
+    if ((uint64_t)is.st_size < bytes_of(memory, segment))
+        return fail_with(why, CAIRN_ERR_IO,
+                         "segment %" PRIu64 " of %s has %lld bytes, and %" PRIu64 " are wanted",
+                         segment, label, (long long)is.st_size, bytes_of(memory, segment));
+    return map_from(memory, segment, 0) ? CAIRN_OK : fails(memory, label, why);
+}
+
+cairn_status host_memory_adopt(const char *label, const int *fds, struct home_memory *memory_out,
+                               struct sentence *why)
+{
+    const uint64_t count = home_memory_segments(memory_out);
+    struct home_memory memory = *memory_out;
+    const bool is_reserved = reserve_room(&memory);
+    cairn_status status = CAIRN_OK;
+    if (!is_reserved || memory.segments == NULL) {
+        status = fails(memory_out, label, why);
+        for (uint64_t i = 0; i < count; i++) close(fds[i]);
+    }
+    for (uint64_t i = 0; memory.segments != NULL && i < count; i++) memory.segments[i].fd = fds[i];
+    for (uint64_t i = 0; i < count && status == CAIRN_OK; i++)
+        status = adopt(&memory, label, i, why);
+    if (status == CAIRN_OK)
+        *memory_out = memory;
+    else if (is_reserved)
+        host_memory_close(&memory);
+    return status;
+}
+
+int host_memory_fd(const struct home_memory *memory, uint64_t segment)
+{
+    return memory->segments[segment].fd;
 }
 
 /* Gives a segment back to the system. Processes that have mapped the segment keep it. */
@@ -342,9 +394,86 @@ static void host_fold_sums(const struct backend *host, struct leaf_fold *w)
         host->sum_leaves(w->acc, w->geometry, w->first_leaf, w->leaf_count, w->sums);
 }
 
+/* Returns elements [at, at + elems) of an update. */
+static struct update part_of(const struct update *all, size_t at, size_t elems)
+{
+    struct update part = *all;
+    part.grad += at;
+    part.param += at;
+    if (part.exp_avg != NULL) part.exp_avg += at;
+    if (part.exp_avg_sq != NULL) part.exp_avg_sq += at;
+    if (part.wire != NULL) part.wire = (uint8_t *)part.wire + at * dtype_size((int)part.wire_dtype);
+    part.elems = elems;
+    return part;
+}
+
+static size_t run_elems(const struct update *all, size_t at)
+{
+    return all->elems - at < CAIRN_UNDO_ELEMS ? all->elems - at : CAIRN_UNDO_ELEMS;
+}
+
+/* Stores a word after everything that the program has stored before, and before everything that it stores
+ * later, as this thread sees it: the kernels are in other files, so only the compiler could exchange
+ * stores. */
+static void store_in_order(uint64_t *at, uint64_t value)
+{
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    __atomic_store_n(at, value, __ATOMIC_RELAXED);
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+}
+
+static void save_run(struct update_undo *undo, const struct update *part)
+{
+    const size_t bytes = part->elems * sizeof(float);
+    memcpy(undo->param, part->param, bytes);
+    if (part->exp_avg != NULL) memcpy(undo->exp_avg, part->exp_avg, bytes);
+    if (part->exp_avg_sq != NULL) memcpy(undo->exp_avg_sq, part->exp_avg_sq, bytes);
+}
+
+/* Brings the planes of a work that was cut off back to where a run ends; else begins the undo of the work.
+ * Returns the number of elements that are updated. */
+static size_t begin_runs(const struct update_work *work)
+{
+    struct update_undo *undo = work->undo;
+    const size_t at = (size_t)(undo->progress / 2);
+    if (undo->stamp != work->stamp || undo->work != work->work) {
+        store_in_order(&undo->stamp, 0);
+        store_in_order(&undo->progress, 0);
+        store_in_order(&undo->work, work->work);
+        store_in_order(&undo->stamp, work->stamp);
+        return 0;
+    }
+    assert(at <= work->planes.elems);
+    if (undo->progress % 2 == 0) return at;
+    const struct update part = part_of(&work->planes, at, run_elems(&work->planes, at));
+    const size_t bytes = part.elems * sizeof(float);
+    memcpy(part.param, undo->param, bytes);
+    if (part.exp_avg != NULL) memcpy(part.exp_avg, undo->exp_avg, bytes);
+    if (part.exp_avg_sq != NULL) memcpy(part.exp_avg_sq, undo->exp_avg_sq, bytes);
+    store_in_order(&undo->progress, 2 * at);
+    return at;
+}
+
+static uint64_t update_in_runs(update_fn update, const struct update_work *w)
+{
+    struct update_undo *undo = w->undo;
+    uint64_t nonfinite = 0;
+    for (size_t at = begin_runs(w); at < w->planes.elems;) {
+        const struct update part = part_of(&w->planes, at, run_elems(&w->planes, at));
+        save_run(undo, &part);
+        store_in_order(&undo->progress, 2 * at + 1);
+        nonfinite += update(&part, w->scalars);
+        at += part.elems;
+        store_in_order(&undo->progress, 2 * at);
+    }
+    store_in_order(w->ended, w->stamp);
+    return nonfinite;
+}
+
 static void host_update(const struct backend *host, struct update_work *w)
 {
-    *w->nonfinite = host->update[w->scalars->optimizer](&w->planes, w->scalars);
+    const update_fn update = host->update[w->scalars->optimizer];
+    *w->nonfinite = w->undo != NULL ? update_in_runs(update, w) : update(&w->planes, w->scalars);
 }
 
 static void host_convert(const struct backend *host, struct convert_work *w)
