@@ -110,8 +110,13 @@
  * 96  a snapshot is pinned while a slice moves
  * 97  two operations that wait for each other wait for ever
  * 98  a job is restored while it is being made
- * 99  shards that have joined wait for an operation that waits for the layout */
-#define CAIRN_MUTANT_COUNT 99
+ * 99  shards that have joined wait for an operation that waits for the layout
+ * 100  the process after a prepared shard's does not know that it is prepared
+ * 101  an update that another process ended counts as not made
+ * 102  the last decision dies with the process
+ * 103  the last fence dies with the process
+ * 104  the newest round dies with the process */
+#define CAIRN_MUTANT_COUNT 104
 
 /* ==== order on a GPU: cairn-home-seeds-mutant-<n>, which the emulated card catches (tests/gpu) ==== */
 

@@ -131,6 +131,36 @@ struct step_machine *step_init_from(void *memory, const struct step_config *conf
     return step;
 }
 
+struct step_kept step_keep(const struct step_machine *step)
+{
+    const bool is_kept = (step->phase == CAIRN_STEP_REDUCED && !MUTANT(100)) ||
+                         step->phase == CAIRN_STEP_UPDATING || step->phase == CAIRN_STEP_JOINING;
+    return (struct step_kept) {
+        .phase = is_kept ? step->phase : CAIRN_STEP_IDLE,
+        .epoch = step->epoch,
+        .round = step->phase == CAIRN_STEP_REDUCED ? step->round : 0,
+        .round_seen = step->round_seen,
+        .round_epoch = step->round_epoch,
+        .version = step->version,
+        .last = step->last,
+    };
+}
+
+struct step_machine *step_init_kept(void *memory, const struct step_config *config,
+                                    const struct step_kept *kept)
+{
+    struct step_machine *step = make_step(memory, config);
+    step->phase = kept->phase == CAIRN_STEP_UPDATING ? CAIRN_STEP_IDLE : kept->phase;
+    step->epoch = MUTANT(103) ? 0 : kept->epoch;
+    step->round = kept->round;
+    step->round_seen = MUTANT(104) ? 0 : kept->round_seen;
+    step->round_epoch = kept->round_epoch;
+    const bool is_ended = kept->phase == CAIRN_STEP_UPDATING && !MUTANT(101);
+    step->version = is_ended ? kept->last.version_after : kept->version;
+    if (!MUTANT(102)) remember_decision(step, &kept->last);
+    return step;
+}
+
 /* ---- actions ---- */
 
 struct step_action *step_act(struct step_actions *actions, enum step_action_kind kind)

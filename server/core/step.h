@@ -260,6 +260,24 @@ size_t step_bytes(const struct step_config *config);
 struct step_machine *step_init(void *memory, const struct step_config *config,
                                struct cairn_version version, const struct decision *last);
 
+/* All that a machine with the configuration of `step` needs in order to continue it, if the process dies and
+ * its memory does not. Nothing is kept of a round that is not prepared: its contributions would have to come
+ * again. */
+struct step_kept {
+    enum step_phase phase; /* IDLE, REDUCED, UPDATING or JOINING */
+    /* epoch: of the last FENCE; round: REDUCED: the prepared round, else 0; round_seen: the newest round that
+     * began, in round_epoch */
+    uint64_t epoch, round, round_seen, round_epoch;
+    struct cairn_version version; /* UPDATING: before the update */
+    struct decision last;         /* UPDATING: the decision that is being carried out. Borrowed */
+};
+struct step_kept step_keep(const struct step_machine *step);
+/* Makes a machine in `memory` as step_init does, which continues the one that was kept. The caller has
+ * carried out the decision of UPDATING to its end, so the machine is IDLE after it. It waits for a FENCE,
+ * as a shard that was away does. The caller gives no READY. */
+struct step_machine *step_init_kept(void *memory, const struct step_config *config,
+                                    const struct step_kept *kept);
+
 /* Makes a machine in `memory` that continues the machine `before` with another configuration; `memory` is
  * not the memory of `before`. The new machine takes over the epoch, the fence, the version and the last
  * decision. No round is open in it, and it lacks no state. When a FENCE brings another layout, the caller

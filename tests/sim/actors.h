@@ -122,6 +122,7 @@ struct sim_shard {
     uint32_t has, lacks; /* state of chunks, a bit each */
     struct cairn_version state_at[CHUNKS_MAX];
     bool publish_asked, joining;
+    bool unfenced; /* it was kept, and no coordinator has fenced this process yet */
     struct sim_copy copies[2];
     uint32_t newest_copy;
     struct link control;          /* to the coordinator */

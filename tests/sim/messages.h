@@ -22,7 +22,7 @@
 #define PLACED_MAX  3 /* and for those that are read in place */
 #define SLOTS_MAX   (PROCS_MAX * (WINDOW_MAX + SMALL_MAX + PLACED_MAX))
 #define GROUPS      2
-#define FAULTS      15
+#define FAULTS      16
 #define LEDGER_MAX  1024
 #define STATE_MAX   40 /* of a trainer, bytes */
 #define PAYLOAD_MAX 800
@@ -141,6 +141,7 @@ struct message {
 };
 
 enum event_kind {
+    E_NOTHING, /* it was forgotten */
     /* deliveries: a = to, b = from, conn = the connection it was sent on */
     E_COORDINATOR_FROM_SHARD,
     E_COORDINATOR_FROM_WORKER,

@@ -119,6 +119,10 @@
     X(left, "shards that left")                                                        \
     X(published_anew, "versions published anew before a shard left")                   \
     X(fresh_dead, "shards that died with nothing of the job")                          \
+    X(kept_idle, "shards that died between rounds, and whose memory did not")          \
+    X(kept_void, "shards that died in a round, and whose memory did not")              \
+    X(kept_reduced, "shards that died prepared, and whose memory did not")             \
+    X(kept_cut, "updates cut off, and ended by another process")                       \
     X(went_back, "slices in force that were taken back")                               \
     X(left_out, "shards with nothing that were left out")                              \
     X(fetched_before, "versions fetched by the layout before")                         \

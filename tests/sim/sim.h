@@ -230,6 +230,8 @@ struct event *sim_at(struct sim *sim, uint64_t delay, enum event_kind kind, uint
                      uint64_t conn);
 bool sim_pop(struct sim *sim, struct event *out);
 void sim_net_reset(struct sim *sim);
+/* Nothing that the shard's process has begun ends any more. */
+void sim_forget_work(struct sim *sim, uint32_t shard);
 struct message *sim_message_copy(struct sim *sim, const struct message *from);
 void sim_message_free(struct sim *sim, struct message *message);
 /* In order, reliable until the connection is lost. way: 0 to the coordinator, 1 from it. */
@@ -313,6 +315,8 @@ void seat_left(struct sim *sim, uint32_t shard, enum sitter who);
 void shard_start(struct sim *sim, uint32_t shard);
 void shard_event(struct sim *sim, const struct event *event);
 void shard_garbage(struct sim *sim, uint32_t shard);
+/* Its process dies, and its memory does not: the next process goes on, if it may. */
+void shard_kill_kept(struct sim *sim, uint32_t shard);
 void shard_connect(struct sim *sim, uint32_t shard);
 void shard_core_event(struct sim *sim, uint32_t shard, const struct step_event *event);
 

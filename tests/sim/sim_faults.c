@@ -19,7 +19,8 @@ enum fault {
     MUTE,
     SLIP,
     RESHARD,
-    KILL_FRESH
+    KILL_FRESH,
+    KILL_KEPT
 };
 
 void faults_start(struct sim *sim)
@@ -128,6 +129,7 @@ static void do_fault(struct sim *sim, uint32_t kind)
     if (kind == SLIP) store_slip(sim);
     if (kind == RESHARD) reshard_fault(sim, shard);
     if (kind == KILL_FRESH) kill_fresh(sim);
+    if (kind == KILL_KEPT) shard_kill_kept(sim, shard);
     if (kind == PIN) coordinator_pin(sim);
     if (kind == GARBAGE) shard_garbage(sim, shard);
     if ((kind == BREAK_FABRIC || kind == BREAK_ENDPOINT) && relay_fault(sim, kind)) return;

@@ -22,6 +22,7 @@ const char *sim_message_name(enum message_kind kind)
 const char *event_name(enum event_kind kind)
 {
     static const char *const names[] = {
+        "nothing",
         "shard -> coordinator",
         "worker -> coordinator",
         "coordinator -> shard",

@@ -91,6 +91,16 @@ bool sim_pop(struct sim *sim, struct event *out)
     return true;
 }
 
+void sim_forget_work(struct sim *sim, uint32_t shard)
+{
+    for (size_t i = 0; i < sim->heap_count; i++) {
+        struct event *event = &sim->heap[i];
+        const bool is_work = event->kind == E_LANDED || event->kind == E_FOLDED ||
+                             event->kind == E_SUMMED || event->kind == E_UPDATED;
+        if (is_work && event->a == shard) event->kind = E_NOTHING; // its place in the heap stays
+    }
+}
+
 void sim_net_reset(struct sim *sim)
 {
     for (size_t i = 0; i < sim->heap_count; i++)

@@ -403,6 +403,15 @@ static void of_seat(struct sim *sim, uint32_t shard, const struct message *messa
         shard_link_break(sim, shard, NOTICE); // it connects again
 }
 
+/* True if the message was meant for the process before. It was sent before the coordinator heard of this
+ * one, to which it says a fence before anything else; the connection's number tells that to the real ones. */
+static bool is_of_the_dead(struct sim_shard *s, const struct message *message)
+{
+    if (message->kind == M_FENCE) s->unfenced = false;
+    return s->unfenced && (message->kind == M_RESOLVE || message->kind == M_OPEN ||
+                           message->kind == M_DECIDE || message->kind == M_PIN);
+}
+
 static void from_coordinator(struct sim *sim, uint32_t shard, const struct message *message)
 {
     uint8_t holds[HOLDS_MAX];
@@ -416,6 +425,7 @@ static void from_coordinator(struct sim *sim, uint32_t shard, const struct messa
         take_message(sim, shard, message);
         return;
     }
+    if (is_of_the_dead(&sim->shards[shard], message)) return;
     store_heard(sim, shard, message);
     switch (message->kind) {
     case M_FENCE:
@@ -529,6 +539,60 @@ void shard_garbage(struct sim *sim, uint32_t shard)
     if (step_phase_of(core) != phase || step_slots_used(core) != used)
         sim_fail(sim, "shard %u did something for a stranger", shard);
     relay_garbage(sim, shard, &event);
+}
+
+/* ---- it dies under a keeper ---- */
+
+/* True if its memory is enough to go on with: server/shard/kept.h. */
+static bool is_kept(const struct sim *sim, const struct sim_shard *s)
+{
+    if (s->core == NULL || sim->scenario.hosts > 0)
+        return false; // the relay dies, too: not simulated
+    const struct step_kept kept = step_keep(s->core);
+    if (kept.phase == CAIRN_STEP_UPDATING && kept.last.kind == CAIRN_DECISION_WRITE) return false;
+    return kept.phase != CAIRN_STEP_JOINING && s->prepared == NULL && s->next == NULL &&
+           s->lacks == 0 && s->layout == sim->oracle.settled && !s->joining;
+}
+
+static void see_kept(struct sim *sim, const struct sim_shard *s, const struct step_kept *kept)
+{
+    const enum step_phase phase = step_phase_of(s->core);
+    if (kept->phase == CAIRN_STEP_UPDATING)
+        sim->seen[SEEN_kept_cut]++;
+    else if (kept->phase == CAIRN_STEP_REDUCED)
+        sim->seen[SEEN_kept_reduced]++;
+    else
+        sim->seen[phase == CAIRN_STEP_IDLE ? SEEN_kept_idle : SEEN_kept_void]++;
+}
+
+void shard_kill_kept(struct sim *sim, uint32_t shard)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    uint8_t payload[PAYLOAD_MAX];
+    if (!is_kept(sim, s)) return;
+    struct step_kept kept = step_keep(s->core);
+    if (kept.last.payload_bytes > 0) memcpy(payload, kept.last.payload, kept.last.payload_bytes);
+    kept.last.payload = payload;
+    sim_trace(sim, "shard dies, and is kept", shard, kept.phase, kept.round);
+    see_kept(sim, s, &kept);
+    sim_forget_work(sim, shard);
+    for (uint32_t p = 0; p < PROCS_MAX; p++) fabric_break(sim, shard, p);
+    memset(s->peers, 0, sizeof s->peers);
+    s->endpoints = 0;
+    s->publish_asked = s->taking = false;
+    if (kept.phase == CAIRN_STEP_UPDATING) {
+        update(sim, s);
+        oracle_compare(sim, shard);
+        take_updated(sim, shard);
+    }
+    const struct step_config config = sim_step_config(sim, s->layout, shard);
+    s->core_place = 1 - s->core_place;
+    s->core = step_init_kept(sim->step_memory[s->core_place][shard], &config, &kept);
+    if (step_epoch(s->core) != kept.epoch || step_round_seen(s->core) != kept.round_seen)
+        sim_fail(sim, "shard %u would obey a coordinator that it is past", shard);
+    shard_link_break(sim, shard, NOTICE);
+    s->unfenced = true;
+    s->control.drains_until = 0; // what came over it died with the process
 }
 
 static void landed(struct sim *sim, uint32_t shard, uint32_t slot)

@@ -148,6 +148,13 @@ static void draw_faults(struct scenario *sc, struct rng *rng)
     if (is_awaited) sc->faults_end += MS(2 * sc->deadline_ms);
 }
 
+/* Shards die whose memory does not. */
+static void draw_kept(struct sim *sim)
+{
+    struct rng rng = { mix(sim->seed, 114) };
+    sim->scenario.weight[15] = (uint32_t)sometimes(&rng, 0.5, 4);
+}
+
 /* In some seeds workers and shards share hosts, and the shards of a host of several workers relay. */
 static void draw_hosts(struct sim *sim)
 {
@@ -371,6 +378,7 @@ static void start(struct sim *sim, uint64_t seed, bool verbose)
     sim->plan = (struct sim_plan) { .active = false };
     sim->layout_count = 0;
     draw_scenario(sim);
+    draw_kept(sim);
     sim->shard_count = sim->scenario.shards;
     for (uint32_t s = sim->shard_count; s < sim->scenario.room && sim->scenario.hosts > 0; s++)
         memset(&sim->relays[s], 0, sizeof sim->relays[s]);
@@ -431,6 +439,7 @@ static void start_process(struct sim *sim, uint32_t rank)
 static void dispatch(struct sim *sim, const struct event *event)
 {
     switch (event->kind) {
+    case E_NOTHING: return;
     case E_FAULT: faults_event(sim); return;
     case E_HEAL: faults_heal(sim); return;
     case E_ATTACK: attack_event(sim); return;
