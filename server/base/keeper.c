@@ -255,11 +255,13 @@ enum {
     LAST_MESSAGES = 65536 /* of a process that has ended: more than a queue of the kernel has */
 };
 
-/* The pause before the next start doubles with each death, until a process lives for CALM_MS. Deaths are
- * bounded as by the unit's StartLimitIntervalSec and StartLimitBurst. */
+/* The pause before the next start doubles with each death, until a process lives for CALM_MS, or for
+ * KILLED_MS if it was killed from outside. Other deaths are bounded as by the unit's StartLimitIntervalSec
+ * and StartLimitBurst. */
 #define PAUSE_MS      1
 #define PAUSE_MAX_MS  5000
 #define CALM_MS       60000
+#define KILLED_MS     1000
 #define DEATHS_MAX    20
 #define DEATHS_MS     300000
 #define REFUSE_DEATHS 3
@@ -561,6 +563,13 @@ static bool is_crash(int status)
     return code != 0 && code != 2 && code != 12 && code != 14;
 }
 
+/* True if the process may have died of what it did or was handed. SIGKILL comes from outside: from an
+ * operator, or from the kernel for want of memory. */
+static bool is_own_fault(int status)
+{
+    return !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL;
+}
+
 static int exit_code_of(int status)
 {
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
@@ -618,6 +627,13 @@ static int judge_end(struct keeper *keeper, int status)
         return -1;
     }
     const bool was_started = !WIFEXITED(status) || WEXITSTATUS(status) != CANNOT_START;
+    if (is_crash(status) && !is_own_fault(status)) {
+        if (monotonic_ms() - keeper->began_ms >= KILLED_MS) keeper->pause_ms = PAUSE_MS;
+        log_warn("%s %s: started again in %" PRIu64 " ms with %zu descriptors that are kept",
+                 keeper->program, how, keeper->pause_ms, keeper->count);
+        plan_start(keeper);
+        return -1;
+    }
     if (is_crash(status) && judge_crash(keeper, how, was_started)) return -1;
     if (status != 0 && !is_crash(status)) log_warn("%s %s", keeper->program, how);
     return exit_code_of(status);

@@ -147,6 +147,7 @@ void coord_memory_show(const struct coord_job *job, struct coord_answer *answer,
         told->job = job->id;
         told->shard_index = s;
         told->shard = entry->name;
+        status->parts_kept += !told->untold && told->kept;
         status->state_bytes += told->state + told->published + told->landing + told->staging +
                                told->tables;
     }

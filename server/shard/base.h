@@ -95,6 +95,7 @@ struct works {
     bool is_guarded;
     struct works_list lists[CAIRN_WORKS_LISTS]; /* [list_count] */
     uint32_t list_count, capacity;
+    uint32_t lane; /* of struct compute: no other thread has the same at a time */
     /* first: the list that was sent first; sent: how many lists are sent and not awaited yet */
     uint32_t first, sent;
     atomic_bool is_begun; /* the stream has taken its staging memory */

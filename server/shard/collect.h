@@ -413,6 +413,7 @@ struct collector_options {
     const struct step_config *step;
     struct cairn_version version;
     const struct decision *last;
+    const struct step_kept *kept; /* given to step_init_kept; NULL: step_init makes the core */
     struct step_actions *actions; /* owned by the caller; the list in it grows as needed */
 };
 

@@ -88,7 +88,9 @@ cairn_status collector_open(struct collector *collector, const struct collector_
     CAIRN_TRY(collector_tables_open(collector, options->step, options->table, &tables));
     collector->slot_count = slots;
     for (uint32_t i = 0; i < slots; i++) collector->slots[i].collector = collector;
-    collector->step = step_init(tables.step, options->step, options->version, options->last);
+    collector->step = options->kept != NULL
+                          ? step_init_kept(tables.step, options->step, options->kept)
+                          : step_init(tables.step, options->step, options->version, options->last);
     take_tables(collector, &tables);
     return CAIRN_OK;
 }

@@ -97,6 +97,7 @@ cairn_status compute_open(struct compute *compute, uv_loop_t *loop, struct home 
     cairn_status status = CAIRN_OK;
     for (uint32_t i = 0; i < compute->lane_count && status == CAIRN_OK; i++)
         status = open_lane(&compute->lanes[i], home, i < threads ? lists_max(home) : 1, why);
+    for (uint32_t i = 0; i < compute->lane_count; i++) compute->lanes[i].works.lane = i;
     if (status != CAIRN_OK) return status;
     return open_threads(compute, loop, name, threads, why);
 }

@@ -246,6 +246,7 @@ static void on_adopted(struct shard_daemon *shard, struct request asked, const v
     log_warn("store %016" PRIx64 " (start %" PRIu64
              ") has adopted this shard's state: the shard obeys no other store any more",
              message->store, message->incarnation);
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) kept_note(job);
     session_answer(shard, &asked, CAIRN_OK, NULL);
 }
 
@@ -517,6 +518,7 @@ static void memory_list(const struct shard_daemon *shard, struct memory_list *ou
         told->staging += job->memory.staging;
         told->tables += job->memory.tables;
         told->device += job->memory.device;
+        if (!job->staged) told->kept = job->kept.is_stored;
     }
 }
 
@@ -902,8 +904,12 @@ cairn_status connection_open(struct shard_daemon *shard, const struct shard_opti
     session->backoff_ms = BACKOFF_FIRST_MS;
     uv_timer_init(shard->loop, &session->timer);
     session->timer.data = shard;
-    uv_timer_start(&session->timer, on_timer, 0, 0);
     return CAIRN_OK;
+}
+
+void connection_begin(struct shard_daemon *shard)
+{
+    uv_timer_start(&shard->session.timer, on_timer, 0, 0);
 }
 
 void connection_close(struct shard_daemon *shard, uv_close_cb on_timer_closed)

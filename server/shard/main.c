@@ -283,6 +283,8 @@ struct program {
     struct values values;
     struct daemon daemon;
     struct addresses addresses;
+    struct kept_fd *kept; /* owned until the shard is opened: [kept_count] */
+    size_t kept_count;
     struct shard_daemon *shard; /* NULL: the shard is not open yet, or is being closed */
     int exit_code;
     char coordinator[CAIRN_ADDRESS_TEXT_BYTES]; /* the default, if no address is configured */
@@ -605,7 +607,10 @@ static cairn_status open_shard(struct program *program, struct sentence *why)
         .fabric_host = values->fabric_host[0] != '\0' ? values->fabric_host : NULL,
         .events = { on_ready, on_end, program },
         .build = CAIRN_BUILD,
+        .kept = program->kept,
+        .kept_count = program->kept_count,
     };
+    program->kept_count = 0;
     const cairn_status status = shard_open(&program->daemon.loop, &shard_options, &program->shard,
                                            why);
     is_opening = false;
@@ -651,14 +656,17 @@ int main(int argc, char **argv)
         .context = &program,
     };
     int exit_code;
+    struct sentence why;
     if (argc > 1 && strcmp(argv[1], "--join") == 0) return join_main(argc, argv);
     if (argc > 1 && strcmp(argv[1], "--keep") == 0) {
         argv[1] = argv[0];
         return keeper_run(argv[0], argv + 1);
     }
+    program.kept_count = keeper_take(&program.kept, &why);
     (void)CRYPTO_set_mem_functions(crypto_allocate, crypto_grow, crypto_free);
     if (!daemon_begin(&program.daemon, &spec, argc, argv, &exit_code)) return exit_code;
     daemon_log(&program.daemon, program.values.name, &program.values.log);
+    if (why.text[0] != '\0') log_warn("%s", why.text);
     // CUDA may start nvidia-modprobe, which makes the nodes of its devices where nobody else has.
     daemon_confine(&program.daemon, strcmp(program.values.backend, "host") != 0);
     addresses_await(&program.addresses, &program.daemon.loop,

@@ -442,10 +442,18 @@ static bool takes_events(const struct collector *collector)
            !job->shard->closing;
 }
 
+/* True if the action tells somebody how far the machine is, or begins to change the state. */
+static bool tells(enum step_action_kind kind)
+{
+    return kind == CAIRN_STEP_REDUCED_REPORT || kind == CAIRN_STEP_UPDATE ||
+           kind == CAIRN_STEP_PUBLISHED_REPORT || kind == CAIRN_STEP_ANSWER;
+}
+
 static void do_own_action(struct collector *collector, const struct step_action *action)
 {
     struct shard_job *job = collector->job;
     times_note(job, action);
+    if (tells(action->kind)) kept_note(job);
     switch (action->kind) {
     // the REDUCE that follows writes the zeros
     case CAIRN_STEP_ZERO: job->pass.zero[action->chunk] = true; break;
@@ -611,6 +619,8 @@ cairn_status own_open(struct shard_job *job, const struct step_config *config,
         decision.payload = last->payload.data;
         decision.payload_bytes = last->payload.len;
     }
+    struct step_kept kept;
+    if (job->kept.from != NULL) kept = kept_step(job);
     const cairn_status status = collector_open(
         &job->collector, &(struct collector_options) {
                              .callbacks = &own_part,
@@ -620,6 +630,7 @@ cairn_status own_open(struct shard_job *job, const struct step_config *config,
                              .step = config,
                              .version = { message->generation, message->step },
                              .last = last != NULL ? &decision : NULL,
+                             .kept = job->kept.from != NULL ? &kept : NULL,
                              .actions = &job->pass.actions,
                          });
     if (status == CAIRN_OK) return CAIRN_OK;

@@ -39,6 +39,14 @@ static cairn_status open_room(const char *label, uint64_t bytes, uint64_t room_b
     return CAIRN_OK;
 }
 
+/* Makes an arena begin at this byte of its memory. */
+static void begin_at(struct arena *arena, size_t begin, uint64_t bytes)
+{
+    arena->base += begin;
+    arena->begin = begin;
+    arena->bytes = (size_t)bytes;
+}
+
 cairn_status arena_open_state(const char *label, uint64_t bytes, uint64_t room_bytes,
                               enum update_stream stream, struct arena *arena_out,
                               struct sentence *why)
@@ -47,9 +55,7 @@ cairn_status arena_open_state(const char *label, uint64_t bytes, uint64_t room_b
     const uint64_t all = bytes == 0 ? 0 : bytes + begin;
     const cairn_status status = open_room(label, all, room_bytes + begin, false, arena_out, why);
     if (status != CAIRN_OK || bytes == 0) return status;
-    arena_out->base += begin;
-    arena_out->begin = begin;
-    arena_out->bytes = (size_t)bytes;
+    begin_at(arena_out, begin, bytes);
     return CAIRN_OK;
 }
 
@@ -367,20 +373,40 @@ static cairn_status open_host(struct state_planes *planes, struct sentence *why)
     return status;
 }
 
-static struct state_planes of_nothing(const struct shard_map *map, const struct form *forms,
-                                      uint64_t host_from)
+void planes_init(struct state_planes *planes, const struct shard_map *map, const struct form *forms,
+                 uint64_t host_from, uint64_t room_elems)
 {
-    struct state_planes planes = { .map = map, .forms = forms, .host_from = host_from };
-    for (enum plane p = 0; p < CAIRN_PLANES; p++) planes.host[p] = CAIRN_ARENA_NONE;
-    return planes;
+    *planes = (struct state_planes) {
+        .map = map, .forms = forms, .host_from = host_from, .room_elems = room_elems
+    };
+    for (enum plane p = 0; p < CAIRN_PLANES; p++) planes->host[p] = CAIRN_ARENA_NONE;
+}
+
+uint64_t planes_segments(enum plane plane, uint64_t bytes)
+{
+    return bytes == 0 ? 0 : memory_segments(bytes + stagger_begin(kinds[plane].stream));
+}
+
+cairn_status planes_adopt(struct state_planes *planes, enum plane plane, const int *fds,
+                          uint64_t bytes, struct sentence *why)
+{
+    struct arena arena = CAIRN_ARENA_NONE;
+    const size_t begin = stagger_begin(kinds[plane].stream);
+    const uint64_t room_bytes = planes->room_elems * sizeof(float);
+    if (bytes == 0) return CAIRN_OK;
+    CAIRN_TRY(home_memory_adopt(kinds[plane].label, fds, bytes + begin, room_bytes + begin,
+                                &arena.memory, why));
+    is_of_home(&arena);
+    begin_at(&arena, begin, bytes);
+    planes->host[plane] = arena;
+    return CAIRN_OK;
 }
 
 cairn_status planes_open(struct state_planes *planes, const struct shard_map *map,
                          const struct form *forms, uint64_t host_from, uint64_t room_elems,
                          struct sentence *why)
 {
-    *planes = of_nothing(map, forms, host_from);
-    planes->room_elems = room_elems;
+    planes_init(planes, map, forms, host_from, room_elems);
     return open_host(planes, why);
 }
 

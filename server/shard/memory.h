@@ -146,8 +146,8 @@ uint64_t memory_sum(const struct memory_need *memory);
 CAIRN_MUST_CHECK cairn_status shard_job_take(struct shard_job *job, uint64_t *kind, uint64_t bytes,
                                              const char *what, struct sentence *why);
 void shard_job_give(struct shard_job *job, uint64_t *kind, uint64_t bytes);
-/* Like shard_job_take, but returns the memory, not zeroed; NULL: the budget or the host has none, and
- * `why` says so. counted_free gives both back; NULL is fine. */
+/* Like shard_job_take, but returns the memory, not zeroed; NULL: the budget or the host has
+ * none, and `why` says so. counted_free gives both back; NULL is fine. */
 void *counted_malloc(struct shard_job *job, uint64_t *kind, size_t bytes, const char *what,
                      struct sentence *why);
 void counted_free(struct shard_job *job, uint64_t *kind, void *memory, size_t bytes);
@@ -331,6 +331,14 @@ uint64_t planes_device_end(const struct state_planes *planes);
 CAIRN_MUST_CHECK cairn_status planes_open(struct state_planes *planes, const struct shard_map *map,
                                           const struct form *forms, uint64_t host_from,
                                           uint64_t room_elems, struct sentence *why);
+/* Begins planes of which no memory is open. planes_adopt then opens one plane after the other,
+ * out of the segments of a process that has ended: fds is [planes_segments]. Takes over the
+ * descriptors, even on failure. `bytes`: as arena.bytes was. CAIRN_ERR_IO, CAIRN_ERR_NO_MEMORY. */
+void planes_init(struct state_planes *planes, const struct shard_map *map, const struct form *forms,
+                 uint64_t host_from, uint64_t room_elems);
+uint64_t planes_segments(enum plane plane, uint64_t bytes);
+CAIRN_MUST_CHECK cairn_status planes_adopt(struct state_planes *planes, enum plane plane,
+                                           const int *fds, uint64_t bytes, struct sentence *why);
 /* Closes the planes on another thread. */
 void planes_release(struct state_planes *planes, struct shard_daemon *shard);
 /* Adds to the reserve all that the extents keep in host memory, without the gaps between extents.

@@ -242,6 +242,7 @@ static void forget_prepared(struct shard_job *job)
     if (part->taken.state > part->shifted) shard_view_give(job, part->view);
     move_part_drop(job, part);
     move_trim(job);
+    kept_begin(job);
 }
 
 /* Forgets the prepared layout, now or as soon as it is ready. It does not come into force. */
@@ -286,6 +287,8 @@ static void on_room(const struct reserve_request *request, cairn_status status,
     log_info("job %s: layout %" PRIu64 " is prepared: %" PRIu64
              " bytes come in, and %zu shards take from here",
              job->spec.name, part->view->layout->version, part->comes, part->mover_count);
+    // From now on the layout may come into force, which a process that was kept would not know.
+    kept_pause(job);
     session_answer(shard, &part->asked, CAIRN_OK, NULL);
 }
 
@@ -430,6 +433,7 @@ static void move_settle(struct shard_job *job)
     move->is_settling = false;
     move_part_drop(job, now);
     move_trim(job);
+    kept_begin(job);
     move_go_on(job->shard, job->number);
 }
 

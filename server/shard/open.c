@@ -85,8 +85,10 @@ static cairn_status make_tables(struct shard_job *job, struct sentence *why)
 static cairn_status open_arenas(struct shard_job *job, const struct need *need,
                                 struct sentence *why)
 {
-    cairn_status status = planes_open(&job->planes, &job->view->table.map, job->view->forms,
-                                      need->host_from, need->room_elems, why);
+    cairn_status status = job->kept.from != NULL
+                              ? kept_open_planes(job, need, why)
+                              : planes_open(&job->planes, &job->view->table.map, job->view->forms,
+                                            need->host_from, need->room_elems, why);
     job->versions.room_bytes = need->room_wire_bytes;
     if (status != CAIRN_OK) return status;
     CAIRN_TRY(arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes,
@@ -271,10 +273,9 @@ static cairn_status draft_admit(struct shard_draft *draft, const Cairn__JobCreat
 }
 
 /* Makes the tables of a draft that was admitted. Any thread. CAIRN_ERR_NO_MEMORY. */
-static cairn_status draft_make(const struct arriving *create, void *made, struct sentence *why)
+static cairn_status draft_make(struct shard_draft *draft, const Cairn__JobCreate *message,
+                               struct sentence *why)
 {
-    const Cairn__JobCreate *message = (const Cairn__JobCreate *)create->message;
-    struct shard_draft *draft = made;
     struct shard_job *job = draft->job;
     struct step_config step = draft->need.step;
     step.joins = message->joins;
@@ -380,7 +381,8 @@ static cairn_status add_state(struct reserve *reserve, struct shard_job *job)
 {
     const struct arena *whole[] = { &job->versions.copies[0].wire, &job->versions.copies[1].wire,
                                     &job->puts.arena };
-    cairn_status status = planes_reserve(&job->planes, reserve);
+    // what was kept has its pages
+    cairn_status status = job->kept.from != NULL ? CAIRN_OK : planes_reserve(&job->planes, reserve);
     for (size_t i = 0; i < sizeof whole / sizeof *whole && status == CAIRN_OK; i++)
         status = reserve_add(reserve, whole[i], 0, whole[i]->bytes);
     return status;
@@ -406,6 +408,7 @@ static bool origin_wanted(const struct shard_job *job)
 /* Loads or makes the job's state, or lets members put the state. */
 static cairn_status begin_state(struct shard_job *job, struct sentence *why)
 {
+    if (job->kept.from != NULL) return pass_resume(job, why);
     if (job->load.joins) {
         pass_seal(job);
         return CAIRN_OK;
@@ -509,6 +512,32 @@ static cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *cre
                                              .took = on_took,
                                              .done = on_state_taken };
     return reserve_begin(&request, why);
+}
+
+/* ==== resume ==== */
+
+cairn_status shard_job_resume(struct shard_daemon *shard, const struct kept_create *create,
+                              struct kept_part *part, struct sentence *why)
+{
+    struct shard_draft *draft;
+    struct shard_job *job;
+    CAIRN_TRY(draft_open(shard, &create->message, &create->spec, &create->layout, &draft, why));
+    kept_take_part(draft->job, part);
+    cairn_status status = kept_place(draft->job, why);
+    if (status == CAIRN_OK) status = draft_admit(draft, &create->message, why);
+    if (status == CAIRN_OK) status = draft_make(draft, &create->message, why);
+    if (status != CAIRN_OK) {
+        kept_leave_part(draft->job);
+        draft_close(draft);
+        return status;
+    }
+    CAIRN_TRY(job_open(shard, draft, &job, why));
+    kept_is_pending(job);
+    status = admit_job(job, &create->message, why);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    log_error("cannot hold job %s, which was kept: %s", job->spec.name, why->text);
+    shard_job_leave(job);
+    return CAIRN_OK;
 }
 
 /* ==== create ==== */
@@ -700,10 +729,15 @@ static cairn_status create_prepare(struct arriving *create, void **made_out, str
     return status;
 }
 
+static cairn_status create_make(const struct arriving *create, void *made, struct sentence *why)
+{
+    return draft_make(made, create_message(create), why);
+}
+
 static const struct arriving_kind create_kind = {
     .name = "a job",
     .prepare = create_prepare,
-    .make = draft_make,
+    .make = create_make,
     .unmake = draft_close,
     .what = { [CAIRN_CREATE_SPEC] = CAIRN_PAGE_SPEC, [CAIRN_CREATE_LAYOUT] = CAIRN_PAGE_LAYOUT },
     .bytes_at = { [CAIRN_CREATE_SPEC] = offsetof(Cairn__JobCreate, spec_bytes),
@@ -771,6 +805,7 @@ static void on_switch(struct shard_daemon *shard, const void *body)
     if (!stays->staged) return;
     stays->staged = false;
     log_info("job %s: generation %" PRIu64 " serves", stays->spec.name, stays->generation);
+    kept_begin(stays);
 }
 
 static const struct shard_message messages[] = { { CAIRN_MSG_JOB_CREATE, .pages = &create_kind },

@@ -179,10 +179,10 @@ static cairn_status open_fabric(struct shard_daemon *shard, const struct shard_o
 }
 
 const struct shard_module *const shard_modules[] = {
-    &session_module, &held_module,   &create_module, &round_module,
-    &relay_module,   &move_module,   &park_module,   &reserve_module,
-    &restore_module, &pin_module,    &put_module,    &tile_module,
-    &update_module,  &member_module, &fetch_module,  &published_module,
+    &session_module,   &held_module, &create_module,  &round_module,   &relay_module,
+    &move_module,      &park_module, &reserve_module, &restore_module, &pin_module,
+    &put_module,       &tile_module, &update_module,  &member_module,  &fetch_module,
+    &published_module, &kept_module,
 };
 const size_t shard_module_count = sizeof shard_modules / sizeof *shard_modules;
 
@@ -208,7 +208,10 @@ static cairn_status open_parts(struct shard_daemon *shard, const struct shard_op
     if (status == CAIRN_OK) status = storage_open(shard, why);
     if (status == CAIRN_OK) status = open_fabric(shard, options, why);
     if (status == CAIRN_OK) status = connection_open(shard, options, why);
-    return status;
+    if (status != CAIRN_OK) return status;
+    kept_open(shard, options->kept, options->kept_count);
+    if (shard->kept.pending == 0) connection_begin(shard);
+    return CAIRN_OK;
 }
 
 cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,

@@ -14,6 +14,7 @@
  *   read.h        the versions that can be fetched, the leased ones, and the fetches
  *   state.h       the initial state (load, put), writes, snapshots and digests (pin)
  *   part.h        the terms, times, passes, parking and admission of a job's part
+ *   kept.h        what outlives this process, and is resumed by the next one
  *   move.h        the state that the part gets and gives when the layout changes
  *   shard.h       the shard itself; its connection, its device, its storage, its draining
  *   jobs.h        a complete job: made, held, freed; its members' connections; its own part's rounds
@@ -56,6 +57,7 @@
 #include "server/core/step.h"
 #include "server/shard/base.h"
 #include "server/shard/collect.h"
+#include "server/shard/kept.h"
 #include "server/shard/memory.h"
 #include "server/shard/move.h"
 #include "server/shard/need.h"
@@ -158,6 +160,10 @@ struct shard_options {
     enum one_sided fabric_one_sided;
     enum device_memory fabric_device_memory;
     struct fabric_hub *hub; /* mem only */
+    /* the keeper handed them over (base/keeper.h): [kept_count]; shard_open takes ownership of
+     * them, even on failure */
+    struct kept_fd *kept;
+    size_t kept_count;
     struct shard_events events;
 };
 
@@ -203,6 +209,7 @@ struct shard_job {
 
     /* the job's data */
     struct terms terms;
+    struct job_kept kept; /* what outlives this process */
     struct state_planes planes;
     struct park park;         /* whether the planes lie in host memory for now */
     struct move move;         /* the state that arrives and leaves when the layout changes */
@@ -280,6 +287,7 @@ struct shard_daemon {
     struct pool *files;
     struct pool *snapshots; /* one thread, with a lower priority than all other threads: state.h */
     struct shard_memory memory;
+    struct shard_kept kept;
     struct shard_job *jobs;        /* at most CAIRN_SHARD_JOBS_MAX jobs, including LEAVING jobs */
     struct arriving_list arriving; /* messages of the coordinator */
     struct arriving_list
@@ -347,8 +355,8 @@ struct shard_module {
 };
 #define CAIRN_SHARD_TICK_MS 20
 
-extern const struct shard_module create_module, fetch_module, held_module, member_module,
-    move_module, park_module, pin_module, published_module, put_module, relay_module,
+extern const struct shard_module create_module, fetch_module, held_module, kept_module,
+    member_module, move_module, park_module, pin_module, published_module, put_module, relay_module,
     reserve_module, restore_module, round_module, session_module, tile_module, update_module;
 
 /* All modules, in the order in which they are told of events. In this order a relay and a move end
@@ -369,6 +377,9 @@ void shard_wake(struct shard_daemon *shard);
 CAIRN_MUST_CHECK cairn_status connection_open(struct shard_daemon *shard,
                                               const struct shard_options *options,
                                               struct sentence *why);
+/* Connects, at first and after each loss. Called after connection_open, when no part is being
+ * resumed. */
+void connection_begin(struct shard_daemon *shard);
 void connection_close(struct shard_daemon *shard, uv_close_cb on_timer_closed);
 /* Frees session.keys, the keys that the coordinator trusts. */
 void held_keys_release(struct shard_daemon *shard);

@@ -273,6 +273,40 @@ static bool describe_write(struct work_run *run, uint32_t item, uint32_t stage, 
     return host_follows(job, next, chunk);
 }
 
+/* True if the update leaves the tensor's parameters and moments alone. The decided round was
+ * opened on this shard, so job->frozen belongs to that round. */
+static bool is_left_alone(const struct shard_job *job, uint32_t chunk,
+                          const struct chunk_place *place)
+{
+    const struct form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
+    return (scalars_of(job, place->tensor, form->group)->flags & CAIRN_SCALAR_FROZEN) != 0 ||
+           job->frozen.tensors[place->tensor];
+}
+
+/* Adds the update of a chunk, which also writes its published copy. */
+static struct update_work *add_update(struct works *works, struct shard_job *job,
+                                      struct published_copy *next, uint32_t trained,
+                                      const struct chunk_place *place)
+{
+    const uint32_t chunk = job->pass.table->trained[trained];
+    const struct form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
+    struct update_work *update = &works_add(works, CAIRN_WORK_UPDATE)->update;
+    update->planes = (struct update) {
+        .grad = plane_at(job, CAIRN_PLANE_SUM, chunk, place),
+        .param = plane_at(job, CAIRN_PLANE_PARAM, chunk, place),
+        .exp_avg = plane_at(job, CAIRN_PLANE_EXP_AVG, chunk, place),
+        .exp_avg_sq = plane_at(job, CAIRN_PLANE_EXP_AVG_SQ, chunk, place),
+        .wire = wire_of(next, chunk, place),
+        .wire_dtype = form->wire,
+        .elems = (size_t)place->elem_count,
+        .far = job->pass.is_far,
+    };
+    update->scalars = scalars_of(job, place->tensor, form->group);
+    update->nonfinite = &job->pass.chunk_sums[trained].nonfinite;
+    kept_update(job, trained, works->lane, update);
+    return update;
+}
+
 static bool describe_update(struct work_run *run, uint32_t item, uint32_t stage,
                             struct works *works)
 {
@@ -285,28 +319,13 @@ static bool describe_update(struct work_run *run, uint32_t item, uint32_t stage,
     }
     if (trained == CAIRN_PASS_NOT_TRAINED) return refresh_frozen(works, job, next, chunk);
     const struct chunk_place place = place_of(job, chunk);
-    const struct form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
-    const struct group_scalars *scalars = scalars_of(job, place.tensor, form->group);
     job->pass.chunk_sums[trained].nonfinite = 0; // the sums are not needed after the decision
-    // The decided round was opened on this shard, so job->frozen belongs to that round.
-    if ((scalars->flags & CAIRN_SCALAR_FROZEN) != 0 || job->frozen.tensors[place.tensor]) {
+    if (is_left_alone(job, chunk, &place)) {
         publish_chunk(works, job, next, chunk, &place);
         return host_follows(job, next, chunk);
     }
     pins_save(job, works, chunk);
-    struct home_work *work = works_add(works, CAIRN_WORK_UPDATE);
-    work->update.planes = (struct update) {
-        .grad = plane_at(job, CAIRN_PLANE_SUM, chunk, &place),
-        .param = plane_at(job, CAIRN_PLANE_PARAM, chunk, &place),
-        .exp_avg = plane_at(job, CAIRN_PLANE_EXP_AVG, chunk, &place),
-        .exp_avg_sq = plane_at(job, CAIRN_PLANE_EXP_AVG_SQ, chunk, &place),
-        .wire = wire_of(next, chunk, &place),
-        .wire_dtype = form->wire,
-        .elems = (size_t)place.elem_count,
-        .far = job->pass.is_far,
-    };
-    work->update.scalars = scalars;
-    work->update.nonfinite = &job->pass.chunk_sums[trained].nonfinite;
+    (void)add_update(works, job, next, trained, &place);
     published_forget(next, chunk);
     return host_follows(job, next, chunk);
 }
@@ -349,6 +368,7 @@ static void update_done(struct shard_job *job)
     own_step(job, &(struct step_event) { .kind = CAIRN_STEP_UPDATED });
     pin_updated(job);
     fetch_deferred(job);
+    if (job->kept.is_due) kept_begin(job);
 }
 
 /* Prepares the copy that is written next. Returns false if this fails; then the job is stopped. */
@@ -495,11 +515,80 @@ static void seal_done(struct shard_job *job)
     published_seal_end(job, version);
     job->state = CAIRN_JOB_SERVING;
     job_puts_end(job);
-    log_info("job %s: ready at version %" PRIu64 ".%" PRIu64, job->spec.name, version.generation,
-             version.step);
-    if (!job->load.joins) // if the part joins, it learns the job's version with the first Resolve
+    log_info("job %s: ready at version %" PRIu64 ".%" PRIu64 "%s", job->spec.name,
+             version.generation, version.step,
+             job->kept.was_kept ? ", as the process before left it" : "");
+    // if the part joins, it learns the job's version with the first Resolve
+    if (!job->load.joins && !job->kept.was_kept)
         own_step(job, &(struct step_event) { .kind = CAIRN_STEP_READY, .version = version });
+    if (job->kept.is_pending) {
+        kept_note(job);
+        kept_resumed(job);
+    } else {
+        kept_begin(job);
+    }
     session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
+}
+
+/* ---- an update that was cut off ---- */
+
+/* The copy that the end of such an update is written to; the seal writes the version to the
+ * other copy. */
+static struct published_copy *other_copy(struct shard_job *job)
+{
+    return &job->versions.copies[1];
+}
+
+static bool describe_resume(struct work_run *run, uint32_t item, uint32_t stage,
+                            struct works *works)
+{
+    struct shard_job *job = pass_job(run);
+    const uint32_t trained = pass_trained(run, item), chunk = pass_chunk(run, item);
+    const struct chunk_place place = place_of(job, chunk);
+    assert(stage == 0);
+    if (!kept_has_ended(job, trained) && !is_left_alone(job, chunk, &place))
+        (void)add_update(works, job, other_copy(job), trained, &place);
+    return false;
+}
+
+/* Ends the chunks that the threads of the process before were at, each in the undo that it is
+ * in: a pass would use the undos for other chunks. */
+static cairn_status end_chunks(struct shard_job *job, uint32_t *count_out, struct sentence *why)
+{
+    struct works *works = compute_loop(&job->shard->host);
+    struct update_undo *undo;
+    uint32_t trained;
+    bool is_of;
+    *count_out = 0;
+    for (uint32_t i = 0; (undo = kept_undo(job, i, &is_of, &trained)) != NULL; i++) {
+        if (!is_of) continue;
+        const struct chunk_place place = place_of(job, job->pass.table->trained[trained]);
+        add_update(works, job, other_copy(job), trained, &place)->undo = undo;
+        CAIRN_TRY(works_run(works, why));
+        ++*count_out;
+    }
+    return CAIRN_OK;
+}
+
+cairn_status pass_resume(struct shard_job *job, struct sentence *why)
+{
+    static const struct pass_kind resume = { describe_resume, NULL, pass_seal };
+    const struct decision *last = step_last(job->collector.step);
+    bool was_cut;
+    uint32_t count;
+    CAIRN_TRY(kept_take(job, &was_cut, why));
+    if (!was_cut) {
+        pass_seal(job);
+        return CAIRN_OK;
+    }
+    const char *reason = read_scalars(job, last);
+    if (reason != NULL) return fail_with(why, CAIRN_ERR_MALFORMED, "%s", reason);
+    CAIRN_TRY(end_chunks(job, &count, why));
+    log_info("job %s: the update to version %" PRIu64 ".%" PRIu64
+             " is ended, which was cut off in %u chunks",
+             job->spec.name, last->version_after.generation, last->version_after.step, count);
+    pass_submit(job, true, false, &resume);
+    return CAIRN_OK;
 }
 
 void pass_seal(struct shard_job *job)
@@ -755,6 +844,7 @@ static cairn_status take_terms(struct shard_daemon *shard, struct arriving *term
     job->terms.revision = revision;
     leaf_hash(job->terms.amended.bytes, job->terms.amended.have_bytes, &job->terms.digest);
     log_info("job %s: amended, revision %" PRIu64, job->spec.name, revision);
+    kept_begin(job);
     return CAIRN_OK;
 }
 

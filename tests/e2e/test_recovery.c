@@ -124,6 +124,16 @@ static double after_the_coordinator(const struct trainer *t)
     return now() - begin;
 }
 
+/* Its keeper starts the next process, which goes on with the state that the one before left. */
+static double after_a_shard(const struct trainer *t)
+{
+    train_until(t, 1);
+    const double begin = now();
+    ck_assert_int_eq(kill(cluster_shard_process(&cluster, 0), SIGKILL), 0);
+    train_until(t, 1);
+    return now() - begin;
+}
+
 /* ---- all of them ---- */
 
 static const struct {
@@ -133,6 +143,7 @@ static const struct {
     { "a worker is killed, the next step", after_a_kill },
     { "a worker is stopped, the next step", after_a_stop },
     { "the coordinator is killed and started, the next step", after_the_coordinator },
+    { "a shard is killed under its keeper, the next step", after_a_shard },
     { "a worker begins anew, its first step", until_it_is_back },
 };
 
@@ -147,7 +158,7 @@ TEST_EACH(training_goes_on_after, 0, sizeof figures / sizeof *figures)
     static double took_ms[KILLS_MAX];
     static const char *const quick[] = { "lease.heartbeat=100ms", "lease.timeout=1500ms", NULL };
     const uint32_t asked = kills(), count = asked > 0 ? asked : 1;
-    start(1, .coordinator_set = asked > 0 ? NULL : quick);
+    start(1, .coordinator_set = asked > 0 ? NULL : quick, .shards_kept = true);
     const struct trainer t = attach("tiny", TINY(ELEMS));
     train_until(&t, 1);
     for (uint32_t i = 0; i < count; i++) took_ms[i] = figures[_i].once(&t);

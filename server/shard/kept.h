@@ -1,0 +1,105 @@
+#ifndef CAIRN_SHARD_KEPT_H
+#define CAIRN_SHARD_KEPT_H
+
+#include "gpu/gpu.h"
+#include "server/base/keeper.h"
+#include "server/core/step.h"
+#include "server/shard/collect.h"
+#include "server/shard/memory.h"
+#include "server/shard/need.h"
+
+/* The state of a job's part outlives the process, if a keeper holds its descriptors
+ * (base/keeper.h).
+ *
+ *   segments   the memfds of the planes, sums included, as they are
+ *   record     what the part is: spec, layout, places. A new edition whenever that changes
+ *   ledger     how far the part is: the machine's last outcome, and how far each update is. Written in every
+ *              round, in place
+ *
+ *   serving ─► kept_begin ─► kept_note, before anybody is told of a step ─► kept_end
+ *      ▲            │  dies at any instruction
+ *      │            ▼
+ *      └── the next process: kept_open ─► shard_job_resume ─► the update that was cut off is ended
+ *
+ * Kept is what only this part has: the parameters, the moments, and the sums of a round that was
+ * reported as reduced. Everything else comes again: members from the coordinator, contributions
+ * from workers, who compute a round again that was not prepared; published copies are written
+ * anew. From when a layout is prepared until it is settled, a part is not kept. Nor is a part
+ * that has state on a device. Loop thread, except where it says so. */
+
+/* The part that a job has here, as it is kept. */
+struct job_kept {
+    uint32_t
+        part; /* the number of the part in the names of its descriptors; 0: nothing was stored */
+    uint32_t edition; /* the newest edition that was made */
+    bool is_stored;   /* the keeper has that edition, so the part is kept now */
+    bool is_due;      /* another edition is to be made when the update under way has ended */
+    uint64_t segments[CAIRN_PLANES]; /* so many segments of each plane were stored */
+    struct kept_ledger *ledger;      /* owned: mapped; NULL: none */
+    struct kept_part *from; /* owned: what the part is being resumed from; NULL: it is not */
+    bool is_pending;        /* the shard does not connect before the part serves again */
+    bool was_kept; /* the machine continues that of another process, so there is no READY */
+};
+
+/* A shard stores its parts with its keeper, and resumes those that it was handed. */
+struct shard_kept {
+    uint32_t parts;   /* the highest number of a part */
+    uint32_t pending; /* how many parts are being resumed */
+    struct log_limit said;
+};
+
+/* Takes what the keeper handed over, and begins to resume the parts that it has. Takes ownership
+ * of `fds`. A part that cannot be resumed is logged with the reason, and forgotten. */
+void kept_open(struct shard_daemon *shard, struct kept_fd *fds, size_t count);
+
+/* Has the part kept as it is now. Call it when the part serves, and whenever its spec, its
+ * layout or its memory has changed. Without a keeper, or if the part cannot be kept, this does
+ * nothing. */
+void kept_begin(struct shard_job *job);
+/* Has the part not kept for now: its memory and its layout do not agree. */
+void kept_pause(struct shard_job *job);
+/* Notes how far the machine is. Called before anybody is told of it, and before an update
+ * begins. */
+void kept_note(struct shard_job *job);
+/* Sets the fields of an update of a chunk by which another process could end it. Any thread.
+ * `trained` is the core's number of the chunk; `lane`: struct works. */
+void kept_update(const struct shard_job *job, uint32_t trained, uint32_t lane,
+                 struct update_work *work);
+/* True if the chunk's update by the last decision is ended. Any thread. */
+bool kept_has_ended(const struct shard_job *job, uint32_t trained);
+
+/* ---- a part that is resumed ---- */
+
+/* The message that the part was made by, as far as it is known; borrowed from the kept part. */
+struct kept_create {
+    Cairn__JobCreate message;
+    struct paged spec, layout;
+};
+/* The job is made from the part: kept_take_part ─► the other functions ─► kept_is_pending ─►
+ * kept_resumed; or, if it cannot be made, kept_leave_part: the part stays the caller's. */
+void kept_take_part(struct shard_job *job, struct kept_part *part);
+void kept_leave_part(struct shard_job *job);
+void kept_is_pending(struct shard_job *job);
+/* Gives the extents of a fresh view their places in the planes, and the job its amended terms.
+ * CAIRN_ERR_MALFORMED, CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status kept_place(struct shard_job *job, struct sentence *why);
+/* Opens the planes out of the segments. CAIRN_ERR_IO, CAIRN_ERR_NO_MEMORY,
+ * CAIRN_ERR_UNSUPPORTED. */
+CAIRN_MUST_CHECK cairn_status kept_open_planes(struct shard_job *job, const struct need *need,
+                                               struct sentence *why);
+/* The round machine continues from there. */
+struct step_kept kept_step(const struct shard_job *job);
+/* Takes the ledger over, and the tensors and groups that the kept round leaves alone.
+ * *was_cut_out: an update was cut off, which the caller ends. CAIRN_ERR_MALFORMED: the ledger is
+ * of other chunks. */
+CAIRN_MUST_CHECK cairn_status kept_take(struct shard_job *job, bool *was_cut_out,
+                                        struct sentence *why);
+/* The undo of the i-th lane of the process that ended, and the core's number of the chunk to
+ * which it belongs; NULL: there is no further lane, or (is_of false) the lane's last update was
+ * not cut off. */
+struct update_undo *kept_undo(const struct shard_job *job, uint32_t lane, bool *is_of,
+                              uint32_t *trained_out);
+/* The part serves again. */
+void kept_resumed(struct shard_job *job);
+
+#endif

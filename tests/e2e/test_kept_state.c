@@ -1,0 +1,275 @@
+/* A shard that dies under a keeper loses nothing: its next process goes on with the state that it left,
+ * and the content root is the one of the undisturbed run. What cannot be gone on with is refused with a
+ * sentence. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "tests/e2e/crew.h"
+#include "tests/e2e/scene.h"
+
+enum { ELEMS = 9000, WIDE = 60000 };
+
+static struct crew both(void)
+{
+    return (
+        struct crew) { .job = &bits_job, .endpoint = cluster.address, .until_step = BITS_STEPS };
+}
+
+static const char *log_of(int shard)
+{
+    static char name[4][32];
+    snprintf(name[shard], sizeof name[shard], "shard-%d.log", shard);
+    return name[shard];
+}
+
+/* How often the shard's processes went on with what the one before had left. */
+static int resumed(int shard)
+{
+    return logged(log_of(shard), "as the process before left it");
+}
+
+/* Its keeper starts the next one. */
+static void kill_process(int shard)
+{
+    ck_assert_int_eq(kill(cluster_shard_process(&cluster, shard), SIGKILL), 0);
+}
+
+/* ---- it dies ---- */
+
+TEST(a_shard_killed_under_a_keeper_changes_no_bit)
+{
+    static const uint64_t steps[] = { 3, 8, 15, 22, 35, 42 };
+    struct crew_run run;
+    start(3, .shards_kept = true);
+    struct crew crew = both();
+    crew.shuffle = 99;
+    crew_start(&run, &crew);
+    for (int i = 0; i < 6; i++) {
+        crew_await(&run, steps[i]);
+        kill_process(i % 3);
+    }
+    crew_join(&run);
+    for (int i = 0; i < 3; i++) await(resumed(i) == 2);
+    ck_assert_int_eq(logged("coordinator.log", "without its part"), 0);
+    crew_check_root(cluster.address, &bits_job, BITS_GOLDEN_ROOT);
+}
+
+/* All of them at once, and the coordinator. */
+TEST(a_cluster_whose_daemons_all_die_goes_on_where_it_was)
+{
+    char root[65];
+    start(2, .shards_kept = true);
+    join("tiny", TINY(ELEMS));
+    train_pushing(0.5f, 5);
+    bits(root);
+    for (int i = 0; i < 2; i++) kill_process(i);
+    restart_coordinator();
+    expect_bits(root);
+    train_pushing(0.25f, 3);
+    ck_assert_uint_eq(newest(job).step, 8);
+}
+
+/* A file that is exchanged, a setting that needs another process: state stays where it is. */
+TEST(a_daemon_that_is_exchanged_goes_on_with_its_state)
+{
+    char root[65];
+    start(1, .shards_kept = true);
+    join("tiny", TINY(ELEMS));
+    train_pushing(0.5f, 5);
+    bits(root);
+    cluster_renew_shard(&cluster, 0, SIGUSR2);
+    ck_assert_int_eq(resumed(0), 1);
+    expect_bits(root);
+    train_pushing(0.5f, 3);
+    ck_assert_uint_eq(newest(job).step, 8);
+}
+
+/* The version that a reader has mapped stays as it is, and the next one is read from the next process. */
+TEST(what_a_worker_has_mapped_outlives_the_shard)
+{
+    static float before[ELEMS], after[ELEMS];
+    struct cairn_view view = { .struct_size = sizeof view };
+    size_t count = 1;
+    cairn_op *op;
+    start(1, .shards_kept = true);
+    join("tiny", TINY(ELEMS));
+    train_pushing(0.5f, 2);
+    const struct cairn_version version = newest(job);
+    good(cairn_map(job, version, "w", &view, &count, &op));
+    good(cairn_wait(op, CLUSTER_WAIT_MS));
+    memcpy(before, view.ptr, sizeof before);
+    kill_process(0);
+    await(resumed(0) == 1);
+    ck_assert_mem_eq(view.ptr, before, sizeof before);
+    good(cairn_unmap(job, &view, NULL));
+    train_pushing(0.5f, 1);
+    trainer_fetch(job, newest(job), "w", NULL, CAIRN_F32, after);
+    ck_assert_mem_ne(after, before, sizeof after);
+}
+
+/* ---- what is kept follows what there is ---- */
+
+/* Descriptors of memory of that name that the keeper holds; NULL: of any. */
+static int held(pid_t keeper, const char *label)
+{
+    char folder[64], path[PATH_MAX], link[PATH_MAX];
+    int count = 0;
+    snprintf(folder, sizeof folder, "/proc/%d/fd", (int)keeper);
+    DIR *fds = opendir(folder);
+    ck_assert_ptr_nonnull(fds);
+    for (const struct dirent *entry; (entry = readdir(fds)) != NULL;) {
+        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+        const ssize_t length = readlink(path, link, sizeof link - 1);
+        if (length <= 0) continue;
+        link[length] = '\0';
+        if (strncmp(link, "/memfd:cairn-", 13) != 0) continue;
+        count += label == NULL || strncmp(link + 7, label, strlen(label)) == 0;
+    }
+    closedir(fds);
+    return count;
+}
+
+TEST(a_job_that_is_dropped_is_kept_no_more)
+{
+    start(1, .shards_kept = true);
+    const pid_t keeper = cluster.shards[0];
+    join("tiny", TINY(ELEMS));
+    await(held(keeper, "cairn-record") == 1 && held(keeper, "cairn-ledger") == 1);
+    ck_assert_int_eq(held(keeper, "cairn-param"), 1);
+    ck_assert_int_eq(held(keeper, "cairn-acc"), 1);
+    leave();
+    says(0, "", "job drop tiny --yes");
+    await(held(keeper, NULL) == 0);
+}
+
+static void add_shard_while_training(void)
+{
+    int status;
+    cluster_add_shard(&cluster, 2);
+    const pid_t pid = fork_child();
+    if (pid == 0) {
+        ask("reshard apply tiny --add shard-2");
+        _exit(said.status);
+    }
+    while (waitpid(pid, &status, WNOHANG) == 0) train_pushing(0.5f, 1);
+    ck_assert_int_eq(status, 0);
+}
+
+TEST(what_was_amended_and_moved_is_kept_as_it_is_now)
+{
+    char root[65];
+    start(2, .shards_kept = true);
+    join("tiny", TINY(WIDE, .chunk_leaves = 1));
+    train_pushing(0.5f, 3);
+    says(0, "", "job amend tiny --clip-norm 3");
+    add_shard_while_training();
+    await(held(cluster.shards[2], "cairn-record") == 1);
+    bits(root);
+    for (int i = 0; i < 3; i++) {
+        kill_process(i);
+        await(resumed(i) == 1);
+        expect_bits(root);
+    }
+    says(0, "clip norm         3", "job show tiny");
+    train_pushing(0.5f, 3);
+}
+
+/* ---- what cannot be gone on with ---- */
+
+/* Opens the memory of that name that the keeper holds. */
+static int open_held(pid_t keeper, const char *label)
+{
+    char folder[64], path[PATH_MAX], link[PATH_MAX];
+    int fd = -1;
+    snprintf(folder, sizeof folder, "/proc/%d/fd", (int)keeper);
+    DIR *fds = opendir(folder);
+    ck_assert_ptr_nonnull(fds);
+    for (const struct dirent *entry; fd < 0 && (entry = readdir(fds)) != NULL;) {
+        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+        const ssize_t length = readlink(path, link, sizeof link - 1);
+        if (length > 7 && strncmp(link + 7, label, strlen(label)) == 0)
+            fd = open(path, O_RDWR | O_CLOEXEC);
+    }
+    closedir(fds);
+    ck_assert_int_ge(fd, 0);
+    return fd;
+}
+
+static void change(int fd, off_t at, uint8_t by)
+{
+    uint8_t byte;
+    ck_assert_int_eq((int)pread(fd, &byte, 1, at), 1);
+    byte ^= by;
+    ck_assert_int_eq((int)pwrite(fd, &byte, 1, at), 1);
+}
+
+static void damage_record(int fd)
+{
+    struct stat is;
+    ck_assert_int_eq(fstat(fd, &is), 0);
+    change(fd, is.st_size - 1, 1);
+}
+
+static void cut_off(int fd)
+{
+    ck_assert_int_eq(ftruncate(fd, 4096), 0);
+}
+
+static void other_format(int fd)
+{
+    change(fd, 8, 0xff);
+}
+
+/* A shard's process ends while its keeper is stopped, and what the keeper holds is changed meanwhile. */
+static const struct {
+    const char *label, *word;
+    void (*change)(int fd);
+} damages[] = {
+    { "cairn-record", "its record is damaged", damage_record },
+    { "cairn-record", "and this build reads 1", other_format },
+    { "cairn-record", "its record is damaged", cut_off },
+    { "cairn-ledger", "its ledger is damaged", other_format },
+    { "cairn-ledger", "its ledger is damaged", cut_off },
+    { "cairn-param", "has 4096 bytes, and", cut_off },
+    { "cairn-exp_avg_sq", "has 4096 bytes, and", cut_off },
+};
+
+TEST_EACH(what_is_damaged_is_refused_with_a_sentence_and_the_job_waits_for_a_snapshot, 0,
+          sizeof damages / sizeof *damages)
+{
+    char root[65];
+    start(1, .shards_kept = true);
+    const pid_t keeper = cluster.shards[0];
+    join("tiny", TINY(ELEMS, .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST));
+    train_pushing(0.5f, 3);
+    says(0, "committed", "snapshot create tiny --wait");
+    bits(root);
+    await(held(keeper, "cairn-record") == 1);
+    ck_assert_int_eq(kill(keeper, SIGSTOP), 0);
+    const int fd = open_held(keeper, damages[_i].label);
+    kill_process(0);
+    damages[_i].change(fd);
+    close(fd);
+    ck_assert_int_eq(kill(keeper, SIGCONT), 0);
+    await(logged(log_of(0), damages[_i].word) == 1);
+    await(logged(log_of(0), "cannot be used, and is forgotten") +
+              logged(log_of(0), "cannot hold job tiny") ==
+          1);
+    leave();
+    await(logged("coordinator.log", "job tiny restored from") == 1);
+    join("tiny", TINY(ELEMS, .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST));
+    expect_bits(root);
+}
+
+SUITE(60, .tear_down = stop);
+
+int main(int argc, char **argv)
+{
+    return crew_main(argc, argv, both());
+}
