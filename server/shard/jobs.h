@@ -54,11 +54,6 @@ void own_settle(struct shard_job *job);
 CAIRN_MUST_CHECK cairn_status shard_job_layout(const struct shard_job *job,
                                                const struct paged *bytes,
                                                struct layout **layout_out, struct sentence *why);
-/* Makes a job from a part that was kept (kept.h). If the status is CAIRN_OK the job has taken
- * the part, and may have given it up already. The statuses of a JobCreate. */
-CAIRN_MUST_CHECK cairn_status shard_job_resume(struct shard_daemon *shard,
-                                               const struct kept_create *create,
-                                               struct kept_part *part, struct sentence *why);
 /* Returns the bytes of device memory that the job takes, including bytes that no element uses. If
  * `all` is true, the published copies that every job has count, even if they are not on the device
  * now; otherwise only the copies that are on the device now count. */

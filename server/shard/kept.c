@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "proto/wire/wire.h"
-#include "server/shard/jobs.h"
 #include "server/shard/part.h"
 #include "server/shard/shard.h"
 
@@ -750,7 +749,7 @@ static cairn_status try_resume(struct shard_daemon *shard, struct kept_part *par
     CAIRN_TRY(read_ledger(part, why));
     const struct coordinator_id seen = last_outcome(part->ledger)->seen;
     const struct kept_create create = create_of(part);
-    CAIRN_TRY(shard_job_resume(shard, &create, part, why));
+    CAIRN_TRY(shard->up->resume(shard, &create, part, why));
     if (seen.incarnation >= shard->session.seen.incarnation) shard->session.seen = seen;
     return CAIRN_OK;
 }
@@ -904,5 +903,5 @@ void kept_resumed(struct shard_job *job)
     part_close(job->kept.from);
     job->kept.from = NULL;
     assert(shard->kept.pending > 0);
-    if (--shard->kept.pending == 0) connection_begin(shard);
+    if (--shard->kept.pending == 0) shard->up->resumed(shard);
 }

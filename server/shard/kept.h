@@ -19,7 +19,7 @@
  *   serving ─► kept_begin ─► kept_note, before anybody is told of a step ─► kept_end
  *      ▲            │  dies at any instruction
  *      │            ▼
- *      └── the next process: kept_open ─► shard_job_resume ─► the update that was cut off is ended
+ *      └── the next process: kept_open ─► a job is made ─► the update that was cut off is ended
  *
  * Kept is what only this part has: the parameters, the moments, and the sums of a round that was
  * reported as reduced. Everything else comes again: members from the coordinator, contributions

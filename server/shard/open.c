@@ -516,8 +516,10 @@ static cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *cre
 
 /* ==== resume ==== */
 
-cairn_status shard_job_resume(struct shard_daemon *shard, const struct kept_create *create,
-                              struct kept_part *part, struct sentence *why)
+/* Makes a job from a part that was kept (kept.h). If the status is CAIRN_OK the job has taken the
+ * part, and may have given it up already. The statuses of a JobCreate. */
+static cairn_status resume_job(struct shard_daemon *shard, const struct kept_create *create,
+                               struct kept_part *part, struct sentence *why)
 {
     struct shard_draft *draft;
     struct shard_job *job;
@@ -821,4 +823,6 @@ const struct shard_up shard_job_up = {
     .settle = own_settle,
     .loaded = on_loaded,
     .memory_back = on_memory_back,
+    .resume = resume_job,
+    .resumed = connection_begin,
 };

@@ -11,10 +11,10 @@
  *                 the other shards that it asks
  *   memory.h      the memory of a job: reserved, made, given back; the planes in which the state lies
  *   collect.h     the contributions of workers: judged, landed, folded; the tiles that workers hold
+ *   kept.h        what outlives this process, and is resumed by the next one
  *   read.h        the versions that can be fetched, the leased ones, and the fetches
  *   state.h       the initial state (load, put), writes, snapshots and digests (pin)
  *   part.h        the terms, times, passes, parking and admission of a job's part
- *   kept.h        what outlives this process, and is resumed by the next one
  *   move.h        the state that the part gets and gives when the layout changes
  *   shard.h       the shard itself; its connection, its device, its storage, its draining
  *   jobs.h        a complete job: made, held, freed; its members' connections; its own part's rounds
@@ -244,6 +244,11 @@ struct shard_up {
                    bool puts_follow);
     /* Called when memory that was released is unmapped. */
     void (*memory_back)(struct shard_daemon *shard);
+    /* Makes a job from a part that was kept. The job takes the part if the status is CAIRN_OK. */
+    cairn_status (*resume)(struct shard_daemon *shard, const struct kept_create *create,
+                           struct kept_part *part, struct sentence *why);
+    /* Called when no part is being resumed any longer: connection_begin. */
+    void (*resumed)(struct shard_daemon *shard);
 };
 extern const struct shard_up shard_job_up;
 
