@@ -229,6 +229,8 @@ void kept_note(struct shard_job *job)
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
     __atomic_store_n(&ledger->count, ledger->count + 1, __ATOMIC_RELAXED);
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    if (last_outcome(ledger)->phase == CAIRN_STEP_UPDATING)
+        job->kept.stamp = last_outcome(ledger)->last_round;
 }
 
 void kept_update(const struct shard_job *job, uint32_t trained, uint32_t lane,
@@ -239,14 +241,14 @@ void kept_update(const struct shard_job *job, uint32_t trained, uint32_t lane,
     assert(lane < LANES && trained < ledger->trained_count);
     work->undo = undo_at(ledger, lane);
     work->ended = &ended_of(ledger)[trained];
-    work->stamp = last_outcome(ledger)->last_round;
+    work->stamp = job->kept.stamp;
     work->work = trained;
 }
 
 bool kept_has_ended(const struct shard_job *job, uint32_t trained)
 {
     const struct kept_ledger *ledger = job->kept.ledger;
-    return ended_of(ledger)[trained] == last_outcome(ledger)->last_round;
+    return ended_of(ledger)[trained] == job->kept.stamp;
 }
 
 /* ---- an edition ---- */
@@ -879,6 +881,7 @@ cairn_status kept_take(struct shard_job *job, bool *was_cut_out, struct sentence
     memcpy(job->frozen.groups, frozen, ledger->group_count * sizeof *frozen);
     memcpy(job->frozen.tensors, frozen + ledger->group_count,
            ledger->tensor_count * sizeof *frozen);
+    job->kept.stamp = last->last_round;
     *was_cut_out = last->phase == CAIRN_STEP_UPDATING;
     return CAIRN_OK;
 }
@@ -889,8 +892,8 @@ struct update_undo *kept_undo(const struct shard_job *job, uint32_t lane, bool *
     const struct kept_ledger *ledger = job->kept.ledger;
     if (lane == LANES) return NULL;
     struct update_undo *undo = undo_at(ledger, lane);
-    *is_of = undo->stamp == last_outcome(ledger)->last_round &&
-             undo->work < ledger->trained_count && !kept_has_ended(job, (uint32_t)undo->work);
+    *is_of = undo->stamp == job->kept.stamp && undo->work < ledger->trained_count &&
+             !kept_has_ended(job, (uint32_t)undo->work);
     *trained_out = (uint32_t)undo->work;
     return undo;
 }

@@ -36,6 +36,7 @@ struct job_kept {
     bool is_due;      /* another edition is to be made when the update under way has ended */
     uint64_t segments[CAIRN_PLANES]; /* so many segments of each plane were stored */
     struct kept_ledger *ledger;      /* owned: mapped; NULL: none */
+    uint64_t stamp; /* of the update under way: the round that it ends; constant meanwhile */
     struct kept_part *from; /* owned: what the part is being resumed from; NULL: it is not */
     bool is_pending;        /* the shard does not connect before the part serves again */
     bool was_kept; /* the machine continues that of another process, so there is no READY */
