@@ -122,6 +122,9 @@ struct sim_shard {
     uint32_t has, lacks; /* state of chunks, a bit each */
     struct cairn_version state_at[CHUNKS_MAX];
     bool publish_asked, joining;
+    struct step_kept noted; /* as the ledger has it: what was told last */
+    uint8_t noted_payload[PAYLOAD_MAX];
+    const struct step_machine *noted_of; /* the core of which that is; another one is noted anew */
     bool unfenced; /* it was kept, and no coordinator has fenced this process yet */
     struct sim_copy copies[2];
     uint32_t newest_copy;

@@ -13,6 +13,7 @@ void shard_start(struct sim *sim, uint32_t shard)
     s->layout = &sim->layouts[0];
     const struct step_config config = sim_step_config(sim, s->layout, shard);
     s->core = step_init(sim->step_memory[0][shard], &config, (struct cairn_version) { 1, 0 }, NULL);
+    s->noted_of = NULL;
     take_publish(sim, shard);
     sim_at(sim, rng_exponential(&sim->schedule, 500), E_CONTROL_RECONNECT, shard, NOBODY, 0);
 }
@@ -238,10 +239,27 @@ static void receive(struct sim *sim, uint32_t shard, const struct step_action *a
            action->slot, 0);
 }
 
+/* As kept_note of server/shard/kept.h. */
+static void note(struct sim_shard *s)
+{
+    s->noted = step_keep(s->core);
+    s->noted_of = s->core;
+    if (s->noted.last.payload_bytes > 0)
+        memcpy(s->noted_payload, s->noted.last.payload, s->noted.last.payload_bytes);
+    s->noted.last.payload = s->noted_payload;
+}
+
+static bool tells(enum step_action_kind kind)
+{
+    return kind == CAIRN_STEP_REDUCED_REPORT || kind == CAIRN_STEP_UPDATE ||
+           kind == CAIRN_STEP_PUBLISHED_REPORT || kind == CAIRN_STEP_ANSWER;
+}
+
 static void do_action(struct sim *sim, uint32_t shard, const struct step_action *action,
                       const struct message *message)
 {
     struct sim_shard *s = &sim->shards[shard];
+    if (tells(action->kind)) note(s);
     const uint64_t work = rng_exponential(&sim->schedule, sim->scenario.work_delay);
     sim_trace(sim, step_action_name(action->kind), shard, action->round,
               (uint64_t)action->chunk << 32 | action->micro);
@@ -548,7 +566,7 @@ static bool is_kept(const struct sim *sim, const struct sim_shard *s)
 {
     if (s->core == NULL || sim->scenario.hosts > 0)
         return false; // the relay dies, too: not simulated
-    const struct step_kept kept = step_keep(s->core);
+    const struct step_kept kept = s->noted_of == s->core ? s->noted : step_keep(s->core);
     if (kept.phase == CAIRN_STEP_UPDATING && kept.last.kind == CAIRN_DECISION_WRITE) return false;
     return kept.phase != CAIRN_STEP_JOINING && s->prepared == NULL && s->next == NULL &&
            s->lacks == 0 && s->layout == sim->oracle.settled && !s->joining;
@@ -570,7 +588,8 @@ void shard_kill_kept(struct sim *sim, uint32_t shard)
     struct sim_shard *s = &sim->shards[shard];
     uint8_t payload[PAYLOAD_MAX];
     if (!is_kept(sim, s)) return;
-    struct step_kept kept = step_keep(s->core);
+    if (s->noted_of != s->core) note(s);
+    struct step_kept kept = s->noted;
     if (kept.last.payload_bytes > 0) memcpy(payload, kept.last.payload, kept.last.payload_bytes);
     kept.last.payload = payload;
     sim_trace(sim, "shard dies, and is kept", shard, kept.phase, kept.round);
@@ -588,6 +607,7 @@ void shard_kill_kept(struct sim *sim, uint32_t shard)
     const struct step_config config = sim_step_config(sim, s->layout, shard);
     s->core_place = 1 - s->core_place;
     s->core = step_init_kept(sim->step_memory[s->core_place][shard], &config, &kept);
+    note(s);
     if (step_epoch(s->core) != kept.epoch || step_round_seen(s->core) != kept.round_seen)
         sim_fail(sim, "shard %u would obey a coordinator that it is past", shard);
     shard_link_break(sim, shard, NOTICE);
@@ -638,6 +658,7 @@ static void do_shard_event(struct sim *sim, const struct event *in)
     default: return;
     }
     do_event(sim, in->a, &event, NULL);
+    if (event.kind == CAIRN_STEP_UPDATED) note(&sim->shards[in->a]);
 }
 
 void shard_event(struct sim *sim, const struct event *in)

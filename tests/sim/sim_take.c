@@ -121,6 +121,7 @@ static void on_join(struct sim *sim, uint32_t shard, const struct message *messa
     config.joins = true;
     s->core = step_init(sim->step_memory[s->core_place][shard], &config,
                         (struct cairn_version) { 1, 0 }, NULL);
+    s->noted_of = NULL;
     if (sim->scenario.hosts > 0) relay_start(sim, shard);
 }
 
@@ -235,6 +236,7 @@ void take_advance(struct sim *sim, uint32_t shard)
     s->next = NULL;
     s->core_place ^= 1;
     s->core = step_init_from(sim->step_memory[s->core_place][shard], &config, s->core);
+    s->noted_of = NULL;
     relay_recut(sim, shard);
     s->take_conn++;
     s->taking = s->publish_asked = false;
