@@ -18,6 +18,7 @@
 
 /* Another format is refused by name, and the part is restored from a snapshot. */
 #define FORMAT      1
+#define VOID_FORMAT 0 /* of a ledger whose part is not kept any more */
 #define BUILD_BYTES 64
 #define LANES \
     (CAIRN_POOL_THREADS_MAX + 8) /* of an undo each, of which untouched ones take no memory */
@@ -222,21 +223,26 @@ static void fill_outcome(const struct shard_job *job, const struct kept_ledger *
 void kept_note(struct shard_job *job)
 {
     struct kept_ledger *ledger = job->kept.ledger;
-    if (ledger == NULL) return;
+    if (ledger == NULL || !job->kept.is_stored) return;
     // The outcome before stays whole until this one is. A process dies between two instructions, so only the
     // compiler could exchange these stores.
     fill_outcome(job, ledger, outcome_at(ledger, ledger->count + 1));
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
     __atomic_store_n(&ledger->count, ledger->count + 1, __ATOMIC_RELAXED);
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
-    if (last_outcome(ledger)->phase == CAIRN_STEP_UPDATING)
-        job->kept.stamp = last_outcome(ledger)->last_round;
+}
+
+void kept_marks(struct shard_job *job)
+{
+    struct job_kept *kept = &job->kept;
+    kept->marked = kept->is_stored ? kept->ledger : NULL;
+    if (kept->marked != NULL) kept->stamp = last_outcome(kept->marked)->last_round;
 }
 
 void kept_update(const struct shard_job *job, uint32_t trained, uint32_t lane,
                  struct update_work *work)
 {
-    const struct kept_ledger *ledger = job->kept.ledger;
+    const struct kept_ledger *ledger = job->kept.marked;
     if (ledger == NULL) return;
     assert(lane < LANES && trained < ledger->trained_count);
     work->undo = undo_at(ledger, lane);
@@ -247,8 +253,7 @@ void kept_update(const struct shard_job *job, uint32_t trained, uint32_t lane,
 
 bool kept_has_ended(const struct shard_job *job, uint32_t trained)
 {
-    const struct kept_ledger *ledger = job->kept.ledger;
-    return ended_of(ledger)[trained] == job->kept.stamp;
+    return ended_of(job->kept.marked)[trained] == job->kept.stamp;
 }
 
 /* ---- an edition ---- */
@@ -412,9 +417,12 @@ void kept_begin(struct shard_job *job)
 void kept_pause(struct shard_job *job)
 {
     struct job_kept *kept = &job->kept;
+    // A keeper that does not read may hold the edition for longer, and hand it over.
+    if (kept->ledger != NULL) kept->ledger->format = VOID_FORMAT;
     if (kept->is_stored) forget_edition(kept->part, kept->edition);
     kept->is_stored = false;
-    unmap_ledger(kept);
+    // The ledger stays mapped until the next edition, or until the job is freed: the threads of an
+    // update that is under way write into it.
 }
 
 static void part_close(struct kept_part *part);
@@ -663,6 +671,11 @@ static cairn_status read_ledger(struct kept_part *part, struct sentence *why)
     struct kept_ledger *ledger = map_old(part->ledger_fd, sizeof *ledger, PROT_READ | PROT_WRITE,
                                          &bytes);
     if (ledger == NULL) return fail_with(why, CAIRN_ERR_IO, "its ledger cannot be read");
+    if (ledger->format == VOID_FORMAT) {
+        munmap(ledger, (size_t)bytes);
+        return fail_with(why, CAIRN_ERR_NOT_FOUND,
+                         "the process before was moving the part, or giving it up");
+    }
     if (!ledger_is_right(ledger, part, bytes)) {
         munmap(ledger, (size_t)bytes);
         return fail_with(why, CAIRN_ERR_CHECKSUM, "its ledger is damaged");
@@ -878,10 +891,10 @@ cairn_status kept_take(struct shard_job *job, bool *was_cut_out, struct sentence
         return fail_with(why, CAIRN_ERR_MALFORMED, "its ledger is of another layout");
     job->kept.ledger = ledger; // with the marks of the update, also for the process after this one
     part->ledger = NULL;
+    kept_marks(job);
     memcpy(job->frozen.groups, frozen, ledger->group_count * sizeof *frozen);
     memcpy(job->frozen.tensors, frozen + ledger->group_count,
            ledger->tensor_count * sizeof *frozen);
-    job->kept.stamp = last->last_round;
     *was_cut_out = last->phase == CAIRN_STEP_UPDATING;
     return CAIRN_OK;
 }
@@ -889,7 +902,7 @@ cairn_status kept_take(struct shard_job *job, bool *was_cut_out, struct sentence
 struct update_undo *kept_undo(const struct shard_job *job, uint32_t lane, bool *is_of,
                               uint32_t *trained_out)
 {
-    const struct kept_ledger *ledger = job->kept.ledger;
+    const struct kept_ledger *ledger = job->kept.marked;
     if (lane == LANES) return NULL;
     struct update_undo *undo = undo_at(ledger, lane);
     *is_of = undo->stamp == job->kept.stamp && undo->work < ledger->trained_count &&

@@ -36,7 +36,10 @@ struct job_kept {
     bool is_due;      /* another edition is to be made when the update under way has ended */
     uint64_t segments[CAIRN_PLANES]; /* so many segments of each plane were stored */
     struct kept_ledger *ledger;      /* owned: mapped; NULL: none */
-    uint64_t stamp; /* of the update under way: the round that it ends; constant meanwhile */
+    /* of the update under way, which threads read: where its marks go, and its round. borrowed: `ledger`, even
+     * if the part is kept no more; NULL: it makes none */
+    struct kept_ledger *marked;
+    uint64_t stamp;
     struct kept_part *from; /* owned: what the part is being resumed from; NULL: it is not */
     bool is_pending;        /* the shard does not connect before the part serves again */
     bool was_kept; /* the machine continues that of another process, so there is no READY */
@@ -62,6 +65,8 @@ void kept_pause(struct shard_job *job);
 /* Notes how far the machine is. Called before anybody is told of it, and before an update
  * begins. */
 void kept_note(struct shard_job *job);
+/* An update begins. Called after kept_note. */
+void kept_marks(struct shard_job *job);
 /* Sets the fields of an update of a chunk by which another process could end it. Any thread.
  * `trained` is the core's number of the chunk; `lane`: struct works. */
 void kept_update(const struct shard_job *job, uint32_t trained, uint32_t lane,

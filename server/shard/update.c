@@ -366,6 +366,7 @@ static void update_done(struct shard_job *job)
     log_debug("job %s: published %" PRIu64 ".%" PRIu64, job->spec.name,
               job->pass.version_next.generation, job->pass.version_next.step);
     own_step(job, &(struct step_event) { .kind = CAIRN_STEP_UPDATED });
+    kept_note(job); // a machine that is fenced tells nobody yet
     pin_updated(job);
     fetch_deferred(job);
     if (job->kept.is_due) kept_begin(job);
@@ -419,6 +420,7 @@ void pass_update(struct shard_job *job, const struct decision *decision)
     job->pass.version_next = decision->version_after;
     job->bytes.steps += !job->pass.update_writes;
     job->pass.updating = true;
+    kept_marks(job);
     // The copy that is chosen here loses its version. Without leases this is the version before the
     // newest.
     published_begin(job);

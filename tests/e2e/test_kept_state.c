@@ -180,6 +180,62 @@ TEST(what_was_amended_and_moved_is_kept_as_it_is_now)
     train_pushing(0.5f, 3);
 }
 
+/* ---- what is kept ends while it is in use ---- */
+
+enum { LARGE = 24 << 20 };
+
+/* Rounds with nothing in them until one fails: nearly all of the time of each is the update. */
+static void train_until_it_fails(void)
+{
+    struct cairn_round round;
+    struct cairn_result result = { .struct_size = sizeof result };
+    cairn_status status = CAIRN_OK;
+    while (status == CAIRN_OK || status == CAIRN_ERR_EPOCH_CHANGED) {
+        round = (struct cairn_round) { .struct_size = sizeof round };
+        status = cairn_round_begin(job, CLUSTER_WAIT_MS, &round);
+        if (status == CAIRN_OK)
+            status = cairn_commit(job, &round, 1, NULL, 0, CLUSTER_WAIT_MS, &result);
+    }
+}
+
+TEST(a_job_that_is_dropped_during_its_update_takes_no_daemon_along)
+{
+    start(1, .shards_kept = true, .shard_set = SETTINGS("memory.limit=2GiB", "compute.threads=2"));
+    const pid_t process = cluster_shard_process(&cluster, 0);
+    for (int i = 0; i < 4; i++) {
+        join("tiny", TINY(LARGE));
+        const pid_t pid = fork_child();
+        if (pid == 0) {
+            poll(NULL, 0, 100 + 7 * i);
+            ask("job drop tiny --yes --force");
+            _exit(said.status);
+        }
+        train_until_it_fails();
+        int status;
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        leave();
+        ck_assert_int_eq(logged(log_of(0), "was killed by signal"), 0);
+        ck_assert_int_eq(cluster_shard_process(&cluster, 0), process);
+    }
+}
+
+/* A layout is prepared while updates are under way, and comes into force between two. */
+TEST(a_layout_that_is_prepared_during_an_update_takes_no_daemon_along)
+{
+    int status;
+    start(1, .shards_kept = true, .shard_set = SETTINGS("memory.limit=2GiB", "compute.threads=2"));
+    join("tiny", TINY(LARGE / 2));
+    cluster_add_shard(&cluster, 1);
+    const pid_t pid = fork_child();
+    if (pid == 0) {
+        ask("reshard apply tiny --add shard-1 --pause 100%%");
+        _exit(said.status);
+    }
+    while (waitpid(pid, &status, WNOHANG) == 0) train(1);
+    ck_assert_int_eq(status, 0);
+    ck_assert_int_eq(logged(log_of(0), "was killed by signal"), 0);
+}
+
 /* ---- what cannot be gone on with ---- */
 
 /* Opens the memory of that name that the keeper holds. */
@@ -265,6 +321,28 @@ TEST_EACH(what_is_damaged_is_refused_with_a_sentence_and_the_job_waits_for_a_sna
     await(logged("coordinator.log", "job tiny restored from") == 1);
     join("tiny", TINY(ELEMS, .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST));
     expect_bits(root);
+}
+
+/* The keeper has yet to read that the part is not kept any more when its process dies. */
+TEST(what_went_on_while_its_keeper_was_stopped_is_refused_with_a_sentence)
+{
+    start(1, .shards_kept = true);
+    const pid_t keeper = cluster.shards[0];
+    join("tiny", TINY(ELEMS));
+    train_pushing(0.5f, 3);
+    await(held(keeper, "cairn-record") == 1);
+    ck_assert_int_eq(kill(keeper, SIGSTOP), 0);
+    for (int i = 1; logged(log_of(0), "does not outlive this process") == 0; i++)
+        says(0, "", "job amend tiny --clip-norm %d", i);
+    train_pushing(0.5f, 3);
+    leave();
+    kill_coordinator();
+    kill_process(0);
+    ck_assert_int_eq(kill(keeper, SIGCONT), 0);
+    restart_coordinator();
+    await(logged(log_of(0), "as the process before left it") > 0 ||
+          logged(log_of(0), "cannot be used, and is forgotten") > 0);
+    ck_assert_int_eq(resumed(0), 0);
 }
 
 SUITE(60, .tear_down = stop);
