@@ -199,6 +199,15 @@ static void fill_outcome(const struct shard_job *job, const struct kept_ledger *
                              out->payload_bytes == step.last.payload_bytes && step.last.round != 0;
     bool *frozen = frozen_of(ledger, out);
     assert(step.last.payload_bytes <= ledger->payload_max);
+    // A process that dies in here leaves an outcome of no round, so the next one copies the payload.
+    out->last_round = 0;
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    if (!has_payload && step.last.payload_bytes > 0)
+        memcpy(payload_of(out), step.last.payload, step.last.payload_bytes);
+    memcpy(frozen, job->frozen.groups, ledger->group_count * sizeof *frozen);
+    memcpy(frozen + ledger->group_count, job->frozen.tensors,
+           ledger->tensor_count * sizeof *frozen);
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
     *out = (struct outcome) {
         .phase = step.phase,
         .kind = step.last.kind,
@@ -213,11 +222,6 @@ static void fill_outcome(const struct shard_job *job, const struct kept_ledger *
         .seen = job->shard->session.seen,
         .settled = job->terms.settled,
     };
-    if (!has_payload && step.last.payload_bytes > 0)
-        memcpy(payload_of(out), step.last.payload, step.last.payload_bytes);
-    memcpy(frozen, job->frozen.groups, ledger->group_count * sizeof *frozen);
-    memcpy(frozen + ledger->group_count, job->frozen.tensors,
-           ledger->tensor_count * sizeof *frozen);
 }
 
 void kept_note(struct shard_job *job)
@@ -835,6 +839,7 @@ cairn_status kept_place(struct shard_job *job, struct sentence *why)
 
 static cairn_status open_plane(struct shard_job *job, enum plane plane, struct sentence *why)
 {
+    char name[CAIRN_KEEPER_NAME_MAX + 1];
     struct kept_part *part = job->kept.from;
     const uint64_t bytes = part->record->plane_bytes[plane];
     const uint64_t count = planes_segments(plane, bytes);
@@ -844,7 +849,12 @@ static cairn_status open_plane(struct shard_job *job, enum plane plane, struct s
     int *fds = part->planes[plane].fds;
     const cairn_status status = planes_adopt(&job->planes, plane, fds, bytes, why);
     for (uint64_t s = 0; s < count; s++) fds[s] = -1; // the arena has them, or has closed them
-    job->kept.segments[plane] = part->planes[plane].count;
+    job->kept.segments[plane] = count;
+    // Segments of planes that were about to grow: when these grow again, others have these names.
+    for (uint64_t s = count; s < part->planes[plane].count; s++) {
+        name_segment(name, part->number, plane, s);
+        forget(name);
+    }
     return status;
 }
 
