@@ -113,6 +113,27 @@ TEST(what_a_worker_has_mapped_outlives_the_shard)
     ck_assert_mem_ne(after, before, sizeof after);
 }
 
+/* What was put went with the process, so the write is void. */
+TEST(a_write_whose_shard_was_killed_is_begun_again)
+{
+    static float values[WIDE];
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    struct cairn_version after;
+    cairn_status status;
+    int kills = 0;
+    start(1, .shards_kept = true);
+    join("tiny", TINY(WIDE));
+    do {
+        good(cairn_write_begin(job, CLUSTER_WAIT_MS));
+        if (kills++ == 0) kill_process(0);
+        status = cairn_put(job, "w", "param", NULL, &mem, NULL);
+        if (status == CAIRN_OK) status = cairn_write_end(job, CLUSTER_WAIT_MS, &after);
+    } while (status == CAIRN_ERR_EPOCH_CHANGED);
+    good(status);
+    ck_assert_int_eq(resumed(0), 1);
+    train_pushing(0.5f, 1);
+}
+
 /* ---- what is kept follows what there is ---- */
 
 /* Descriptors of memory of that name that the keeper holds; NULL: of any. */
