@@ -36,8 +36,8 @@ struct job_kept {
     bool is_due;      /* another edition is to be made when the update under way has ended */
     uint64_t segments[CAIRN_PLANES]; /* so many segments of each plane were stored */
     struct kept_ledger *ledger;      /* owned: mapped; NULL: none */
-    /* of the update under way, which threads read: where its marks go, and its round. borrowed: `ledger`, even
-     * if the part is kept no more; NULL: it makes none */
+    /* The threads of the update under way read where its marks go, and its round. Borrowed:
+     * the ledger, even if the part is kept no more; NULL: the update makes no marks */
     struct kept_ledger *marked;
     uint64_t stamp;
     struct kept_part *from; /* owned: what the part is being resumed from; NULL: it is not */
