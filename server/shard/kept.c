@@ -236,6 +236,13 @@ void kept_note(struct shard_job *job)
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
+bool kept_lacks_round(const struct shard_job *job)
+{
+    const struct kept_ledger *ledger = job->kept.ledger;
+    return ledger != NULL &&
+           last_outcome(ledger)->round_seen != step_round_seen(job->collector.step);
+}
+
 void kept_marks(struct shard_job *job)
 {
     struct job_kept *kept = &job->kept;

@@ -65,6 +65,8 @@ void kept_pause(struct shard_job *job);
 /* Notes how far the machine is. Called before anybody is told of it, and before an update
  * begins. */
 void kept_note(struct shard_job *job);
+/* True if the newest round that began here was not noted. */
+bool kept_lacks_round(const struct shard_job *job);
 /* An update begins. Called after kept_note. */
 void kept_marks(struct shard_job *job);
 /* Sets the fields of an update of a chunk by which another process could end it. Any thread.

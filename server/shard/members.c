@@ -442,18 +442,20 @@ static bool takes_events(const struct collector *collector)
            !job->shard->closing;
 }
 
-/* True if the action tells somebody how far the machine is, or begins to change the state. */
-static bool tells(enum step_action_kind kind)
+/* True if the action tells somebody how far the machine is, or begins to change the state. A round
+ * that opens is noted, too, so that the next process knows whether a message is of a later one. */
+static bool tells(const struct shard_job *job, enum step_action_kind kind)
 {
     return kind == CAIRN_STEP_REDUCED_REPORT || kind == CAIRN_STEP_UPDATE ||
-           kind == CAIRN_STEP_PUBLISHED_REPORT || kind == CAIRN_STEP_ANSWER;
+           kind == CAIRN_STEP_PUBLISHED_REPORT || kind == CAIRN_STEP_ANSWER ||
+           (kind == CAIRN_STEP_GRANT && kept_lacks_round(job));
 }
 
 static void do_own_action(struct collector *collector, const struct step_action *action)
 {
     struct shard_job *job = collector->job;
     times_note(job, action);
-    if (tells(action->kind)) kept_note(job);
+    if (tells(job, action->kind)) kept_note(job);
     switch (action->kind) {
     // the REDUCE that follows writes the zeros
     case CAIRN_STEP_ZERO: job->pass.zero[action->chunk] = true; break;
