@@ -141,6 +141,7 @@ static void on_decide(struct shard_job *job, const void *message)
 static void on_resolve(struct shard_job *job, const void *message)
 {
     const Cairn__Resolve *resolve = message;
+    if (job->kept.was_kept) job->kept.over = resolve->round;
     on_decision(job, CAIRN_STEP_RESOLVE, resolve->epoch, resolve->round, resolve->decision);
     relay_on_resolve(job, resolve->epoch);
     move_on_resolve(job, resolve->epoch);

@@ -43,6 +43,8 @@ struct job_kept {
     struct kept_part *from; /* owned: what the part is being resumed from; NULL: it is not */
     bool is_pending;        /* the shard does not connect before the part serves again */
     bool was_kept; /* the machine continues that of another process, so there is no READY */
+    uint64_t
+        over; /* rounds up to this one are over, whether the process before noted them or not */
 };
 
 /* A shard stores its parts with its keeper, and resumes those that it was handed. */

@@ -414,7 +414,8 @@ static cairn_status write_judge(const struct shard_member *member,
     const bool open = write_is(job, header) &&
                       step_phase_of(job->collector.step) == CAIRN_STEP_COLLECTING;
     // The writer may know of its write before this shard does. Then the writer has to try again.
-    if (!open && header->round > step_round_seen(job->collector.step))
+    if (!open && header->round > step_round_seen(job->collector.step) &&
+        header->round > job->kept.over)
         return fail_with(why, CAIRN_ERR_BUSY, "a write of that round has not begun here");
     if (!open) return fail_with(why, CAIRN_ERR_STALE, "no write of this round is open");
     // If a box is put, the rest of the chunk is copied from the state, which has not arrived yet.
