@@ -859,7 +859,7 @@ static cairn_status open_plane(struct shard_job *job, enum plane plane, struct s
     job->kept.segments[plane] = count;
     // Segments of planes that were about to grow: when these grow again, others have these names.
     for (uint64_t s = count; s < part->planes[plane].count; s++) {
-        name_segment(name, part->number, plane, s);
+        name_segment(name, part->number, (int)plane, s);
         forget(name);
     }
     return status;
