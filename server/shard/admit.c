@@ -27,8 +27,6 @@
 #define PLACES_ALL 16384
 #define LIST_WARPS 2048 /* so many warps in one list keep a large card busy */
 
-#define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
-
 /* ---- the extents ---- */
 
 static cairn_status judge_form(const struct job_spec_data *spec, size_t number, struct form *form,

@@ -21,6 +21,9 @@
 #include "server/core/standing.h"
 #include "server/core/step.h"
 
+/* The least multiple of `to` that is not below n. */
+#define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
+
 /* ==== bytes ==== */
 
 /* The shard counts payload bytes by job, worker and path, and memory by job and kind. Each

@@ -24,8 +24,6 @@
     (CAIRN_POOL_THREADS_MAX + 8) /* of an undo each, of which untouched ones take no memory */
 #define LEDGER_ALIGN 4096u
 
-#define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
-
 static const char magic[8] = "cairnk1";
 
 /* ---- the record ---- */
@@ -137,6 +135,25 @@ static void name_segment(char name[CAIRN_KEEPER_NAME_MAX + 1], uint32_t part, in
     snprintf(name, CAIRN_KEEPER_NAME_MAX + 1, "%x.p%d.%" PRIx64, part, plane, segment);
 }
 
+/* A name, read. */
+struct kept_name {
+    char what;             /* 'r', 'l' or 'p'; 0: it is none of these names */
+    uint32_t part, number; /* number: the edition, or the plane */
+    uint64_t segment;
+};
+
+static struct kept_name read_name(const char *text)
+{
+    struct kept_name name = { .what = 0 };
+    int end = -1;
+    const int count = sscanf(text, "%" SCNx32 ".%c%" SCNx32 "%n.%" SCNx64 "%n", &name.part,
+                             &name.what, &name.number, &end, &name.segment, &end);
+    const bool is_segment = count == 4 && name.what == 'p',
+               is_edition = count == 3 && (name.what == 'r' || name.what == 'l');
+    if ((!is_segment && !is_edition) || text[end] != '\0') name.what = 0;
+    return name;
+}
+
 static void forget(const char *name)
 {
     struct sentence why;
@@ -151,6 +168,16 @@ static void forget_edition(uint32_t part, uint32_t edition)
     forget(name);
     name_edition(name, part, 'l', edition);
     forget(name);
+}
+
+/* Forgets the segments [first, end) of a plane. */
+static void forget_segments(uint32_t part, int plane, uint64_t first, uint64_t end)
+{
+    char name[CAIRN_KEEPER_NAME_MAX + 1];
+    for (uint64_t s = first; s < end; s++) {
+        name_segment(name, part, plane, s);
+        forget(name);
+    }
 }
 
 static cairn_status store_segments(struct shard_job *job, struct sentence *why)
@@ -298,11 +325,6 @@ static cairn_status make_ledger(struct shard_job *job, uint32_t edition,
     return status;
 }
 
-static uint32_t member_max_of(const struct shard_job *job)
-{
-    return job->collector.slot_count / job->landing.window;
-}
-
 static struct record record_of(const struct shard_job *job, uint32_t edition, size_t spec_bytes,
                                size_t layout_bytes)
 {
@@ -315,7 +337,7 @@ static struct record record_of(const struct shard_job *job, uint32_t edition, si
         .base_step = job->base_step,
         .revision = job->terms.revision,
         .shard_index = map->shard,
-        .member_max = member_max_of(job),
+        .member_max = shard_job_member_max(job),
         .local_end = map->local_end,
         .extent_count = map->extent_count,
         .spec_bytes = spec_bytes,
@@ -441,16 +463,12 @@ static void part_close(struct kept_part *part);
 /* The part is stopped, or leaves. When only the process ends, the next one takes it up. */
 static void kept_end(struct shard_job *job)
 {
-    char name[CAIRN_KEEPER_NAME_MAX + 1];
     struct job_kept *kept = &job->kept;
     if (job->shard->closing) return;
     kept_resumed(job);
     kept_pause(job);
     for (int p = 0; p < CAIRN_PLANES; p++) {
-        for (uint64_t s = 0; s < kept->segments[p]; s++) {
-            name_segment(name, kept->part, p, s);
-            forget(name);
-        }
+        forget_segments(kept->part, p, 0, kept->segments[p]);
         kept->segments[p] = 0;
     }
 }
@@ -472,6 +490,7 @@ const struct shard_module kept_module = {
 struct kept_part {
     struct kept_part *next;
     uint32_t number, edition;
+    size_t record_at;         /* of the newest record among the descriptors that came */
     int record_fd, ledger_fd; /* owned; -1: none */
     struct {
         int *fds; /* owned: [count]; -1: none */
@@ -517,8 +536,11 @@ static struct kept_part *find_part(struct kept_part **list, uint32_t number)
     return part;
 }
 
-static bool add_segment(struct kept_part *part, uint32_t plane, uint64_t segment, int fd)
+/* Adds a segment to its part. Returns false if there is no such segment, or if it is there twice. */
+static bool add_segment(struct kept_part *part, const struct kept_name *name, int fd)
 {
+    const uint32_t plane = name->number;
+    const uint64_t segment = name->segment;
     if (plane >= CAIRN_PLANES || segment >= CAIRN_KEEPER_FDS_MAX) return false;
     uint64_t count = part->planes[plane].count;
     if (segment >= count) {
@@ -533,62 +555,33 @@ static bool add_segment(struct kept_part *part, uint32_t plane, uint64_t segment
     return true;
 }
 
-/* Adds a segment to its part. Returns false if the descriptor is no segment, or is there twice. */
-static bool sort_segment(struct kept_part **list, const struct kept_fd *one)
+/* Takes a segment, or notes which record of its part is the newest. */
+static void sort_one(struct kept_part **list, struct kept_fd *fds, size_t at)
 {
-    unsigned number, plane;
-    uint64_t segment;
-    int end = -1;
-    if (sscanf(one->name, "%x.p%u.%" SCNx64 "%n", &number, &plane, &segment, &end) != 3 ||
-        one->name[end] != '\0')
-        return false;
-    struct kept_part *part = find_part(list, number);
-    return part != NULL && add_segment(part, plane, segment, one->fd);
+    const struct kept_name name = read_name(fds[at].name);
+    struct kept_part *part = name.what != 0 ? find_part(list, name.part) : NULL;
+    if (part == NULL) return;
+    if (name.what == 'p' && add_segment(part, &name, fds[at].fd)) fds[at].fd = -1;
+    if (name.what != 'r' || name.number <= part->edition) return;
+    part->edition = name.number;
+    part->record_at = at;
 }
 
-/* Returns the edition in the name of a record ('r') or ledger ('l') of a part; 0: the name is of
- * nothing such. */
-static uint32_t edition_of(const char *name, char what, unsigned *part_out)
+static int take_fd(struct kept_fd *one)
 {
-    unsigned edition;
-    char is;
-    int end = -1;
-    const bool fits = sscanf(name, "%x.%c%x%n", part_out, &is, &edition, &end) == 3 && end > 0 &&
-                      name[end] == '\0' && is == what;
-    return fits ? edition : 0;
+    const int fd = one->fd;
+    one->fd = -1;
+    return fd;
 }
 
-/* Finds the record or ledger of that edition of a part among the descriptors. */
-static struct kept_fd *find_edition(struct kept_fd *fds, size_t count, char what, uint32_t part,
-                                    uint32_t edition)
+/* Takes the ledger of the newest record. It was stored before that record, and is forgotten after
+ * it. There are others if the process died while it exchanged them. */
+static void sort_ledger(struct kept_part **list, struct kept_fd *one)
 {
-    for (size_t i = 0; i < count; i++) {
-        unsigned number;
-        if (fds[i].fd >= 0 && edition_of(fds[i].name, what, &number) == edition && edition != 0 &&
-            number == part)
-            return &fds[i];
-    }
-    return NULL;
-}
-
-/* Takes a record and its ledger. If there are several editions, because the process died while it
- * exchanged them, the highest counts that has both. */
-static void take_edition(struct kept_fd *fds, size_t count, struct kept_part *part)
-{
-    uint32_t best = 0;
-    for (size_t i = 0; i < count; i++) {
-        unsigned number;
-        const uint32_t edition = fds[i].fd >= 0 ? edition_of(fds[i].name, 'r', &number) : 0;
-        if (edition <= best || number != part->number) continue;
-        if (find_edition(fds, count, 'l', number, edition) != NULL) best = edition;
-    }
-    if (best == 0) return;
-    struct kept_fd *record = find_edition(fds, count, 'r', part->number, best),
-                   *ledger = find_edition(fds, count, 'l', part->number, best);
-    part->edition = best;
-    part->record_fd = record->fd;
-    part->ledger_fd = ledger->fd;
-    record->fd = ledger->fd = -1;
+    const struct kept_name name = read_name(one->name);
+    struct kept_part *part = name.what == 'l' ? find_part(list, name.part) : NULL;
+    if (part != NULL && part->ledger_fd < 0 && part->edition == name.number)
+        part->ledger_fd = take_fd(one);
 }
 
 /* Makes the list of parts. Descriptors that belong to none are closed, and forgotten by the
@@ -596,16 +589,10 @@ static void take_edition(struct kept_fd *fds, size_t count, struct kept_part *pa
 static struct kept_part *sort_parts(struct shard_kept *kept, struct kept_fd *fds, size_t count)
 {
     struct kept_part *list = NULL;
-    for (size_t i = 0; i < count; i++) {
-        if (sort_segment(&list, &fds[i])) {
-            fds[i].fd = -1;
-            continue;
-        }
-        unsigned part;
-        if (edition_of(fds[i].name, 'r', &part) != 0) (void)find_part(&list, part);
-    }
+    for (size_t i = 0; i < count; i++) sort_one(&list, fds, i);
+    for (size_t i = 0; i < count; i++) sort_ledger(&list, &fds[i]);
     for (struct kept_part *part = list; part != NULL; part = part->next) {
-        take_edition(fds, count, part);
+        if (part->edition > 0) part->record_fd = take_fd(&fds[part->record_at]);
         if (part->number > kept->parts) kept->parts = part->number;
     }
     for (size_t i = 0; i < count; i++) {
@@ -756,13 +743,9 @@ void kept_is_pending(struct shard_job *job)
 
 static void forget_part(const struct kept_part *part)
 {
-    char name[CAIRN_KEEPER_NAME_MAX + 1];
     if (part->edition != 0) forget_edition(part->number, part->edition);
     for (int p = 0; p < CAIRN_PLANES; p++)
-        for (uint64_t s = 0; s < part->planes[p].count; s++) {
-            name_segment(name, part->number, p, s);
-            forget(name);
-        }
+        forget_segments(part->number, p, 0, part->planes[p].count);
 }
 
 static cairn_status try_resume(struct shard_daemon *shard, struct kept_part *part, bool is_refused,
@@ -846,7 +829,6 @@ cairn_status kept_place(struct shard_job *job, struct sentence *why)
 
 static cairn_status open_plane(struct shard_job *job, enum plane plane, struct sentence *why)
 {
-    char name[CAIRN_KEEPER_NAME_MAX + 1];
     struct kept_part *part = job->kept.from;
     const uint64_t bytes = part->record->plane_bytes[plane];
     const uint64_t count = planes_segments(plane, bytes);
@@ -858,10 +840,7 @@ static cairn_status open_plane(struct shard_job *job, enum plane plane, struct s
     for (uint64_t s = 0; s < count; s++) fds[s] = -1; // the arena has them, or has closed them
     job->kept.segments[plane] = count;
     // Segments of planes that were about to grow: when these grow again, others have these names.
-    for (uint64_t s = count; s < part->planes[plane].count; s++) {
-        name_segment(name, part->number, (int)plane, s);
-        forget(name);
-    }
+    forget_segments(part->number, (int)plane, count, part->planes[plane].count);
     return status;
 }
 

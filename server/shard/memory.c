@@ -311,8 +311,6 @@ uint64_t form_bytes(const struct form *form, enum plane plane, uint64_t elems)
 
 /* ---- what is where ---- */
 
-#define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
-
 uint64_t plane_place(const struct form *form, enum plane plane, uint64_t elems, uint64_t *end_bytes)
 {
     const uint64_t begin = *end_bytes;

@@ -232,6 +232,12 @@ struct shard_job {
     LIST_HEAD(, neighbours) asked; /* borrowed: the neighbours whose messages are taken */
 };
 
+/* Returns for how many members the job's tables have room. */
+static inline uint32_t shard_job_member_max(const struct shard_job *of)
+{
+    return of->collector.slot_count / of->landing.window;
+}
+
 /* The calls from the code of earlier headers to later code. There is one such table, in open.c. */
 struct shard_up {
     /* Called when nothing refers to the job any longer. */

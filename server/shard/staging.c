@@ -27,8 +27,6 @@ enum { PENDING, SAVING, SAVED, TAKEN };
     "goes on "                                                            \
     "without the snapshot: see to the storage, or ask for snapshot_staging = state"
 
-#define ALIGN_UP(n, to) (((n) + (to)-1) / (to) * (to))
-
 /* ---- how much ---- */
 
 /* Returns the bytes of a piece; 0 if the chunk does not keep the plane, or the plane is not

@@ -98,11 +98,6 @@ cairn_status shard_view_number(struct shard_view *view, const struct job_spec_da
 
 /* ---- the next one ---- */
 
-static uint32_t member_max_of(const struct shard_job *job)
-{
-    return job->collector.slot_count / job->landing.window;
-}
-
 /* Judges whether the device has room for an area of `bytes` bytes, in which state arrives, and for
  * the additional bytes of published copies. */
 static cairn_status judge_area(const struct shard_job *job, const struct shard_view *view,
@@ -173,8 +168,8 @@ cairn_status shard_view_next(struct shard_job *job, struct layout *layout, uint3
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a layout");
     }
     const struct places places = { &before->table.map, &job->view->table.map, dense };
-    cairn_status status = open_view(job, layout, index, member_max_of(job), &places, &view, &need,
-                                    why);
+    cairn_status status = open_view(job, layout, index, shard_job_member_max(job), &places, &view,
+                                    &need, why);
     free(dense);
     if (status != CAIRN_OK) return status;
     status = make_whole(job, view, before, why);
@@ -229,7 +224,7 @@ static cairn_status make_ready(struct shard_job *job, const struct shard_view *v
         .window = job->landing.window,
         .small = job->landing.small,
         .in_place = job->landing.in_place,
-        .member_max = member_max_of(job),
+        .member_max = shard_job_member_max(job),
         .payload_bytes_max = shard_payload_max(job),
         .folds_wanted = shard_job_folds_wanted(job, &table->map, job->planes.host_from),
     };

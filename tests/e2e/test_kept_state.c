@@ -136,24 +136,32 @@ TEST(a_write_whose_shard_was_killed_is_begun_again)
 
 /* ---- what is kept follows what there is ---- */
 
-/* Descriptors of memory of that name that the keeper holds; NULL: of any. */
-static int held(pid_t keeper, const char *label)
+/* Descriptors of memory of that name that the keeper holds; NULL: of any. fd_out, unless it is NULL: one of
+ * them, opened; -1: there is none. */
+static int find_held(pid_t keeper, const char *label, int *fd_out)
 {
     char folder[64], path[PATH_MAX], link[PATH_MAX];
     int count = 0;
     snprintf(folder, sizeof folder, "/proc/%d/fd", (int)keeper);
     DIR *fds = opendir(folder);
     ck_assert_ptr_nonnull(fds);
+    if (fd_out != NULL) *fd_out = -1;
     for (const struct dirent *entry; (entry = readdir(fds)) != NULL;) {
         snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
         const ssize_t length = readlink(path, link, sizeof link - 1);
         if (length <= 0) continue;
         link[length] = '\0';
         if (strncmp(link, "/memfd:cairn-", 13) != 0) continue;
-        count += label == NULL || strncmp(link + 7, label, strlen(label)) == 0;
+        if (label != NULL && strncmp(link + 7, label, strlen(label)) != 0) continue;
+        if (count++ == 0 && fd_out != NULL) *fd_out = open(path, O_RDWR | O_CLOEXEC);
     }
     closedir(fds);
     return count;
+}
+
+static int held(pid_t keeper, const char *label)
+{
+    return find_held(keeper, label, NULL);
 }
 
 TEST(a_job_that_is_dropped_is_kept_no_more)
@@ -259,21 +267,10 @@ TEST(a_layout_that_is_prepared_during_an_update_takes_no_daemon_along)
 
 /* ---- what cannot be gone on with ---- */
 
-/* Opens the memory of that name that the keeper holds. */
 static int open_held(pid_t keeper, const char *label)
 {
-    char folder[64], path[PATH_MAX], link[PATH_MAX];
-    int fd = -1;
-    snprintf(folder, sizeof folder, "/proc/%d/fd", (int)keeper);
-    DIR *fds = opendir(folder);
-    ck_assert_ptr_nonnull(fds);
-    for (const struct dirent *entry; fd < 0 && (entry = readdir(fds)) != NULL;) {
-        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-        const ssize_t length = readlink(path, link, sizeof link - 1);
-        if (length > 7 && strncmp(link + 7, label, strlen(label)) == 0)
-            fd = open(path, O_RDWR | O_CLOEXEC);
-    }
-    closedir(fds);
+    int fd;
+    (void)find_held(keeper, label, &fd);
     ck_assert_int_ge(fd, 0);
     return fd;
 }

@@ -543,17 +543,23 @@ TEST(a_damaged_snapshot_beside_those_of_two_owners_is_an_admins)
     fake_peer_close(&blue);
 }
 
-/* Blue, who was given the job, saved it by a later release, and this one cannot read that. */
-TEST(a_manifest_of_a_later_format_is_not_damaged_and_the_others_do_not_say_whose_it_is)
+/* Red saved its job once, and blue, to whom it was given, once more. */
+static void open_given_away(void)
 {
-    static const char later[] = "{\"format\": \"cairn snapshot\", \"version\": 9999}\n";
-    char path[PATH_MAX];
     open_reds();
     take_snapshot();
     be("w0", "blue");
     share("blue", true, false);
     train();
     ck_assert_str_eq(take_snapshot()->id, SECOND);
+}
+
+/* Blue, who was given the job, saved it by a later release, and this one cannot read that. */
+TEST(a_manifest_of_a_later_format_is_not_damaged_and_the_others_do_not_say_whose_it_is)
+{
+    static const char later[] = "{\"format\": \"cairn snapshot\", \"version\": 9999}\n";
+    char path[PATH_MAX];
+    open_given_away();
     snprintf(path, sizeof path, "%s/toy/%s/" CAIRN_MANIFEST_NAME, fake.snapshots, SECOND);
     FILE *file = fopen(path, "we");
     ck_assert_ptr_nonnull(file);
@@ -575,12 +581,7 @@ TEST(a_manifest_of_a_later_format_is_not_damaged_and_the_others_do_not_say_whose
 /* The snapshot of red is no word about it. */
 TEST(what_a_former_owner_saved_says_nothing_of_a_newer_one_that_is_damaged)
 {
-    open_reds();
-    take_snapshot();
-    be("w0", "blue");
-    share("blue", true, false);
-    train();
-    ck_assert_str_eq(take_snapshot()->id, SECOND);
+    open_given_away();
     damage_manifest(SECOND);
     drop_reds();
     struct fake_peer red = command_of("red");
