@@ -374,7 +374,8 @@ void coord_slice_begin(struct coord_job *job, struct layout *next, uint8_t *gone
                                 .layout = next->version,
                                 .shard_count = next->shard_count,
                                 .gone = gone,
-                                .back = back };
+                                .back = back,
+                                .empty = back && job->reshard.lost_empty };
     coord_slice_event(job, &event, "");
 }
 

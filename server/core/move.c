@@ -10,7 +10,8 @@ struct shard {
     bool gone;      /* the layout in force does not have this shard */
     bool gone_next; /* the slice's layout does not have this shard */
     bool prepared;
-    bool moved;
+    bool moved;    /* the shard has reported MOVED in the layout in force */
+    bool is_whole; /* the shard had all its state before the layout in force, which moved none */
 };
 
 /* In PREPARING and CUTTING the slice's layout is not in force yet, and `next` describes it. */
@@ -21,7 +22,7 @@ struct move {
     bool lost;       /* a shard of the layout in force was lost before its slice was settled */
     struct {
         uint64_t layout;
-        bool back;
+        bool back, empty;
         bool lost; /* a shard of this layout was lost */
     } next;
     uint32_t lost_shard;
@@ -97,10 +98,12 @@ static void on_begin(struct move *move, const struct move_event *event,
                      struct move_actions *actions)
 {
     assert(event->back ? move->stage == CAIRN_MOVE_LOST : move->stage == CAIRN_MOVE_REST);
+    assert(event->back || !event->empty);
     assert(event->layout > move->layout && event->shard_count <= move->shard_max);
     move->stage = CAIRN_MOVE_PREPARING;
     move->next.layout = event->layout;
     move->next.back = event->back;
+    move->next.empty = event->empty;
     move->next.lost = false;
     for (uint32_t s = 0; s < move->shard_max; s++) {
         move->shards[s].gone_next = layout_is_hole(event->gone, event->shard_count, s);
@@ -141,6 +144,7 @@ static void on_in_force(struct move *move, const struct move_event *event,
     for (uint32_t s = 0; s < move->shard_max; s++) {
         move->shards[s].gone = move->shards[s].gone_next;
         move->shards[s].moved = false;
+        move->shards[s].is_whole = move->next.empty && !move->shards[s].gone;
     }
     if (move->lost) lose_slice(move, actions);
 }
@@ -244,5 +248,5 @@ bool move_waits_for(const struct move *move, uint32_t shard)
 bool move_has_moved(const struct move *move, uint32_t shard)
 {
     assert(shard < move->shard_max);
-    return move->shards[shard].moved;
+    return move->shards[shard].moved || move->shards[shard].is_whole;
 }

@@ -59,8 +59,9 @@ struct move_config {
 };
 
 enum move_event_kind {
-    CAIRN_MOVE_BEGIN, /* layout, shard_count, gone, back: a slice begins, in REST; or, with `back`, the
-                       * slice that lost a shard is taken back, in LOST */
+    CAIRN_MOVE_BEGIN, /* layout, shard_count, gone, back, empty: a slice begins, in REST; or, with `back`, the
+                       * slice that lost a shard is taken back, in LOST. empty, with back: all other shards
+                       * have all their state, and the layout moves none (round.h, empty) */
     /* shard, layout, status: the shard has prepared the layout; or, if status is not OK, the shard refuses,
      * and keeps nothing of the layout */
     CAIRN_MOVE_PREPARED,
@@ -86,7 +87,7 @@ struct move_event {
     uint32_t shard_count;
     const uint8_t *gone; /* borrowed for the call */
     cairn_status status;
-    bool back;
+    bool back, empty;
     /* In CUTTING: true if round_layout_pending returns the slice's layout, so the slice can still be taken
      * back. */
     bool pending;
@@ -140,7 +141,8 @@ void move_on_event(struct move *move, const struct move_event *event, struct mov
 enum move_stage move_stage_of(const struct move *move);
 /* True if the shard's PREPARED is awaited (in PREPARING), or its MOVED (in MOVING). */
 bool move_waits_for(const struct move *move, uint32_t shard);
-/* True if the shard has all its state in the layout in force. */
+/* True if the shard has all its state in the layout in force. In a layout that began `empty` this is known
+ * before the shard reports MOVED, which the shard cannot do before the epoch has an outcome. */
 bool move_has_moved(const struct move *move, uint32_t shard);
 
 #endif

@@ -140,7 +140,8 @@ static void begin(struct sim *sim, struct sim_layout *layout)
                                 .layout = layout->number,
                                 .shard_count = layout->shard_count,
                                 .gone = &gone,
-                                .back = layout->back };
+                                .back = layout->back,
+                                .empty = layout->empty };
     do_event(sim, &event);
 }
 

@@ -280,6 +280,30 @@ TEST(it_is_known_who_is_whole)
     ck_assert(move_has_moved(move, 1));
 }
 
+/* In a layout that moves nothing a second shard is lost before anybody could report anything. */
+TEST(who_was_whole_before_a_layout_that_moves_nothing_is_whole_in_it)
+{
+    const uint8_t gone = 1 << 2;
+    cut_over();
+    moved(0, 2);
+    moved(1, 2);
+    moved(2, 2);
+    GIVE(.kind = CAIRN_MOVE_SHARD_LOST, .shard = 2);
+    GIVE(.kind = CAIRN_MOVE_BEGIN, .layout = 3, .shard_count = 3, .gone = &gone, .back = true,
+         .empty = true);
+    prepared(0, 3);
+    prepared(1, 3);
+    GIVE(.kind = CAIRN_MOVE_IN_FORCE, .layout = 3);
+    ck_assert(move_has_moved(move, 0) && move_has_moved(move, 1));
+    ck_assert(!move_has_moved(move, 2));
+    ck_assert(move_waits_for(move, 0)); // the slice is settled by what the shards report
+    GIVE(.kind = CAIRN_MOVE_SHARD_LOST, .shard = 1);
+    begin(4, 3, 3 << 1, true);
+    prepared(0, 4);
+    GIVE(.kind = CAIRN_MOVE_IN_FORCE, .layout = 4);
+    ck_assert(!move_has_moved(move, 0)); // a layout that goes back moves state
+}
+
 TEST(a_configuration_that_cannot_work_has_no_size)
 {
     const struct move_config bad[] = {
