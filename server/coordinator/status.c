@@ -524,13 +524,18 @@ static void on_cluster_status_get(struct coord_session *session, uint32_t reques
 /* ==== snapshots ==== */
 
 /* Answers an admin who asks for the snapshots in the folder of snapshots. Another thread reads the
- * folder. */
+ * folder.
+ *
+ * A snapshot is complete in the folder before `latest` names it, and is listed as one that is being taken
+ * until then: whoever finds the snapshot in the list may restore the latest one, and gets this one. */
 
 struct listing {
     struct coord_work work;
     /* owned */
     char *job; /* NULL: the snapshots of all jobs */
     char *id;  /* the id of the only snapshot to show; NULL: list all */
+    bool
+        is_again; /* the folder is read for the second time, because a snapshot was committed meanwhile */
     struct key_ring ring;
     struct coord_found found;
     /* owned: [found.count]: the words of a job stand at the first snapshot of the job. NULL: no memory */
@@ -595,14 +600,32 @@ static void read_store(struct coord_work *work)
     if (work->status == CAIRN_OK) read_words(listing);
 }
 
-/* True if the snapshot has been found in the folder already, although the loop has not heard yet
- * that its manifest is there. */
-static bool is_found(const struct listing *listing, const Cairn__SnapshotStatus *s)
+/* True if the snapshot that was found is still being taken, so that `latest` may not name it yet. */
+static bool is_being_taken(const struct listing *listing, const struct found_snapshot *f)
 {
-    for (size_t i = 0; i < listing->found.count; i++)
-        if (strcmp(listing->found.list[i].place.id, s->id) == 0 &&
-            strcmp(listing->found.list[i].manifest.spec.name, s->job) == 0)
-            return true;
+    struct snapshot_view view;
+    const struct coord_job *job = coord_job_find(listing->work.cluster, f->manifest.spec.name);
+    return job != NULL && coord_snapshot_running(job, &view) &&
+           strcmp(view.status.id, f->place.id) == 0;
+}
+
+static bool was_begun(const struct snapshot_words *words, const char *id)
+{
+    for (size_t i = 0; i < words->begun_count; i++)
+        if (strcmp(words->begun[i].id, id) == 0) return true;
+    return false;
+}
+
+/* True if the taking of a snapshot that was found may have ended after the words were read, which then lack
+ * what they say of the snapshot now. */
+static bool has_ended_since(const struct listing *listing)
+{
+    const struct snapshot_words *words = NULL;
+    for (size_t i = 0; listing->words != NULL && i < listing->found.count; i++) {
+        const struct found_snapshot *f = &listing->found.list[i];
+        if (begins_job(&listing->found, i)) words = &listing->words[i];
+        if (was_begun(words, f->place.id) && !is_being_taken(listing, f)) return true;
+    }
     return false;
 }
 
@@ -615,7 +638,7 @@ static void list_running(const struct listing *listing, struct coord_answer *ans
         if (view == NULL) return;
         if (listing->job != NULL && strcmp(listing->job, j->spec.name) != 0) continue;
         if (!coord_job_is_seen(listing->work.session, j)) continue;
-        if (!coord_snapshot_running(j, view) || is_found(listing, &view->status)) continue;
+        if (!coord_snapshot_running(j, view)) continue;
         Cairn__SnapshotStatus *out = coord_answer_add(answer, &message->base, "running");
         if (out != NULL) *out = view->status;
     }
@@ -656,6 +679,7 @@ static void send_list(const struct listing *listing, struct coord_answer *answer
     for (size_t i = 0; i < listing->found.count; i++) {
         if (listing->words != NULL && begins_job(&listing->found, i)) words = &listing->words[i];
         if (!is_for_asker(listing, &listing->found.list[i].manifest)) continue;
+        if (is_being_taken(listing, &listing->found.list[i])) continue;
         Cairn__SnapshotStatus *out = coord_answer_add(answer, &message.base, "snapshots");
         if (out == NULL) break;
         fill_found(&listing->found.list[i], words, answer, out);
@@ -674,11 +698,19 @@ static void send_one(const struct listing *listing, struct coord_answer *answer)
                       CAIRN_MSG_SNAPSHOT_STATUS, &message.base);
 }
 
+static void begin_list(struct coord_session *session, uint32_t request, const char *job,
+                       const char *id, bool is_again);
+
 static void on_read(struct coord_work *work)
 {
     const struct listing *listing = (struct listing *)work;
     struct coord_answer answer = { 0 };
     if (work->session == NULL) return; // nobody waits any more
+    // A `begun` that a crash has left is there the second time, too.
+    if (work->status == CAIRN_OK && !listing->is_again && has_ended_since(listing)) {
+        begin_list(work->session, work->request, listing->job, listing->id, true);
+        return;
+    }
     const bool is_empty = work->status == CAIRN_OK &&
                           (listing->found.count == 0 ||
                            (listing->id != NULL &&
@@ -702,7 +734,7 @@ static void on_read(struct coord_work *work)
 }
 
 static void begin_list(struct coord_session *session, uint32_t request, const char *job,
-                       const char *id)
+                       const char *id, bool is_again)
 {
     struct listing *listing = calloc(1, sizeof *listing);
     bool whole = listing != NULL;
@@ -713,6 +745,7 @@ static void begin_list(struct coord_session *session, uint32_t request, const ch
         listing = NULL;
     }
     if (listing != NULL) {
+        listing->is_again = is_again;
         coord_keys_ring(session->cluster, &listing->ring);
         listing->work.run = read_store;
         listing->work.done = on_read;
@@ -729,7 +762,7 @@ static cairn_status on_snapshot_list_get(struct coord_session *session, uint32_t
     if (*job != '\0' && !job_name_ok(job))
         return fail_with(why, CAIRN_ERR_INVALID,
                          "\"%.100s\" is not a name of a job; see `cairn job list`", job);
-    begin_list(session, request, *job == '\0' ? NULL : job, NULL);
+    begin_list(session, request, *job == '\0' ? NULL : job, NULL, false);
     return CAIRN_OK;
 }
 
@@ -744,7 +777,7 @@ static cairn_status on_snapshot_show(struct coord_session *session, uint32_t req
                          "\"%.100s\" is not %s; `cairn snapshot list` prints jobs and ids",
                          job_ok ? message->id : message->job,
                          job_ok ? "an id of a snapshot" : "a name of a job");
-    begin_list(session, request, message->job, message->id);
+    begin_list(session, request, message->job, message->id, false);
     return CAIRN_OK;
 }
 

@@ -32,14 +32,15 @@ static bool is_there(const char *name)
     return access(path, F_OK) == 0;
 }
 
-static void write_control(const char *name, long number)
+/* `word`: only a path that has it in its last name counts. */
+static void write_control(const char *name, long number, const char *word)
 {
     char path[sizeof control + 64], fresh[sizeof control + 64];
     snprintf(path, sizeof path, "%s/%s", control, name);
     snprintf(fresh, sizeof fresh, "%s/fresh", control);
     FILE *file = fopen(fresh, "we");
     ck_assert_ptr_nonnull(file);
-    fprintf(file, "%ld", number);
+    fprintf(file, word[0] != '\0' ? "%ld %s" : "%ld", number, word);
     ck_assert_int_eq(fclose(file), 0);
     ck_assert_int_eq(rename(fresh, path), 0);
 }
@@ -103,7 +104,7 @@ static void set_up(void)
     unsetenv("LD_PRELOAD");
     job = open_job("l", ELEMS, &session);
     for (int i = 0; i < 3; i++) step(); // everything has been loaded and connected
-    write_control("armed", 1);
+    write_control("armed", 1, "");
     good((cairn_status)pthread_create(&training, NULL, train_on, NULL));
 }
 
@@ -129,11 +130,15 @@ static void tear_down(void)
 }
 
 /* The next call of that kind takes long. */
-static void arm(const char *call)
+static void arm_for(const char *call, const char *word)
 {
     char name[32];
     snprintf(name, sizeof name, "arm-%s", call);
-    write_control(name, slow_ms);
+    write_control(name, slow_ms, word);
+}
+static void arm(const char *call)
+{
+    arm_for(call, "");
 }
 
 /* It was made, of that kind, and what asked for it waited. */
@@ -192,6 +197,21 @@ TEST(snapshots_are_made_listed_and_restored_under_another_name)
     arm("realpath");
     says(0, "", "snapshot restore --path %s --job again --yes", folder);
     check_met("realpath", begun);
+}
+
+/* The manifest is there before `latest` names the snapshot: whoever finds the snapshot in the list may
+ * restore the latest one, and gets this one. */
+TEST(a_snapshot_is_listed_once_latest_names_it)
+{
+    char id[CLUSTER_WORD_BYTES];
+    says(0, "", "snapshot create --wait -q l");
+    arm_for("rename", "latest");
+    word_of(id, "snapshot create -q l");
+    do {
+        ask("snapshot list l -o json");
+    } while (said_count("snapshots") < 2);
+    ck_assert_msg(!is_there("arm-rename"), "`latest` was not written");
+    says(0, id, "snapshot show l latest");
 }
 
 TEST(an_amendment_waits_for_the_store_and_training_goes_on)

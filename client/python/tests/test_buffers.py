@@ -101,14 +101,7 @@ class Case(ClusterCase):
         return buffers(model)
 
     def restored(self, **options):
-        deadline = time.monotonic() + 20
-        while True:  # a snapshot is listed a moment before the next thing may begin
-            try:
-                self.cluster.ctl("snapshot", "restore", self.name, "latest", "--yes")
-                break
-            except RuntimeError as error:
-                if "is being taken" not in str(error) or time.monotonic() > deadline:
-                    raise
+        self.cluster.ctl("snapshot", "restore", self.name, "latest", "--yes")
         m = self.attach(net(seed=98), **options)
         return m, buffers(m.model)
 

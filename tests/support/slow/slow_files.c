@@ -3,9 +3,10 @@
  *
  * CAIRN_SLOW_FOLDER is a folder of the test's. What lies beside it is the disk. A file arm-CALL in it, with
  * a number of milliseconds, is taken away by the next CALL on the disk, which then takes so long (CALL has
- * neither the "at" nor the "64" of its variants). While a file "armed" is there, each call of the first
- * thread on any file is noted in the file "loop", a line each. Memory that looks like a file (memfd, /proc,
- * /dev) is none, but to give back much of it takes long, too: munmap of MEMORY_BYTES or more is noted. */
+ * neither the "at" nor the "64" of its variants). If a word follows the number, only a path that has the
+ * word in its last name counts. While a file "armed" is there, each call of the first thread on any file is
+ * noted in the file "loop", a line each. Memory that looks like a file (memfd, /proc, /dev) is none, but to
+ * give back much of it takes long, too: munmap of MEMORY_BYTES or more is noted. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -55,8 +56,15 @@ static void note(const char *folder, const char *call, const char *path)
     syscall(SYS_close, fd);
 }
 
+/* True if the call on that path is meant: the file names no word, or the path's last name has it. */
+static bool is_meant(const char *armed, const char *path)
+{
+    const char *word = strchr(armed, ' '), *last = strrchr(path, '/');
+    return word == NULL || (last != NULL && strstr(last, word + 1) != NULL);
+}
+
 /* How long the call is to take; whoever takes the file away is the one. */
-static long armed_ms(const char *folder, const char *call)
+static long armed_ms(const char *folder, const char *call, const char *path)
 {
     char name[PATH_BYTES], text[32] = "";
     snprintf(name, sizeof name, "%s/arm-%s", folder, call);
@@ -64,7 +72,7 @@ static long armed_ms(const char *folder, const char *call)
     if (fd < 0) return 0;
     const long got = syscall(SYS_read, fd, text, sizeof text - 1);
     syscall(SYS_close, fd);
-    return got > 0 && raw_unlink(name) == 0 ? atol(text) : 0;
+    return got > 0 && is_meant(text, path) && raw_unlink(name) == 0 ? atol(text) : 0;
 }
 
 static void meet(const char *call, const char *path)
@@ -76,7 +84,7 @@ static void meet(const char *call, const char *path)
     if (!on_disk && is_memory(path)) return; // the disk itself may lie in /dev/shm
     if (syscall(SYS_gettid) == getpid()) note(folder, call, path);
     if (!on_disk) return;
-    const long ms = armed_ms(folder, call);
+    const long ms = armed_ms(folder, call, path);
     struct timespec left = { ms / 1000, ms % 1000 * 1000000 };
     while (ms > 0 && nanosleep(&left, &left) != 0) {}
 }
