@@ -62,10 +62,11 @@ end() {
 # keeper_pid, shard_pid: of shard-1, by its configuration in the folder that is there.
 keeper_pid() { pgrep -P "$local" -f 'cairn-shard --keep --config shard-1.conf'; }
 shard_pid() { pgrep -P "$(keeper_pid)" -f 'cairn-shard --config shard-1.conf'; }
-# until_not PID: shard-1 is another process.
-until_not() {
-    local deadline=$((SECONDS + 10))
-    until shard_pid >/dev/null && [ "$(shard_pid)" != "$1" ]; do
+# until_again PID TIMES: shard-1 is another process, and has said so many times that it is ready.
+until_again() {
+    local deadline=$((SECONDS + 20))
+    until shard_pid >/dev/null && [ "$(shard_pid)" != "$1" ] &&
+        [ "$(cat "$tmp"/run/cairn-local.*/shard-1.log | grep -c 'msg=ready')" -ge "$2" ]; do
         [ "$SECONDS" -lt "$deadline" ] || fail "shard-1 was not started again"
         sleep 0.02
     done
@@ -136,10 +137,11 @@ is_over "Ctrl-C" 6 "$status"
 # shellcheck disable=SC2016
 begin sh -c 'echo up >"$0"; until test -e "$1"; do sleep 0.05; done; exit 3' "$tmp/up" "$tmp/go"
 until_there "$tmp/up"
+times=1
 for death in KILL SEGV; do
     shard=$(shard_pid)
     kill -"$death" "$shard"
-    until_not "$shard"
+    until_again "$shard" $((times += 1))
 done
 [ "$(grep -c ended "$tmp/log")" -eq 0 ] || fail "a shard that was started again was said to have ended"
 shard=$(shard_pid)
