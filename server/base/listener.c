@@ -242,7 +242,7 @@ static const struct source *find_top_source(const struct listener *listener, uin
 
 static uint64_t late_weight(const struct peer *peer, uint64_t now)
 {
-    return LATE_WEIGHT / (now - peer->since_ms + 1);
+    return LATE_WEIGHT / (now - peer->since_ms + 1) + 1;
 }
 
 // Returns a stranger of the address whose grace is over, by chance; there must be one.
@@ -251,6 +251,7 @@ static struct peer *draw_late(const struct listener *listener, const struct sour
 {
     struct peer *peer, *last = NULL;
     uint64_t random;
+    assert(weights > 0);
     randombytes_buf(&random, sizeof random);
     random %= weights;
     TAILQ_FOREACH (peer, &listener->half_open, link) {

@@ -611,8 +611,9 @@ static void *map_old(int fd, uint64_t least, int protection, uint64_t *bytes_out
     struct stat is;
     if (fd < 0 || fstat(fd, &is) != 0 || (uint64_t)is.st_size < least) return NULL;
     void *at = mmap(NULL, (size_t)is.st_size, protection, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED) return NULL;
     *bytes_out = (uint64_t)is.st_size;
-    return at == MAP_FAILED ? NULL : at;
+    return at;
 }
 
 /* True if the parts of the record have the size that its head says. */

@@ -621,7 +621,7 @@ cairn_status own_open(struct shard_job *job, const struct step_config *config,
         decision.payload = last->payload.data;
         decision.payload_bytes = last->payload.len;
     }
-    struct step_kept kept;
+    struct step_kept kept = { .round = 0 };
     if (job->kept.from != NULL) kept = kept_step(job);
     const cairn_status status = collector_open(
         &job->collector, &(struct collector_options) {
