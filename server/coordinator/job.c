@@ -133,8 +133,10 @@ static uint64_t address_hash(const struct coord_shard_entry *entry)
 bool coord_job_shard_moved(struct coord_job_shard *shard)
 {
     const uint64_t hash = address_hash(shard->entry);
-    const bool moved = shard->address_sent != 0 && shard->address_sent != hash;
+    const bool moved = shard->is_told_away ||
+                       (shard->address_sent != 0 && shard->address_sent != hash);
     shard->address_sent = hash;
+    shard->is_told_away = false;
     return moved;
 }
 

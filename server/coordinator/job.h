@@ -208,6 +208,7 @@ struct coord_job_shard {
     bool up;                         /* true: the core was told that the shard is up */
     uint64_t incarnation;            /* the shard's incarnation when JobCreate was sent */
     uint64_t address_sent;           /* hash of the fabric address that members know; 0: none yet */
+    bool is_told_away;               /* members know that the shard is away */
     uint64_t missed_ms; /* coord_now_ms + 1: since when the part is missing; 0: it is not missing */
     uint64_t patience_ms; /* how long the part may be missing before the job is LOST */
     /* coord_now_ms + 1: since when recovery.c has seen the shard away; 0: it is not away */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/link/link.h"
 #include "server/coordinator/cluster.h"
 
 /* ---- shards come and go ---- */
@@ -144,11 +145,45 @@ static bool is_left_out(const struct coord_job *job, uint32_t shard)
     return job->shards[shard].lost && r->move != NULL && move_stage_of(r->move) != CAIRN_MOVE_REST;
 }
 
+/* Sends ShardsChanged to all attached members. */
+static void tell_shards_changed(struct coord_job *job)
+{
+    struct coord_shard_infos infos;
+    if (!coord_shard_infos_init(&infos, job, job->layout->shard_count)) return;
+    Cairn__ShardsChanged message = CAIRN__SHARDS_CHANGED__INIT;
+    message.job = job->id;
+    message.shards = infos.list;
+    message.n_shards = infos.count;
+    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
+        if (m->phase != CAIRN_MEMBER_ATTACHED) continue;
+        coord_session_send(m->session, CAIRN_MSG_SHARDS_CHANGED, 0, &message.base);
+    }
+    coord_shard_infos_release(&infos);
+}
+
+/* Tells members that a shard stays away. From a shard that is there they expect an answer, and a member that
+ * has never heard the shard takes silence for a fault of the network. Whoever only lost a connection is back
+ * sooner. */
+static void tell_who_is_away(struct coord_job *job)
+{
+    const uint64_t now_ms = uv_now(job->cluster->loop);
+    bool is_news = false;
+    CAIRN_EACH_SHARD (job, i) {
+        struct coord_job_shard *s = &job->shards[i];
+        const bool stays_away = s->entry->session == NULL && s->address_sent != 0 &&
+                                now_ms - s->entry->since_ms >= CAIRN_LINK_SILENT_MS / 2;
+        is_news = is_news || (stays_away && !s->is_told_away);
+        s->is_told_away = s->is_told_away || stays_away;
+    }
+    if (is_news) tell_shards_changed(job);
+}
+
 void coord_job_parts_tick(struct coord_job *job)
 {
     const uint64_t now_ms = coord_now_ms(job->cluster);
     if (job->state == CAIRN_CLUSTER_JOB_RUNNING && give_up_fresh(job)) return;
     if (job->state == CAIRN_CLUSTER_JOB_RUNNING) coord_slice_tick(job);
+    tell_who_is_away(job);
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !all_here(job)) return;
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_job_shard *s = &job->shards[i];
@@ -192,22 +227,6 @@ static bool settle_all(struct coord_job *job)
         s->newer = false;
     }
     return false;
-}
-
-/* Sends ShardsChanged to all attached members. */
-static void tell_shards_changed(struct coord_job *job)
-{
-    struct coord_shard_infos infos;
-    if (!coord_shard_infos_init(&infos, job, job->layout->shard_count)) return;
-    Cairn__ShardsChanged message = CAIRN__SHARDS_CHANGED__INIT;
-    message.job = job->id;
-    message.shards = infos.list;
-    message.n_shards = infos.count;
-    for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job) {
-        if (m->phase != CAIRN_MEMBER_ATTACHED) continue;
-        coord_session_send(m->session, CAIRN_MSG_SHARDS_CHANGED, 0, &message.base);
-    }
-    coord_shard_infos_release(&infos);
 }
 
 static void shard_up(struct coord_job *job, uint32_t shard, const struct held *held)

@@ -345,6 +345,20 @@ TEST(members_hear_where_a_shard_is_now)
     ck_assert_uint_eq(train(), 1);
 }
 
+/* A member that has never heard the shard would else take its silence for a fault of the network. */
+TEST(members_hear_that_a_shard_stays_away)
+{
+    start_job();
+    fake_shard_away(&fake, 1);
+    const Cairn__ShardsChanged *changed = fake_hear(&w, ShardsChanged, 0);
+    ck_assert_uint_gt(changed->shards[0]->fabric_address.len, 0);
+    ck_assert_uint_eq(changed->shards[1]->fabric_address.len, 0);
+    fake_shard_up(&fake, 1); // where it was
+    changed = fake_hear(&w, ShardsChanged, 0);
+    ck_assert_uint_gt(changed->shards[1]->fabric_address.len, 0);
+    ck_assert_uint_eq(train(), 1);
+}
+
 TEST(a_shard_that_connects_again_takes_its_seat_at_once)
 {
     start_job();
