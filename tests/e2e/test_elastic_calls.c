@@ -1,0 +1,70 @@
+/* A shard that has a keeper is killed before a system call that it makes while a worker comes, trains and
+ * goes, whichever call that is. The worker hears of nothing that it cannot go on from, and the content root
+ * is that of a run that nobody disturbs.
+ *
+ * Which call it is goes by its number: of all threads of the process, in the order in which they come. Some
+ * are tried; CAIRN_TEST_LONG=1: all, until a worker has come and gone undisturbed. */
+#include <stdlib.h>
+
+#include "tests/e2e/elastic_worker.h"
+#include "tests/e2e/scene.h"
+#include "tests/support/call_fault.h"
+
+static int resumed(void)
+{
+    return logged("shard-0.log", "as the process before left it");
+}
+
+enum { TRACED_STEPS = 2, SOME_CALLS = 12 };
+
+/* A worker comes, trains a few steps and goes while the shard is traced. The calls that the shard made are
+ * counted in `fault`, and the shard is killed before the n-th. */
+static void train_traced(struct elastic_shared *shared, struct call_fault *fault)
+{
+    struct tracer tracer;
+    const int before = resumed();
+    atomic_fetch_add(&shared->until, TRACED_STEPS);
+    tracer_attach(&tracer, cluster_shard_process(&cluster, 0), call_fault_judge, fault);
+    const pid_t worker = elastic_start(cluster.address, &elastic_models[0], 0, shared);
+    const int status = tracer_await(&tracer, worker, CLUSTER_WAIT_MS);
+    tracer_detach(&tracer);
+    ck_assert_msg(status == 0, "a worker ends with %d, a shard killed before call %u, %s", status,
+                  fault->nth, fault->met != NULL ? fault->met : "which never came");
+    if (fault->met != NULL) await(resumed() > before);
+}
+
+TEST(a_shard_killed_before_any_call_that_it_makes_in_a_step_changes_no_bit)
+{
+    const bool is_long = getenv("CAIRN_TEST_LONG") != NULL;
+    struct elastic_shared *shared = elastic_share();
+    struct call_fault making = { .nth = 0 }, all = { .nth = 0 }, fault;
+    char root[CLUSTER_WORD_BYTES], root_of_calm[CLUSTER_WORD_BYTES];
+    unsigned nth = 0, kills = 0;
+    start(1, .shards_kept = true);
+    train_traced(shared, &making); // the job is made
+    train_traced(shared, &all);
+    do {
+        nth += is_long ? 1 : 1 + all.count / SOME_CALLS;
+        fault = (struct call_fault) { .nth = nth, .fate = TRACER_KILLS };
+        train_traced(shared, &fault);
+        kills += fault.met != NULL;
+    } while (fault.met != NULL && (is_long || nth < all.count));
+    word_of(root, "job digest -q %s", elastic_models[0].name);
+    ck_assert_uint_eq(atomic_load(&shared->rolled_back), 0);
+    stop();
+
+    start(1);
+    struct elastic_run calm = elastic_begin(&elastic_models[0], atomic_load(&shared->until));
+    elastic_end(&calm, root_of_calm);
+    printf("note: a shard killed before %u of some %u system calls of %d steps\n", kills, all.count,
+           TRACED_STEPS);
+    ck_assert_str_eq(root, root_of_calm);
+    ck_assert_uint_gt(kills, SOME_CALLS / 2);
+}
+
+SUITE(getenv("CAIRN_TEST_LONG") != NULL ? 2400 : 60, .tear_down = stop);
+
+int main(void)
+{
+    return tracer_works() ? suite_main() : SUITE_SKIPPED;
+}
