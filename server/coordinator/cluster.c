@@ -149,7 +149,7 @@ static cairn_status open_folders(struct coord *cluster, struct sentence *why)
         cluster->saves.lock_fd = -1;
         return status;
     }
-    status = store_open(options->store_path, &cluster->store, why);
+    status = store_open(options->store_path, options->backing, &cluster->store, why);
     if (status == CAIRN_OK) status = coord_events_open(cluster, why);
     if (status == CAIRN_OK) status = coord_keys_open(cluster, why);
     if (status == CAIRN_OK) status = coord_roster_open(cluster, why);

@@ -22,6 +22,7 @@
  *   job.h       how jobs are opened, created, lost, dropped
  *   cluster.h   the coordinator as a whole: how it is opened, ticks, and is closed
  *   restore.h   how jobs are restored from snapshots, and how a lost store is made anew from the shards
+ *   lead.h      a shared store in etcd, and which of its coordinators leads
  *
  * The files, from the ground up. No file calls another that is listed after it, with four exceptions
  * (tests/tree/numbers counts them).
@@ -30,7 +31,7 @@
  *   base           calls, waits, answers, the clock, the list of jobs
  *   job            a job's state, and its parts on shards
  *   terms          the terms of a job, and which shards know these terms
- *   store, events, roster, roster_asked, keys, standing, round
+ *   store_shared, store, events, roster, roster_asked, keys, standing, round
  *   operations     carries out operations, and knows which are under way
  *   groups, leases, members, tiles (with the initial state, which ranks put)
  *   tenants        whose the jobs are, and how much an owner may have
@@ -40,7 +41,7 @@
  *   openings, jobs, restore, drain, amend, adopt
  *   reshard_asked, status
  *   parts          the core's actions; shards that connect and disconnect
- *   messages, sessions, cluster, main
+ *   messages, sessions, cluster, etcd, lead, main
  *
  * Callbacks do whatever must follow an event of a core, or the loss of a job: see coord_callbacks
  * (round.h), which parts.c fills in.
@@ -93,6 +94,11 @@ struct coord_options {
      * 0: as many as `shards`. */
     int64_t shards_min, shards_wait_ms;
     char *store_path;
+    char *store_url; /* "": store_path has the rows; the next five are for a url (lead.h) */
+    char *store_credentials, *store_ca, *store_from;
+    bool store_trust;
+    int64_t store_lease_ms;
+    struct backing *backing; /* what has the rows of a shared store; NULL: store_path has them */
     char *snapshots_path;
     char *snapshots_trust; /* "signed", "any" */
     bool snapshots_foreign;

@@ -92,8 +92,7 @@ static cairn_status write_file(const char *path, const struct secret_key *key, s
     return status;
 }
 
-/* Takes the key from the store, and writes it to the file. A store contains the key only if the
- * store was restored from a backup. CAIRN_ERR_NOT_FOUND: the store does not contain the key. */
+/* Takes the key from the store. CAIRN_ERR_NOT_FOUND: the store does not contain the key. */
 static cairn_status take_from_store(struct coord_store *store, const char *path,
                                     struct secret_key *out, struct sentence *why)
 {
@@ -101,9 +100,29 @@ static cairn_status take_from_store(struct coord_store *store, const char *path,
     cairn_status status = store_signer(store, text, why);
     if (status == CAIRN_OK) status = judge_text(path, text, out, why);
     sodium_memzero(text, sizeof text);
-    if (status == CAIRN_OK) status = write_file(path, out, why);
-    if (status == CAIRN_OK) log_info("%s was made from the store's copy", path);
     return status;
+}
+
+/* Finds the key of a store that is a file: in a file beside it. The store itself contains the key only if the
+ * store was restored from a backup. */
+static cairn_status find_own(struct coord_store *store, const char *path, struct secret_key *out,
+                             struct sentence *why)
+{
+    const cairn_status status = read_file(path, out, why);
+    if (status != CAIRN_ERR_NOT_FOUND) return status;
+    CAIRN_TRY(take_from_store(store, path, out, why));
+    CAIRN_TRY(write_file(path, out, why));
+    log_info("%s was made from the store's copy", path);
+    return CAIRN_OK;
+}
+
+/* Finds the key of a shared store, which all of its coordinators have from there. A store that was in a file
+ * before has it in the file beside that. */
+static cairn_status find_shared(struct coord_store *store, const char *path, struct secret_key *out,
+                                struct sentence *why)
+{
+    const cairn_status status = take_from_store(store, path, out, why);
+    return status == CAIRN_ERR_NOT_FOUND ? read_file(path, out, why) : status;
 }
 
 /* ---- opening ---- */
@@ -183,13 +202,12 @@ cairn_status coord_keys_open(struct coord *cluster, struct sentence *why)
         return fail_with(why, CAIRN_ERR_CONFIG, "store.path is too long");
     cairn_status status = store_each(cluster->store, CAIRN_STORED_KEYS, load_key, keys, why);
     if (status != CAIRN_OK) return status;
-    status = read_file(path, &keys->signer, why);
-    if (status == CAIRN_ERR_NOT_FOUND)
-        status = take_from_store(cluster->store, path, &keys->signer, why);
+    const bool is_shared = cluster->options->backing != NULL;
+    status = (is_shared ? find_shared : find_own)(cluster->store, path, &keys->signer, why);
     if (status == CAIRN_ERR_NOT_FOUND) {
         secret_key_make(&keys->signer);
-        status = write_file(path, &keys->signer, why);
-        if (status == CAIRN_OK) say_missing(cluster, path);
+        status = is_shared ? CAIRN_OK : write_file(path, &keys->signer, why);
+        if (status == CAIRN_OK) say_missing(cluster, is_shared ? "the store" : path);
     }
     if (status == CAIRN_OK) status = tell_store(cluster, why);
     return status == CAIRN_OK ? trust_own(cluster, why) : status;

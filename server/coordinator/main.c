@@ -2,17 +2,41 @@
  * cluster. */
 
 #include "server/coordinator/cluster.h"
+#include "server/coordinator/lead.h"
 
 static struct coord_options options;
-static struct coord *cluster;
+static struct coord *cluster; /* NULL: closed, or being closed */
+/* NULL: the store is a file, and not shared. The cluster is open while this process leads. */
+static struct lead *lead;
+static bool is_closing, is_stopping;
 
 static const struct config_option *option_table(size_t *option_count_out);
+
+static void on_closed(void *context)
+{
+    (void)context;
+    is_closing = false;
+    if (lead == NULL) return;
+    if (is_stopping)
+        lead_close(lead);
+    else
+        lead_release(lead);
+}
+
+static void close_cluster(void)
+{
+    struct coord *closed = cluster;
+    cluster = NULL;
+    is_closing = true;
+    coord_close(closed, on_closed, NULL);
+}
 
 static void on_stop(struct daemon *daemon, void *context)
 {
     (void)context;
-    if (cluster != NULL) coord_close(cluster, NULL, NULL);
-    cluster = NULL;
+    if (!is_stopping && cluster == NULL && !is_closing) lead_close(lead);
+    is_stopping = true;
+    if (cluster != NULL) close_cluster();
     daemon_stop(daemon, 0);
 }
 
@@ -22,10 +46,49 @@ static cairn_status start_coordinator(struct daemon *daemon, struct sentence *wh
     return daemon_ready(daemon, coord_address(cluster), why);
 }
 
+static void fail(struct daemon *daemon, cairn_status status, const struct sentence *why)
+{
+    daemon_fail(daemon, status, why);
+    on_stop(daemon, NULL);
+}
+
+static void on_lead(enum lead_change change, void *context)
+{
+    struct daemon *daemon = context;
+    struct sentence why;
+    if (is_stopping) return;
+    if (change == CAIRN_LED) {
+        if (cluster != NULL) close_cluster();
+        return;
+    }
+    options.backing = lead_backing(lead);
+    const cairn_status status = start_coordinator(daemon, &why);
+    if (status == CAIRN_OK) return;
+    if (status != CAIRN_ERR_FENCED || cluster != NULL) {
+        fail(daemon, status, &why);
+        return;
+    }
+    log_warn("does not lead after all: %s", why.text);
+    lead_release(lead);
+}
+
+/* Leads at once if the store is a file, and otherwise when no other coordinator does. */
+static cairn_status begin(struct daemon *daemon, struct sentence *why)
+{
+    if (options.store_url[0] == '\0') return start_coordinator(daemon, why);
+    notify_ready("stands by");
+    return lead_open(&options, &daemon->loop, on_lead, daemon, &lead, why);
+}
+
 static cairn_status judge_options(const void *values, struct sentence *why)
 {
-    const cairn_status status = log_judge(&options.log, why);
-    return status == CAIRN_OK ? coord_options_judge(values, why) : status;
+    struct etcd etcd;
+    CAIRN_TRY(log_judge(&options.log, why));
+    CAIRN_TRY(coord_options_judge(values, why));
+    if (options.store_url[0] == '\0') return CAIRN_OK;
+    const cairn_status status = etcd_init(&etcd, &options, why);
+    etcd_release(&etcd);
+    return status;
 }
 
 int main(int argc, char **argv)
@@ -47,11 +110,8 @@ int main(int argc, char **argv)
     options.build = CAIRN_BUILD;
     daemon_log(&daemon, spec.name, &options.log);
     daemon_confine(&daemon, false);
-    const cairn_status status = start_coordinator(&daemon, &why);
-    if (status != CAIRN_OK) {
-        daemon_fail(&daemon, status, &why);
-        if (cluster != NULL) coord_close(cluster, NULL, NULL);
-    }
+    const cairn_status status = begin(&daemon, &why);
+    if (status != CAIRN_OK) fail(&daemon, status, &why);
     return daemon_run(&daemon);
 }
 
@@ -72,6 +132,22 @@ static const struct config_option table[] = {
       "How long a lost job waits for cluster.shards before fewer are taken." },
     { "store", "path", CAIRN_OPTION_PATH, AT(store_path), "coordinator", 0, 0,
       "Data folder: jobs, layouts, epochs. One coordinator at a time." },
+    { "store", "url", CAIRN_OPTION_STRING, AT(store_url), "", 0, 0,
+      "etcd://HOST:PORT[,HOST:PORT...][/PREFIX]: the store is in etcd, so that several "
+      "coordinators "
+      "may run, of which one leads. etcds: by TLS. Empty: the store is in store.path." },
+    { "store", "credentials", CAIRN_OPTION_STRING, AT(store_credentials), "", 0, 0,
+      "File of mode 0600 with USER:PASSWORD of etcd. Empty: etcd asks for none." },
+    { "store", "ca", CAIRN_OPTION_STRING, AT(store_ca), "", 0, 0,
+      "File with the authority that signed etcd's certificate. Empty: those that the host "
+      "trusts." },
+    { "store", "trust", CAIRN_OPTION_BOOL, AT(store_trust), "no", 0, 0,
+      "Go to an etcd of another host without TLS: whoever reads that network has the cluster's "
+      "keys." },
+    { "store", "lease", CAIRN_OPTION_DURATION, AT(store_lease_ms), "5s", 2000, 60000,
+      "How long a leader that is not heard of leads; then another coordinator does." },
+    { "store", "from", CAIRN_OPTION_STRING, AT(store_from), "", 0, 0,
+      "File of `cairn cluster backup` with which an empty store in etcd begins." },
     { "snapshots", "path", CAIRN_OPTION_PATH, AT(snapshots_path), "snapshots", 0, 0,
       "Folder of snapshots; the shards write there too, so in a cluster it is shared." },
     { "snapshots", "trust", CAIRN_OPTION_STRING, AT(snapshots_trust), "signed", 0, 0,

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "server/base/log.h"
 #include "server/coordinator/cluster.h"
 
 #define APPLICATION_ID 0x4341524e /* "CARN": marks the file as ours */
@@ -255,7 +256,8 @@ static const char schema_end[] =
 struct coord_store {
     /* owned */
     sqlite3 *db;
-    char *path;
+    char *path;                        /* of the file, or where the rows of a shared store are */
+    struct shared *shared;             /* NULL: the file has the rows */
     char signer[CAIRN_KEY_TEXT_BYTES]; /* the signer that pictures get; empty: none */
     struct stored_meta meta;
     uint64_t opening_changes; /* number of rows that store_open itself wrote */
@@ -311,13 +313,36 @@ static cairn_status ask_number(const struct coord_store *store, const char *sql,
     return status;
 }
 
-/* Commits the transaction if `status` is CAIRN_OK, and otherwise rolls it back. */
+static cairn_status begin_transaction(struct coord_store *store, struct sentence *why)
+{
+    CAIRN_TRY(run_sql(store, "BEGIN IMMEDIATE", why));
+    if (store->shared == NULL) return CAIRN_OK;
+    const cairn_status status = shared_begin(store->shared, why);
+    if (status != CAIRN_OK) sqlite3_exec(store->db, "ROLLBACK", NULL, NULL, NULL);
+    return status;
+}
+
+/* Commits the transaction if `status` is CAIRN_OK, and otherwise rolls it back. A change of a shared store is
+ * durable before the transaction ends. */
 static cairn_status end_transaction(struct coord_store *store, cairn_status status,
                                     struct sentence *why)
 {
+    if (store->shared != NULL) status = shared_end(store->shared, status, why);
     if (status == CAIRN_OK) status = run_sql(store, "COMMIT", why);
     if (status != CAIRN_OK && sqlite3_get_autocommit(store->db) == 0)
         sqlite3_exec(store->db, "ROLLBACK", NULL, NULL, NULL);
+    return status;
+}
+
+/* Makes a picture take the place of all that a shared store has kept. */
+static cairn_status replace_shared(const struct coord_store *store, struct sentence *why)
+{
+    uint8_t *picture;
+    size_t picture_bytes;
+    CAIRN_TRY(store_picture(store, &picture, &picture_bytes, why));
+    const cairn_status status = shared_replace(store->shared, picture, picture_bytes, why);
+    sodium_memzero(picture, picture_bytes); // it has secrets
+    free(picture);
     return status;
 }
 
@@ -521,6 +546,16 @@ static cairn_status apply_change(struct coord_store *store, enum store_change ch
     return status;
 }
 
+/* When a shared store's changes have become many, makes a picture of the store take their place. If that
+ * fails, it costs nothing but their space. */
+static void tidy_shared(struct coord_store *store)
+{
+    struct sentence why;
+    if (store->shared == NULL || !shared_is_long(store->shared)) return;
+    if (replace_shared(store, &why) != CAIRN_OK)
+        log_warn("the changes of the store are kept one by one for now: %s", why.text);
+}
+
 cairn_status store_write(struct coord_store *store, enum store_change change, const void *rows,
                          size_t count, struct sentence *why)
 {
@@ -530,10 +565,11 @@ cairn_status store_write(struct coord_store *store, enum store_change change, co
                          change == CAIRN_STORE_EVENTS_APART || change == CAIRN_STORE_AUDIT_APART ||
                          change == CAIRN_STORE_SEEN;
     const int before = sqlite3_total_changes(store->db);
-    cairn_status status = run_sql(
-        store, is_lazy ? "PRAGMA synchronous = NORMAL; BEGIN IMMEDIATE" : "BEGIN IMMEDIATE", why);
+    if (is_lazy) CAIRN_TRY(run_sql(store, "PRAGMA synchronous = NORMAL", why));
+    cairn_status status = begin_transaction(store, why);
     if (status == CAIRN_OK)
         status = end_transaction(store, apply_change(store, change, rows, count, why), why);
+    if (status == CAIRN_OK) tidy_shared(store);
     if (!is_lazy) return status;
     struct sentence ignored;
     const cairn_status again = run_sql(store, "PRAGMA synchronous = FULL", &ignored);
@@ -710,10 +746,17 @@ static cairn_status set_up(struct coord_store *store, struct sentence *why)
     CAIRN_TRY(judge_file(store, &is_new, why));
     CAIRN_TRY(
         run_sql(store,
-                "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL;PRAGMA synchronous = "
-                "FULL; PRAGMA foreign_keys = ON; PRAGMA secure_delete = ON; BEGIN IMMEDIATE",
+                store->shared != NULL
+                    ? "PRAGMA foreign_keys = ON"
+                    : "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; PRAGMA "
+                      "synchronous = FULL; PRAGMA foreign_keys = ON; PRAGMA secure_delete = ON",
                 why));
-    CAIRN_TRY(end_transaction(store, begin_incarnation(store, is_new, why), why));
+    CAIRN_TRY(begin_transaction(store, why));
+    // The picture below has all of this, and the tables, which no change has.
+    const cairn_status status = begin_incarnation(store, is_new, why);
+    if (status == CAIRN_OK && store->shared != NULL) shared_leave(store->shared);
+    CAIRN_TRY(end_transaction(store, status, why));
+    if (store->shared != NULL) CAIRN_TRY(replace_shared(store, why));
     store->opening_changes = (uint64_t)sqlite3_total_changes(store->db);
     return CAIRN_OK;
 }
@@ -731,19 +774,28 @@ static cairn_status open_private(const char *path, struct sentence *why)
                      path, strerror(number));
 }
 
-cairn_status store_open(const char *folder, struct coord_store **store_out, struct sentence *why)
+static cairn_status open_file(struct coord_store *store, struct sentence *why)
+{
+    CAIRN_TRY(open_private(store->path, why));
+    if (sqlite3_open_v2(store->path, &store->db, SQLITE_OPEN_READWRITE, NULL) != SQLITE_OK)
+        return store_fail(store, "opening", why);
+    return CAIRN_OK;
+}
+
+cairn_status store_open(const char *folder, struct backing *backing, struct coord_store **store_out,
+                        struct sentence *why)
 {
     struct coord_store *store = calloc(1, sizeof *store);
     if (store == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the store");
     cairn_status status = CAIRN_OK;
-    if (asprintf(&store->path, "%s/coordinator.db", folder) < 0) {
+    if (asprintf(&store->path, "%s%s", backing != NULL ? backing->name : folder,
+                 backing != NULL ? "" : "/coordinator.db") < 0) {
         store->path = NULL;
         status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the store");
     }
-    if (status == CAIRN_OK) status = open_private(store->path, why);
-    if (status == CAIRN_OK &&
-        sqlite3_open_v2(store->path, &store->db, SQLITE_OPEN_READWRITE, NULL) != SQLITE_OK)
-        status = store_fail(store, "opening", why);
+    if (status == CAIRN_OK)
+        status = backing != NULL ? shared_open(backing, &store->db, &store->shared, why)
+                                 : open_file(store, why);
     if (status == CAIRN_OK) status = set_up(store, why);
     if (status != CAIRN_OK) {
         store_close(store);
@@ -756,6 +808,7 @@ cairn_status store_open(const char *folder, struct coord_store **store_out, stru
 void store_close(struct coord_store *store)
 {
     if (store == NULL) return;
+    shared_close(store->shared);
     sqlite3_close(store->db);
     free(store->path);
     sodium_memzero(store->signer, sizeof store->signer);
@@ -865,7 +918,7 @@ cairn_status store_adopt(struct coord_store *store, const struct store_adoptees 
     if (meta.incarnation < adoptees->incarnation) meta.incarnation = adoptees->incarnation;
     meta.incarnation++;
     meta.identity = random_identity();
-    CAIRN_TRY(run_sql(store, "BEGIN IMMEDIATE", why));
+    CAIRN_TRY(begin_transaction(store, why));
     cairn_status status = apply_change(store, CAIRN_STORE_JOB, adoptees->jobs, adoptees->job_count,
                                        why);
     if (status == CAIRN_OK)
@@ -924,10 +977,21 @@ cairn_status store_signer(const struct coord_store *store, char text_out[CAIRN_K
     return status;
 }
 
+/* All coordinators of a shared store sign with the key that is in its picture. */
+static cairn_status share_signer(const struct coord_store *store, struct sentence *why)
+{
+    char known[CAIRN_KEY_TEXT_BYTES];
+    const bool is_known = store_signer(store, known, why) == CAIRN_OK &&
+                          strcmp(known, store->signer) == 0;
+    sodium_memzero(known, sizeof known);
+    return is_known ? CAIRN_OK : replace_shared(store, why);
+}
+
 cairn_status store_set_signer(struct coord_store *store, const char *text, struct sentence *why)
 {
     bool there;
     snprintf(store->signer, sizeof store->signer, "%s", text);
+    if (store->shared != NULL) return share_signer(store, why);
     const cairn_status status = find_table(store, "signer", &there, why);
     return status == CAIRN_OK && there ? run_sql(store, "DROP TABLE signer", why) : status;
 }

@@ -1,4 +1,4 @@
-/* The coordinator's state on disk, and the only module that uses SQLite.
+/* The coordinator's state on disk, and with store_shared.c the only module that uses SQLite.
  *
  * The store has the identity of the store, the incarnation of the coordinator, and the jobs, each with its
  * spec, layout, shards, generation, epoch and a reserved block of round numbers. It also has the ids of the
@@ -24,6 +24,8 @@
 #include "proto/snapshot/snapshot.h"
 #include "server/base/daemon.h"
 #include "server/coordinator/base.h"
+
+struct sqlite3;
 
 /* ==== keys ==== */
 
@@ -89,6 +91,54 @@ struct coord_store;
 #define CAIRN_STORE_CURVES_MAX 2
 
 /* Texts and bytes in rows are borrowed for the length of a call, whether the row is written or read. */
+
+/* ---- a shared store ----
+ *
+ * Several coordinators can have one store, of which one at a time is the leader (lead.h). The leader's rows
+ * are in memory, in the same tables of SQLite, and durable at a `backing`: as a picture of the store,
+ * followed by the changes since then, each as SQLite's session extension gives it. A change is committed in
+ * memory when the backing has it. */
+
+/* Keeps the rows of a shared store. Each function blocks; any thread, one at a time. */
+struct backing {
+    const char *name; /* for sentences: "etcd://127.0.0.1:2379/cairn" */
+    /* Passes the newest picture, then each change after it, in order, to `take`, which borrows the bytes.
+     * Passes nothing if the backing is new. CAIRN_ERR_CORRUPT, CAIRN_ERR_MISMATCH: the rows are damaged, or
+     * not this cluster's. */
+    cairn_status (*load)(struct backing *backing,
+                         cairn_status (*take)(void *context, const uint8_t *bytes,
+                                              size_t byte_count, struct sentence *why),
+                         void *context, struct sentence *why);
+    /* Makes one more change durable, all of it or nothing. CAIRN_ERR_FENCED: this process does not lead any
+     * more, and whether the change was made is not known. */
+    cairn_status (*append)(struct backing *backing, const uint8_t *bytes, size_t byte_count,
+                           struct sentence *why);
+    /* Makes a picture take the place of everything, all of it or nothing. CAIRN_ERR_FENCED. */
+    cairn_status (*replace)(struct backing *backing, const uint8_t *bytes, size_t byte_count,
+                            struct sentence *why);
+};
+
+/* The store's link to its backing (store_shared.c). */
+struct shared;
+/* Loads all rows into a new database in memory. A new backing gives an empty database. On an error, too, both
+ * results are the caller's to close, if they are set. */
+cairn_status shared_open(struct backing *backing, struct sqlite3 **db_out,
+                         struct shared **shared_out, struct sentence *why) CAIRN_MUST_CHECK;
+void shared_close(struct shared *shared); /* before the database; NULL is fine */
+/* Watches the rows from now on, within a transaction. */
+cairn_status shared_begin(struct shared *shared, struct sentence *why) CAIRN_MUST_CHECK;
+/* Stops to watch them: the next picture must have their changes. */
+void shared_leave(struct shared *shared);
+/* Makes durable all that has changed, if `status` is CAIRN_OK, and stops to watch. Returns the status by
+ * which the transaction ends. */
+cairn_status shared_end(struct shared *shared, cairn_status status,
+                        struct sentence *why) CAIRN_MUST_CHECK;
+/* True: there are so many bytes of changes that a picture should take their place. */
+bool shared_is_long(const struct shared *shared);
+cairn_status shared_replace(struct shared *shared, const uint8_t *picture, size_t picture_bytes,
+                            struct sentence *why) CAIRN_MUST_CHECK;
+
+/* ---- the rows ---- */
 
 struct stored_meta {
     uint64_t zero; /* always 0, because there is only one row */
@@ -194,9 +244,10 @@ struct stored_event { /* see the section "events" below */
 
 /* Opens or makes FOLDER/coordinator.db, and adds 1 to the incarnation. A file that an older program made gets
  * the tables that it lacks. The folder must exist, and be locked
- * (server/base/daemon.h). CAIRN_ERR_CORRUPT: the file is damaged, or not a database of Cairn.
+ * (server/base/daemon.h). If there is a `backing` (below), that has the rows, and not the folder.
+ * CAIRN_ERR_CORRUPT: the file is damaged, or not a database of Cairn.
  * CAIRN_ERR_VERSION: the version of the file is another one, which cannot be read. */
-cairn_status store_open(const char *folder, struct coord_store **store_out,
+cairn_status store_open(const char *folder, struct backing *backing, struct coord_store **store_out,
                         struct sentence *why) CAIRN_MUST_CHECK;
 void store_close(struct coord_store *store); /* NULL is fine */
 

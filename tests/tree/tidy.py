@@ -19,14 +19,16 @@ MADE_BY_A_SCRIPT = {"tests/golden/optim_golden.h", "tests/installed/libcairn.abi
 # One door per library: a header, and the beginnings of the paths that may include it. tests/ may.
 DOORS = {
     r"uc[pst]/.*": ["proto/fabric/ucx"],
-    r"sqlite3\.h": ["server/coordinator/store.", "server/coordinator/events."],
+    r"sqlite3\.h": ["server/coordinator/store.", "server/coordinator/store_shared.",
+                   "server/coordinator/events."],
     r"uv\.h": ["proto/loop/", "server/base/", "server/shard/", "server/coordinator/", "client/"],
     r"sodium\.h": ["proto/geometry/layout.c", "proto/loop/address.c", "server/shard/join.c",
                    "server/shard/connection.c", "server/base/listener.c", "proto/spec/",
                    "proto/snapshot/", "proto/store/", "proto/snapshot_io/", "proto/wire/",
                    "proto/secure/", "proto/fabric/mapped", "proto/fabric/remote",
                    "proto/fabric/sealed", "client/", "server/coordinator/"],
-    r"jansson\.h": ["proto/snapshot/", "proto/safetensors/", "client/ctl/"],
+    r"jansson\.h": ["proto/snapshot/", "proto/safetensors/", "client/ctl/", "server/coordinator/lead."],
+    r"curl/.*": ["server/coordinator/etcd."],
     r"ini\.h": ["server/base/"],
     r"xxh\w*\.h": ["proto/base/", "proto/fabric/where.c"],
     r"zlib\.h": ["client/examples/", "client/ctl/torch.c"],
@@ -66,7 +68,7 @@ ROOMS = {
 # The headers of a large room, from the ground up: a header includes none of those behind it.
 HEADERS = {
     "server/coordinator/": "access base store roster operations round reshard snapshot members tenants job "
-                           "cluster restore",
+                           "cluster restore lead",
     "server/shard/": "need base memory collect kept read state part move shard jobs relay",
     "client/": "base env admin layouts device op push read session job",
     "client/ctl/": "ctl snapshot",

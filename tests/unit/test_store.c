@@ -17,7 +17,7 @@ static struct coord_store *store; /* NULL: closed */
 static void open_store(void)
 {
     struct sentence why = { "" };
-    ck_assert_msg(store_open(scratch, &store, &why) == CAIRN_OK, "%s", why.text);
+    ck_assert_msg(store_open(scratch, NULL, &store, &why) == CAIRN_OK, "%s", why.text);
 }
 
 static void close_store(void)
@@ -37,7 +37,7 @@ static void expect_unopened(cairn_status status, const char *word)
 {
     struct coord_store *none;
     struct sentence why = { "" };
-    ck_assert_int_eq(store_open(scratch, &none, &why), status);
+    ck_assert_int_eq(store_open(scratch, NULL, &none, &why), status);
     ck_assert_msg(strstr(why.text, word) != NULL, "%s", why.text);
 }
 
