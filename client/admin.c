@@ -23,6 +23,7 @@
 #include "proto/wire/wire.h"
 
 enum {
+    SILENT_MS = 5000, /* how long one coordinator of several may take to say Welcome */
     REQUEST = 2,
     FIRST_QUESTION = 3,
     QUESTION_EVERY_MS = 1000,
@@ -197,13 +198,13 @@ static int try_address(struct admin *admin, const struct sockaddr_storage *addr,
     return error;
 }
 
-static cairn_status connect_to(struct admin *admin, struct sentence *why)
+/* Connects to one coordinator of several. */
+static cairn_status connect_one(struct admin *admin, const struct stream_address *address,
+                                struct sentence *why)
 {
-    struct stream_address address;
     struct socket_addresses addresses;
-    cairn_status status = address_parse(admin->endpoint, &address, why);
-    if (status == CAIRN_OK) status = open_channel(admin, &address, why);
-    if (status == CAIRN_OK) status = address_resolve(&address, &addresses, why);
+    cairn_status status = open_channel(admin, address, why);
+    if (status == CAIRN_OK) status = address_resolve(address, &addresses, why);
     if (status != CAIRN_OK) return status;
     const uint64_t patience_ms = address_patience_ms(addresses.count, (uint64_t)admin->timeout_ms);
     int error = 0;
@@ -372,11 +373,12 @@ static cairn_status await_pages(struct admin *admin, struct frame_decoder *decod
     return status;
 }
 
-/* `pages`: NULL, or receives the Pages that follow the answer. */
-static cairn_status converse(struct admin *admin, struct frame_decoder *decoder, uint16_t type,
-                             const ProtobufCMessage *message, uint16_t reply_type,
-                             ProtobufCMessage **reply_out, struct paged *pages,
-                             struct sentence *why)
+static const struct frame_limits limits = { CAIRN_MSG_WELCOME, CAIRN_MSG_MAX,
+                                            CAIRN_FRAME_BYTES_MAX };
+
+/* Connects to a coordinator, and is welcomed there. */
+static cairn_status enter(struct admin *admin, const struct stream_address *address,
+                          struct frame_decoder *decoder, struct sentence *why)
 {
     Cairn__Hello hello = CAIRN__HELLO__INIT;
     hello.protocol = CAIRN_CONTROL_PROTOCOL;
@@ -384,7 +386,7 @@ static cairn_status converse(struct admin *admin, struct frame_decoder *decoder,
     hello.name = wire_text(admin->name);
     hello.version = wire_text(admin->build != NULL ? admin->build : CAIRN_VERSION);
     ProtobufCMessage *welcome = NULL;
-    CAIRN_TRY(connect_to(admin, why));
+    CAIRN_TRY(connect_one(admin, address, why));
     sentence_set(why, "sending to the coordinator at %s failed", admin->endpoint);
     cairn_status status = send_message(admin, CAIRN_MSG_HELLO, 1, &hello.base);
     if (status == CAIRN_ERR_TIMEOUT) return say_late(admin, why);
@@ -392,6 +394,39 @@ static cairn_status converse(struct admin *admin, struct frame_decoder *decoder,
         status = await_reply(admin, decoder, admin->deadline_ms, 1, CAIRN_MSG_WELCOME, &welcome,
                              why);
     message_free(welcome);
+    return status;
+}
+
+/* Finds the coordinator that leads: those that stand by refuse to connect, and one that is stopped does not
+ * answer. */
+static cairn_status enter_any(struct admin *admin, struct frame_decoder *decoder,
+                              struct sentence *why)
+{
+    struct endpoints endpoints;
+    CAIRN_TRY(endpoints_parse(admin->endpoint, &endpoints, why));
+    const uint64_t deadline_ms = admin->deadline_ms;
+    cairn_status status = CAIRN_OK;
+    for (size_t left = endpoints.count; left > 0; left--) {
+        const uint64_t end_ms = monotonic_ms() + SILENT_MS;
+        admin->deadline_ms = left > 1 && end_ms < deadline_ms ? end_ms : deadline_ms;
+        status = enter(admin, endpoints_next(&endpoints), decoder, why);
+        if (status != CAIRN_ERR_UNREACHABLE && status != CAIRN_ERR_TIMEOUT) break;
+        if (left == 1) break;
+        end_connection(admin);
+        frame_decoder_release(decoder);
+        frame_decoder_init(decoder, limits);
+    }
+    admin->deadline_ms = deadline_ms;
+    return status;
+}
+
+/* `pages`: NULL, or receives the Pages that follow the answer. */
+static cairn_status converse(struct admin *admin, struct frame_decoder *decoder, uint16_t type,
+                             const ProtobufCMessage *message, uint16_t reply_type,
+                             ProtobufCMessage **reply_out, struct paged *pages,
+                             struct sentence *why)
+{
+    cairn_status status = enter_any(admin, decoder, why);
     if (status == CAIRN_OK) {
         status = send_message(admin, type, REQUEST, message);
         if (status == CAIRN_ERR_TIMEOUT) return say_late(admin, why);
@@ -410,7 +445,6 @@ cairn_status admin_call(struct admin *admin, uint16_t type, const ProtobufCMessa
                         struct sentence *why)
 {
     struct frame_decoder decoder;
-    const struct frame_limits limits = { CAIRN_MSG_WELCOME, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX };
     why->text[0] = '\0';
     admin->fd = -1;
     admin->deadline_ms = monotonic_ms() + (uint64_t)admin->timeout_ms;

@@ -121,14 +121,10 @@ static cairn_status judge_number(enum env_key key, struct env_value *value, stru
 
 static cairn_status judge_endpoint(const struct env_value *value, struct sentence *why)
 {
-    struct stream_address address;
-    const cairn_status status = address_parse(value->text, &address, why);
-    if (status != CAIRN_OK) return fail_with(why, status, "%s: %s", value->source, why->text);
-    if (address.is_unix || address.port != 0) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_INVALID,
-                     "%s = \"%.200s\" is no address to connect to: give host:port with a port from "
-                     "1 to 65535, or the /path of a socket",
-                     value->source, value->text);
+    struct endpoints endpoints;
+    const cairn_status status = endpoints_parse(value->text, &endpoints, why);
+    return status == CAIRN_OK ? CAIRN_OK
+                              : fail_with(why, status, "%s: %s", value->source, why->text);
 }
 
 static cairn_status judge_host(const struct env_value *value, struct sentence *why)

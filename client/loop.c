@@ -358,7 +358,9 @@ static void fail_jobs_if_refused(struct session *s, cairn_status status, const c
 
 static void retry_later(struct session *s)
 {
-    s->control.retry_at_ms = monotonic_ms() + s->control.retry_delay_ms;
+    s->control.retry_at_ms = monotonic_ms();
+    if (!endpoints_are_tried(&s->endpoints)) return; // the next one may lead
+    s->control.retry_at_ms += s->control.retry_delay_ms;
     s->control.retry_delay_ms = s->control.retry_delay_ms * 2 < RETRY_MAX_MS
                                     ? s->control.retry_delay_ms * 2
                                     : RETRY_MAX_MS;
@@ -417,6 +419,7 @@ static void connect_now(struct session *s)
     static const struct stream_events events = { on_open, on_frame, on_close, on_dial };
     struct handshake_options secure;
     struct sentence why = { "" };
+    s->endpoint = *endpoints_next(&s->endpoints);
     // The token may have been exchanged. If it cannot be read now, the former one is good for a try.
     if (entrance_find(&s->entrance, &s->endpoint, s->token_file, NULL, &why) != CAIRN_OK)
         session_say(s, why.text);
@@ -424,8 +427,9 @@ static void connect_now(struct session *s)
         .limits = { CAIRN_MSG_WELCOME, CAIRN_MSG_MAX, CAIRN_FRAME_BYTES_MAX },
         .secure = entrance_secure(&s->entrance, &secure),
     };
-    cairn_status status = stream_connect(&s->loop.uv, &s->endpoint, CONNECT_TRY_MS, &options,
-                                         &events, s, &s->control.stream, &why);
+    cairn_status status = stream_connect(&s->loop.uv, &s->endpoint,
+                                         endpoints_patience_ms(&s->endpoints, CONNECT_TRY_MS),
+                                         &options, &events, s, &s->control.stream, &why);
     sodium_memzero(&secure, sizeof secure);
     if (status == CAIRN_OK) return;
     s->control.stream = NULL;

@@ -206,9 +206,10 @@ cairn_status client_open(const struct cairn_opts *opts, struct fabric_hub *hub, 
         return status;
     }
     note_run(s);
-    status = address_parse(s->env.values[CAIRN_ENV_ENDPOINT].text, &s->endpoint, NULL);
+    status = endpoints_parse(s->env.values[CAIRN_ENV_ENDPOINT].text, &s->endpoints, NULL);
     assert(status == CAIRN_OK); // validated above
-    address_print(&s->endpoint, s->endpoint_text);
+    s->endpoint = s->endpoints.list[0];
+    endpoints_print(&s->endpoints, s->endpoint_text);
     status = init_shared(s, opts);
     if (status != CAIRN_OK) {
         free(s);

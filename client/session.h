@@ -331,8 +331,9 @@ struct session {
     int event_fd;
 
     /* constant from open on */
-    struct stream_address endpoint;
-    char endpoint_text[CAIRN_ADDRESS_TEXT_BYTES];
+    struct endpoints endpoints;
+    struct stream_address endpoint;                 /* the one of them that was tried last */
+    char endpoint_text[CAIRN_ENDPOINTS_TEXT_BYTES]; /* all of them */
     char *name;
     char *token_file; /* as cairn_opts gives it; NULL: not given */
     uint64_t incarnation;

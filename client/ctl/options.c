@@ -432,7 +432,8 @@ static int parse_version(struct ctl *ctl, char *text)
 
 static const struct option_row rows[] = {
     { "endpoint", "ADDRESS", AS(TEXT, endpoint, 0),
-      "the coordinator, HOST:PORT or /PATH (else CAIRN_ENDPOINT, else a socket in "
+      "the coordinator, HOST:PORT or /PATH, or several of which one leads, with commas (else "
+      "CAIRN_ENDPOINT, else a socket in "
       "$XDG_RUNTIME_DIR/cairn or /run/cairn)" },
     { "token-file", "FILE", AS(TEXT, token_file, 0),
       "the token that a coordinator at HOST:PORT asks for (cairn-token in "

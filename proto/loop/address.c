@@ -100,6 +100,68 @@ void address_print(const struct stream_address *address, char text_out[CAIRN_ADD
         snprintf(text_out, CAIRN_ADDRESS_TEXT_BYTES, format, address->host, address->port);
 }
 
+static cairn_status parse_endpoint(const char *text, size_t bytes, struct stream_address *out,
+                                   struct sentence *why)
+{
+    char one[CAIRN_ADDRESS_TEXT_BYTES];
+    if (bytes >= sizeof one) return bad_address(text, "it is too long", why);
+    snprintf(one, sizeof one, "%.*s", (int)bytes, text);
+    CAIRN_TRY(address_parse(one, out, why));
+    if (out->is_unix || out->port != 0) return CAIRN_OK;
+    return bad_address(one, "a port to connect to is from 1 to 65535", why);
+}
+
+cairn_status endpoints_parse(const char *text, struct endpoints *endpoints_out,
+                             struct sentence *why)
+{
+    struct endpoints endpoints = { .count = 0 };
+    for (const char *at = text;; at++) {
+        at += strspn(at, " ");
+        size_t bytes = strcspn(at, ",");
+        const char *end = at + bytes;
+        while (bytes > 0 && at[bytes - 1] == ' ') bytes--;
+        if (endpoints.count == CAIRN_ENDPOINTS_MAX)
+            return fail_with(why, CAIRN_ERR_INVALID, "\"%.200s\" has more than %d addresses", text,
+                             CAIRN_ENDPOINTS_MAX);
+        CAIRN_TRY(parse_endpoint(at, bytes, &endpoints.list[endpoints.count++], why));
+        at = end;
+        if (*at == '\0') break;
+    }
+    *endpoints_out = endpoints;
+    return CAIRN_OK;
+}
+
+void endpoints_print(const struct endpoints *endpoints, char text_out[CAIRN_ENDPOINTS_TEXT_BYTES])
+{
+    size_t used = 0;
+    text_out[0] = '\0';
+    for (size_t i = 0; i < endpoints->count; i++) {
+        char one[CAIRN_ADDRESS_TEXT_BYTES];
+        address_print(&endpoints->list[i], one);
+        if (used + strlen(one) + 2 > CAIRN_ENDPOINTS_TEXT_BYTES) break;
+        used += (size_t)snprintf(text_out + used, CAIRN_ENDPOINTS_TEXT_BYTES - used, "%s%s",
+                                 i > 0 ? "," : "", one);
+    }
+}
+
+const struct stream_address *endpoints_next(struct endpoints *endpoints)
+{
+    return &endpoints->list[endpoints->tried++ % endpoints->count];
+}
+
+bool endpoints_are_tried(const struct endpoints *endpoints)
+{
+    return endpoints->tried % endpoints->count == 0;
+}
+
+#define ENDPOINT_PATIENCE_MS 1500
+
+uint64_t endpoints_patience_ms(const struct endpoints *endpoints, uint64_t timeout_ms)
+{
+    return endpoints->count > 1 && timeout_ms > ENDPOINT_PATIENCE_MS ? ENDPOINT_PATIENCE_MS
+                                                                     : timeout_ms;
+}
+
 static void fill_unix(const char *path, struct sockaddr_storage *addr_out)
 {
     struct sockaddr_un *addr = (struct sockaddr_un *)addr_out;

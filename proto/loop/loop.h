@@ -42,6 +42,27 @@ CAIRN_MUST_CHECK cairn_status address_parse_listen(const char *text,
 /* Writes the written form of the address. */
 void address_print(const struct stream_address *address, char text_out[CAIRN_ADDRESS_TEXT_BYTES]);
 
+/* The addresses of several coordinators, of which one leads, and the others refuse to connect. A peer tries
+ * one after the other. */
+#define CAIRN_ENDPOINTS_MAX        8
+#define CAIRN_ENDPOINTS_TEXT_BYTES 512
+struct endpoints {
+    struct stream_address list[CAIRN_ENDPOINTS_MAX];
+    size_t count, tried; /* tried: how many tries there were */
+};
+/* Reads addresses to connect to, with commas between them and, maybe, blanks. CAIRN_ERR_INVALID. */
+CAIRN_MUST_CHECK cairn_status endpoints_parse(const char *text, struct endpoints *endpoints_out,
+                                              struct sentence *why);
+/* Writes them, and leaves out those that have no room. */
+void endpoints_print(const struct endpoints *endpoints, char text_out[CAIRN_ENDPOINTS_TEXT_BYTES]);
+/* Returns the address to try now; after it, it is the next one's turn. */
+const struct stream_address *endpoints_next(struct endpoints *endpoints);
+/* True: since the last pause every address was tried, so another pause is due. */
+bool endpoints_are_tried(const struct endpoints *endpoints);
+/* Returns how long a try may take that alone would have timeout_ms: a host that is gone does not answer,
+ * and the others must have their turn soon. */
+uint64_t endpoints_patience_ms(const struct endpoints *endpoints, uint64_t timeout_ms);
+
 /* The socket addresses of a host, in the order in which a peer tries them. */
 #define CAIRN_SOCKET_ADDRESSES_MAX 8 /* more are left out */
 struct socket_addresses {

@@ -59,7 +59,9 @@ static void config_value_describe(const struct config_option *option, char *text
         snprintf(text_out, text_bytes, "a text; the key may be given several times");
         return;
     case CAIRN_OPTION_PATH: snprintf(text_out, text_bytes, "a path"); return;
-    case CAIRN_OPTION_ADDRESS: snprintf(text_out, text_bytes, "host:port or /path"); return;
+    case CAIRN_OPTION_ENDPOINTS:
+        snprintf(text_out, text_bytes, "host:port or /path, commas between several");
+        return;
     case CAIRN_OPTION_ADDRESSES:
         snprintf(text_out, text_bytes, "host:port or /path, blanks between several");
         return;
@@ -176,12 +178,12 @@ static const char *judge_addresses(const char *text, struct sentence *what)
 static const char *judge_string(const struct config_option *option, const char *text,
                                 struct sentence *what)
 {
-    struct stream_address address;
+    struct endpoints endpoints;
     const bool may_be_empty = option->default_text != NULL && option->default_text[0] == '\0';
     if (option->type == CAIRN_OPTION_PATH && text[0] == '\0') return "it is empty";
     if (option->type == CAIRN_OPTION_ADDRESSES) return judge_addresses(text, what);
-    if (option->type != CAIRN_OPTION_ADDRESS || (text[0] == '\0' && may_be_empty)) return NULL;
-    return address_parse(text, &address, what) == CAIRN_OK ? NULL : what->text;
+    if (option->type != CAIRN_OPTION_ENDPOINTS || (text[0] == '\0' && may_be_empty)) return NULL;
+    return endpoints_parse(text, &endpoints, what) == CAIRN_OK ? NULL : what->text;
 }
 
 static cairn_status store_string(const struct config_option *option, const char *text, char **place,

@@ -33,7 +33,7 @@ enum option_type {
     CAIRN_OPTION_LINES,
     CAIRN_OPTION_PATH, /* char *, absolute, or relative to the working folder; not empty */
     /* char *, "host:port", "[v6]:port", "/path"; may be empty if the default is empty */
-    CAIRN_OPTION_ADDRESS,
+    CAIRN_OPTION_ENDPOINTS, /* the same, several with commas between them */
     CAIRN_OPTION_ADDRESSES, /* char *, addresses to listen on, separated by blanks; may be empty */
     CAIRN_OPTION_BOOL,      /* bool: yes no true false on off */
     CAIRN_OPTION_INT,       /* int64_t */

@@ -251,12 +251,13 @@ struct request {
 
 /* The shard's knowledge of its coordinator. Sessions end and begin anew, but this struct stays. */
 struct coordinator_session {
-    struct stream_address address;
-    struct entrance entrance; /* for an address of TCP */
-    char *token_file;         /* owned; where the token is, if configured */
-    char *token_fallback;     /* owned; and where, if it is nowhere else */
-    struct stream *stream;    /* borrowed, because a stream owns itself; NULL: none */
-    uint64_t serial;          /* counts connections, from 1 */
+    struct endpoints endpoints;
+    struct stream_address address; /* the one of them that was tried last */
+    struct entrance entrance;      /* for an address of TCP */
+    char *token_file;              /* owned; where the token is, if configured */
+    char *token_fallback;          /* owned; and where, if it is nowhere else */
+    struct stream *stream;         /* borrowed, because a stream owns itself; NULL: none */
+    uint64_t serial;               /* counts connections, from 1 */
     bool welcome;
     bool served_before; /* on_ready was called */
     uv_timer_t timer;   /* for the next try to connect, or the next heartbeat */

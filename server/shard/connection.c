@@ -811,6 +811,10 @@ static void on_close(struct stream *stream, cairn_status status, const char *why
         shard_tell(job, SHARD_SESSION_ENDED);
     // the drain waits for the next session
     if (was_welcome && shard->drain.is_wanted) wait_on(shard);
+    if (!endpoints_are_tried(&session->endpoints)) {
+        uv_timer_start(&session->timer, on_timer, 0, 0); // the next one may lead
+        return;
+    }
     uv_timer_start(&session->timer, on_timer, session->backoff_ms, 0);
     session->backoff_ms = session->backoff_ms * 2 < BACKOFF_MAX_MS ? session->backoff_ms * 2
                                                                    : BACKOFF_MAX_MS;
@@ -833,14 +837,17 @@ static void connect_now(struct shard_daemon *shard)
     struct coordinator_session *session = &shard->session;
     struct handshake_options secure;
     struct sentence why;
+    session->address = *endpoints_next(&session->endpoints);
     // The token may have been exchanged. If it cannot be read now, the former one is good for a try.
     if (find_token(session, &why) != CAIRN_OK)
         log_limited(&session->down, CAIRN_LOG_WARN, "the token cannot be read: %s", why.text);
     const struct stream_options options = {
         .limits = limits_before, .secure = entrance_secure(&session->entrance, &secure)
     };
-    cairn_status status = stream_connect(shard->loop, &session->address, CONNECT_TIMEOUT_MS,
-                                         &options, &stream_events, shard, &session->stream, &why);
+    cairn_status status = stream_connect(
+        shard->loop, &session->address,
+        endpoints_patience_ms(&session->endpoints, CONNECT_TIMEOUT_MS), &options, &stream_events,
+        shard, &session->stream, &why);
     sodium_memzero(&secure, sizeof secure);
     if (status == CAIRN_OK) return;
     log_limited(&session->down, CAIRN_LOG_WARN, "cannot connect to the coordinator: %s", why.text);
@@ -897,8 +904,9 @@ cairn_status connection_open(struct shard_daemon *shard, const struct shard_opti
                              struct sentence *why)
 {
     struct coordinator_session *session = &shard->session;
-    cairn_status status = address_parse(options->coordinator, &session->address, why);
-    if (status != CAIRN_OK) return CAIRN_ERR_CONFIG;
+    if (endpoints_parse(options->coordinator, &session->endpoints, why) != CAIRN_OK)
+        return CAIRN_ERR_CONFIG;
+    session->address = session->endpoints.list[0];
     CAIRN_TRY(find_entrance(shard, options, why));
     session->serial = 1;
     session->backoff_ms = BACKOFF_FIRST_MS;

@@ -202,9 +202,11 @@ struct values {
 static const struct config_option options[] = {
     { "shard", "name", CAIRN_OPTION_STRING, offsetof(struct values, name), NULL, 0, 0,
       "This shard's name in the cluster: unique, and the same after a restart." },
-    { "shard", "coordinator", CAIRN_OPTION_ADDRESS, offsetof(struct values, coordinator), "", 0, 0,
+    { "shard", "coordinator", CAIRN_OPTION_ENDPOINTS, offsetof(struct values, coordinator), "", 0,
+      0,
       "The coordinator's control address; a name is looked up for each connection, so that its "
-      "host may change. Empty: CAIRN_ENDPOINT of the environment, else the one that --join wrote, "
+      "host may change. Of several coordinators, all of their addresses. Empty: CAIRN_ENDPOINT of "
+      "the environment, else the one that --join wrote, "
       "else cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run." },
     { "shard", "state", CAIRN_OPTION_STRING, offsetof(struct values, state), "", 0, 0,
       "Folder of this shard's key, by which a coordinator at host:port knows it again, and of what "

@@ -16,7 +16,7 @@ struct values {
 static const struct config_option options[] = {
     { "shard", "name", CAIRN_OPTION_STRING, offsetof(struct values, name), "s0", 0, 0, "A name." },
     { "shard", "data", CAIRN_OPTION_PATH, offsetof(struct values, folder), NULL, 0, 0, "A path." },
-    { "network", "coordinator", CAIRN_OPTION_ADDRESS, offsetof(struct values, address), "", 0, 0,
+    { "network", "coordinator", CAIRN_OPTION_ENDPOINTS, offsetof(struct values, address), "", 0, 0,
       "An address." },
     { "network", "listen", CAIRN_OPTION_ADDRESSES, offsetof(struct values, addresses), "", 0, 0,
       "Addresses." },

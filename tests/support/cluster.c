@@ -237,6 +237,9 @@ static void start_coordinator(struct cluster *cluster)
     if (is_tcp) snprintf(cluster->listens, sizeof cluster->listens, "%s", strchr(ready, ' ') + 1);
     snprintf(cluster->address, sizeof cluster->address, "%s",
              is_tcp ? cluster->listens : cluster->socket);
+    if (cluster->options.other_socket != NULL)
+        snprintf(cluster->address, sizeof cluster->address, "%s,%s/%s", cluster->socket,
+                 cluster->folder, cluster->options.other_socket);
     if (is_tcp && cluster->options.coordinator_name != NULL)
         snprintf(cluster->address, sizeof cluster->address, "%s%s",
                  cluster->options.coordinator_name, strrchr(cluster->listens, ':'));
@@ -265,7 +268,8 @@ static void start_shard(struct cluster *cluster, int shard)
 {
     const bool is_first = shard < cluster->shards_expected; // lists of options have these
     char program[PATH_BYTES];
-    char name[32], set_name[PATH_BYTES], set_host[PATH_BYTES], coordinator[PATH_BYTES], ready[64];
+    char name[32], set_name[PATH_BYTES], set_host[PATH_BYTES], coordinator[3 * PATH_BYTES],
+        ready[64];
     char lock[PATH_BYTES], backend[64], state[PATH_BYTES];
     snprintf(name, sizeof name, "shard-%d", shard);
     snprintf(set_name, sizeof set_name, "shard.name=%s", name);

@@ -44,6 +44,8 @@ struct cluster_options {
         coordinator_ip; /* it listens there, too, on a port of its choice, and everybody comes by that port
                            with a token (CAIRN_TOKEN_FILE). Default: at a socket in the folder alone */
     const char *coordinator_name; /* with coordinator_ip: what everybody comes by instead of it */
+    const char
+        *other_socket; /* of a second coordinator, in the folder: everybody comes by both sockets */
     /* The shards and this process name their host, so that trainers reach them by mapped and by sealed;
      * default: by mapped alone */
     bool both_ways;
@@ -57,7 +59,7 @@ struct cluster_options {
 struct cluster {
     char folder[CAIRN_SCRATCH_BYTES]; /* logs: coordinator.log, shard-0.log, ... */
     char snapshots_path[CAIRN_SCRATCH_BYTES + 32];
-    char address[CAIRN_SCRATCH_BYTES + 32]; /* of the coordinator; the same after a restart */
+    char address[2 * CAIRN_SCRATCH_BYTES + 64]; /* of the coordinator; the same after a restart */
     char socket[CAIRN_SCRATCH_BYTES + 32]; /* the same as a path, also of one with coordinator_ip */
     char listens
         [96]; /* where it listens for TCP; a test that moves it writes another, then restarts it */

@@ -986,4 +986,37 @@ TEST(an_address_has_one_written_form)
     }
 }
 
+TEST(addresses_of_several_coordinators_are_tried_in_turn)
+{
+    static const struct {
+        const char *text, *printed; /* NULL: refused */
+    } rows[] = {
+        { "a:1", "a:1" },
+        { "a:1,[::1]:2, /run/c.sock", "a:1,[::1]:2,/run/c.sock" },
+        { " a:1 , b:2", "a:1,b:2" },
+        { "a:1,", NULL },
+        { ",a:1", NULL },
+        { "a:1 b:2", NULL },
+        { "a:0", NULL },
+        { "a:1,*:2", NULL },
+        { "a:1,a:2,a:3,a:4,a:5,a:6,a:7,a:8,a:9", NULL },
+    };
+    struct endpoints endpoints;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct sentence why;
+        char text[CAIRN_ENDPOINTS_TEXT_BYTES];
+        const cairn_status status = endpoints_parse(rows[i].text, &endpoints, &why);
+        ck_assert_msg((status == CAIRN_OK) == (rows[i].printed != NULL), "%s", rows[i].text);
+        if (status != CAIRN_OK) continue;
+        endpoints_print(&endpoints, text);
+        ck_assert_str_eq(text, rows[i].printed);
+    }
+    ck_assert_int_eq(endpoints_parse("a:1,b:2", &endpoints, NULL), CAIRN_OK);
+    ck_assert_str_eq(endpoints_next(&endpoints)->host, "a");
+    ck_assert(!endpoints_are_tried(&endpoints)); // so the next one's turn comes without a pause
+    ck_assert_str_eq(endpoints_next(&endpoints)->host, "b");
+    ck_assert(endpoints_are_tried(&endpoints));
+    ck_assert_str_eq(endpoints_next(&endpoints)->host, "a");
+}
+
 SUITE(60, set_up, tear_down);
