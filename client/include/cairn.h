@@ -320,8 +320,9 @@ typedef bool (*cairn_wait_fn)(void *context, const char *job, const char *text, 
  * instead of the struct, every field is taken from the environment or the default. */
 struct cairn_opts {
     size_t struct_size;
-    /* The coordinator's address: "host:port", or the "/path" of its socket. If NULL: CAIRN_ENDPOINT,
-     * then cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run */
+    /* The coordinator's address: "host:port", or the "/path" of its socket; of several coordinators, of which
+     * one leads, all of their addresses, with commas. If NULL: CAIRN_ENDPOINT, then
+     * cairn/coordinator.sock in $XDG_RUNTIME_DIR, else in /run */
     const char *endpoint;
     const char *name;       /* for logs and error texts; default "pid N on HOST" */
     int connect_timeout_ms; /* how long cairn_open tries; 0 = 10,000 */

@@ -316,12 +316,24 @@ void daemon_confine(struct daemon *daemon, bool may_execute)
     uv_queue_work(&daemon->loop, &daemon->first_work, do_nothing, did_nothing);
 }
 
+static void start_watchdog(struct daemon *daemon)
+{
+    const uint64_t watchdog_ms = notify_watchdog_ms();
+    if (watchdog_ms > 0 && !daemon->stopping)
+        uv_timer_start(&daemon->watchdog, on_watchdog, 0, (watchdog_ms + 1) / 2);
+}
+
+void daemon_stand_by(struct daemon *daemon)
+{
+    notify_ready("stands by");
+    start_watchdog(daemon);
+}
+
 cairn_status daemon_ready(struct daemon *daemon, const char *address, struct sentence *why)
 {
     char text[4096]; // has room for all addresses of a listener
     const char *colon = strrchr(address, ':');
     assert(strlen(address) + sizeof "ready on " < sizeof text);
-    const uint64_t watchdog_ms = notify_watchdog_ms();
     if (daemon->ready_file != NULL) {
         const int length = snprintf(text, sizeof text, "%s\n", address);
         CAIRN_TRY(durable_write(daemon->ready_file, 0600, text, (size_t)length, why));
@@ -334,8 +346,7 @@ cairn_status daemon_ready(struct daemon *daemon, const char *address, struct sen
                "ready");
     snprintf(text, sizeof text, "ready on %s", address);
     notify_ready(text);
-    if (watchdog_ms > 0 && !daemon->stopping)
-        uv_timer_start(&daemon->watchdog, on_watchdog, 0, (watchdog_ms + 1) / 2);
+    start_watchdog(daemon);
     return CAIRN_OK;
 }
 

@@ -259,6 +259,9 @@ void daemon_confine(struct daemon *daemon, bool may_execute);
 CAIRN_MUST_CHECK cairn_status daemon_ready(struct daemon *daemon, const char *address,
                                            struct sentence *why);
 
+/* Reports that the daemon is well, and waits until it is its turn to serve: daemon_ready follows then. */
+void daemon_stand_by(struct daemon *daemon);
+
 /* Closes the daemon's own handles, so that the loop ends when the caller's handles are closed, too. May be
  * called again. daemon_run returns the first `exit_code` that is not 0. */
 void daemon_stop(struct daemon *daemon, int exit_code);

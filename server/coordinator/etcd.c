@@ -147,6 +147,8 @@ cairn_status etcd_init(struct etcd *etcd, const struct coord_options *options, s
         "store.url is \"%.300s\", and this program was built without libcurl, by which it "
         "would ask etcd: build it where libcurl is (Debian: libcurl4-openssl-dev)",
         options->store_url);
+#else
+    curl_global_init(CURL_GLOBAL_DEFAULT); // now, while there is one thread
 #endif
     CAIRN_TRY(read_url(etcd, options->store_url, why));
     CAIRN_TRY(judge_network(etcd, options->store_trust, why));

@@ -715,6 +715,14 @@ static void on_wake(uv_async_t *wake)
     lead->on_change(change, lead->context);
 }
 
+static void on_wake_closed(uv_handle_t *handle)
+{
+    struct lead *lead = handle->data;
+    pthread_cond_destroy(&lead->changed);
+    pthread_mutex_destroy(&lead->lock);
+    free(lead);
+}
+
 static void name_self(struct lead *lead)
 {
     char host[256] = "?";
@@ -751,23 +759,17 @@ cairn_status lead_open(const struct coord_options *options, uv_loop_t *loop, lea
     pthread_mutex_init(&lead->lock, NULL);
     uv_async_init(loop, &lead->wake, on_wake);
     lead->wake.data = lead;
-    *lead_out = lead;
-    if (thread_start(&lead->thread, run, lead) == 0) return CAIRN_OK;
-    lead->is_stopping = true;
+    if (thread_start(&lead->thread, run, lead) == 0) {
+        *lead_out = lead;
+        return CAIRN_OK;
+    }
+    uv_close((uv_handle_t *)&lead->wake, on_wake_closed);
     return fail_with(why, CAIRN_ERR_NO_MEMORY, "no thread to renew the lease");
 }
 
 struct backing *lead_backing(struct lead *lead)
 {
     return &lead->backing;
-}
-
-static void on_wake_closed(uv_handle_t *handle)
-{
-    struct lead *lead = handle->data;
-    pthread_cond_destroy(&lead->changed);
-    pthread_mutex_destroy(&lead->lock);
-    free(lead);
 }
 
 void lead_close(struct lead *lead)

@@ -76,7 +76,7 @@ static void on_lead(enum lead_change change, void *context)
 static cairn_status begin(struct daemon *daemon, struct sentence *why)
 {
     if (options.store_url[0] == '\0') return start_coordinator(daemon, why);
-    notify_ready("stands by");
+    daemon_stand_by(daemon);
     return lead_open(&options, &daemon->loop, on_lead, daemon, &lead, why);
 }
 

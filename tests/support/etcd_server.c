@@ -14,11 +14,11 @@
 bool etcd_server_is_here(void)
 {
 #ifndef CAIRN_CURL
-    printf("skip: this build is without libcurl\n");
+    printf("skip: no etcd can be asked, this build is without libcurl\n");
     return false;
 #endif
     if (system("command -v etcd >/dev/null 2>&1") == 0) return true;
-    printf("skip: the package etcd-server is not installed\n");
+    printf("skip: no etcd is here (the package etcd-server)\n");
     return false;
 }
 

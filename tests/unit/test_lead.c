@@ -398,6 +398,102 @@ TEST(an_empty_store_begins_with_a_backup_and_one_with_rows_does_not)
     expect_unopened(&b, CAIRN_ERR_CONFIG, "has rows already");
 }
 
+/* ---- who may ask ---- */
+
+/* A question to the server, by options that the test chooses. */
+static cairn_status question(const char *url, const char *credentials, const char *ca,
+                             struct sentence *why)
+{
+    struct etcd etcd;
+    json_t *answer = NULL;
+    const struct coord_options options = { .store_url = wire_text(url),
+                                           .store_credentials = wire_text(credentials),
+                                           .store_ca = wire_text(ca) };
+    ck_assert_msg(etcd_init(&etcd, &options, why) == CAIRN_OK, "%s", why->text);
+    cairn_status status = CAIRN_ERR_UNREACHABLE;
+    for (int i = 0; i < 40 && status == CAIRN_ERR_UNREACHABLE; i++)
+        status = etcd_ask(&etcd, "/v3/kv/range", json_pack("{s:s}", "key", "L2NhaXJuL2hlYWQ="),
+                          1000, &answer, why);
+    json_decref(answer);
+    etcd_release(&etcd);
+    return status;
+}
+
+static void write_file(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+    ck_assert_int_ge(fputs(text, file), 0);
+    fclose(file);
+    chmod(path, 0600);
+}
+
+TEST(a_user_of_etcd_is_asked_for_its_password)
+{
+    static const struct {
+        const char *path, *key, *value, *more, *more_value;
+    } steps[] = {
+        { "/v3/auth/user/add", "name", "root", "password", "secret" },
+        { "/v3/auth/role/add", "name", "root", "name", "root" },
+        { "/v3/auth/user/grant", "user", "root", "role", "root" },
+        { "/v3/auth/enable", "a", "", "a", "" },
+    };
+    char path[CAIRN_SCRATCH_BYTES + 16];
+    struct sentence why = { "" };
+    snprintf(path, sizeof path, "%s/user", scratch);
+    ck_assert_int_eq(question(server.url, "", "", &why), CAIRN_OK);
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        struct etcd etcd;
+        json_t *answer;
+        const struct coord_options options = { .store_url = server.url,
+                                               .store_credentials = wire_text(""),
+                                               .store_ca = wire_text("") };
+        json_t *request = i == 3 ? json_object()
+                                 : json_pack("{s:s, s:s}", steps[i].key, steps[i].value,
+                                             steps[i].more, steps[i].more_value);
+        ck_assert_int_eq(etcd_init(&etcd, &options, &why), CAIRN_OK);
+        ck_assert_msg(etcd_ask(&etcd, steps[i].path, request, 5000, &answer, &why) == CAIRN_OK,
+                      "%s: %s", steps[i].path, why.text);
+        json_decref(answer);
+        etcd_release(&etcd);
+    }
+    ck_assert_int_eq(question(server.url, "", "", &why), CAIRN_ERR_REFUSED);
+    ck_assert_msg(strstr(why.text, "store.credentials") != NULL, "%s", why.text);
+    write_file(path, "root:wrong\n");
+    ck_assert_int_eq(question(server.url, path, "", &why), CAIRN_ERR_REFUSED);
+    write_file(path, "root:secret\n");
+    a.options.store_credentials = path;
+    stand(&a);
+    open_store(&a);
+    put(&a, 1, "job", 10);
+}
+
+TEST(an_etcd_whose_certificate_nobody_signed_is_refused)
+{
+    char command[1024], key[CAIRN_SCRATCH_BYTES + 16], ca[sizeof key], url[64];
+    struct sentence why = { "" };
+    snprintf(key, sizeof key, "%s/key", scratch);
+    snprintf(ca, sizeof ca, "%s/ca", scratch);
+    snprintf(command, sizeof command,
+             "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=etcd -addext "
+             "subjectAltName=IP:127.0.0.1 -keyout %s -out %s >/dev/null 2>&1",
+             key, ca);
+    if (system(command) != 0) {
+        printf("skip: no openssl makes a certificate\n");
+        return;
+    }
+    const char *const tls[] = { "--cert-file", ca, "--key-file", key, NULL };
+    etcd_server_kill(&server);
+    etcd_server_start(&server, scratch, tls);
+    snprintf(url, sizeof url, "etcds://127.0.0.1:%u", server.ports[0]);
+    ck_assert_int_eq(question(url, "", "", &why), CAIRN_ERR_REFUSED);
+    ck_assert_msg(strstr(why.text, "store.ca") != NULL, "%s", why.text);
+    a.options.store_url = url;
+    a.options.store_ca = ca;
+    stand(&a);
+    open_store(&a);
+    put(&a, 1, "job", 10);
+}
+
 SUITE(60, set_up, tear_down);
 
 /* ---- what is refused at the start ---- */

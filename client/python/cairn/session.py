@@ -45,8 +45,8 @@ def _differences() -> Tuple[Difference, ...]:
 
 
 class Session:
-    """A session with a cluster. `endpoint` of the coordinator: "host:port" or "/path"; None: CAIRN_ENDPOINT,
-    then cairn/coordinator.sock in $XDG_RUNTIME_DIR, then in /run. Unreachable after `connect_timeout`
+    """A session with a cluster. `endpoint` of the coordinator: "host:port" or "/path", several with commas; None:
+    CAIRN_ENDPOINT, then cairn/coordinator.sock in $XDG_RUNTIME_DIR, then in /run. Unreachable after `connect_timeout`
     seconds. "host:port" takes a token: cairn-token in $CREDENTIALS_DIRECTORY, if there is one, then `token_file`, then
     CAIRN_TOKEN_FILE. It outlives the coordinator."""
 
