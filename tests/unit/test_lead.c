@@ -1,6 +1,7 @@
 /* A store in etcd, and which coordinator leads: against a real etcd, whose faults are real. */
 #include <check.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -410,8 +411,9 @@ static cairn_status question(const char *url, const char *credentials, const cha
                                            .store_credentials = wire_text(credentials),
                                            .store_ca = wire_text(ca) };
     ck_assert_msg(etcd_init(&etcd, &options, why) == CAIRN_OK, "%s", why->text);
-    cairn_status status = CAIRN_ERR_UNREACHABLE;
-    for (int i = 0; i < 40 && status == CAIRN_ERR_UNREACHABLE; i++)
+    cairn_status status = CAIRN_ERR_UNREACHABLE; // as long as the server starts
+    for (const int64_t end_ms = now_ms() + WAIT_MS;
+         status == CAIRN_ERR_UNREACHABLE && now_ms() < end_ms; poll(NULL, 0, 10))
         status = etcd_ask(&etcd, "/v3/kv/range", json_pack("{s:s}", "key", "L2NhaXJuL2hlYWQ="),
                           1000, &answer, why);
     json_decref(answer);
