@@ -27,7 +27,7 @@ cairn_status api_plane_of(const char *plane, int *number_out)
     if (*number_out != 0) return CAIRN_OK;
     return client_fail(CAIRN_ERR_NOT_FOUND,
                        "there is no plane \"%s\"; planes are \"wire\", \"param\", "
-                       "\"exp_avg\" (the momentum of sgd, too) and \"exp_avg_sq\"",
+                       "\"exp_avg\" (the momentum of sgd, too), \"exp_avg_sq\" and \"ema\"",
                        plane);
 }
 

@@ -246,6 +246,12 @@ cairn_status api_judge_plane(const struct job *job, size_t tensor, int plane)
         group_hyper_of_spec(&job->spec.groups[group], &hyper, NULL) != CAIRN_OK ||
         (optimizer_planes(&hyper) & 1u << plane) != 0)
         return CAIRN_OK;
+    if (plane == CAIRN_PLANE_EMA)
+        return client_fail(
+            CAIRN_ERR_NOT_FOUND,
+            "tensor %s has no plane ema: its group %s keeps no average (ema is 0); a "
+            "job made from a snapshot with `--set %s.ema=0.999` keeps one",
+            t->name, t->group, t->group);
     return client_fail(CAIRN_ERR_NOT_FOUND,
                        "tensor %s has no plane %s: optimizer %s of its group %s, with these "
                        "hyper-parameters, keeps none",
@@ -257,9 +263,9 @@ cairn_status api_judge_state(const struct job *job, size_t tensor, const char *p
 {
     *number_out = plane != NULL ? plane_number(plane) : 0;
     if (*number_out != CAIRN_PLANE_PARAM && *number_out != CAIRN_PLANE_EXP_AVG &&
-        *number_out != CAIRN_PLANE_EXP_AVG_SQ)
+        *number_out != CAIRN_PLANE_EXP_AVG_SQ && *number_out != CAIRN_PLANE_EMA)
         return client_fail(CAIRN_ERR_UNSUPPORTED,
-                           "tensor %s: put \"param\", \"exp_avg\" or \"exp_avg_sq\"",
+                           "tensor %s: put \"param\", \"exp_avg\", \"exp_avg_sq\" or \"ema\"",
                            job->spec.tensors[tensor].name);
     return api_judge_plane(job, tensor, *number_out);
 }

@@ -64,9 +64,9 @@ static cairn_status copy_group(const struct cairn_group *first, size_t i, struct
 {
     const cairn_status status = copy_struct(out, sizeof *out, GROUP_LEAST, struct_at(first, i),
                                             "a group");
-    if (status != CAIRN_OK ||
-        (struct_is_zero(out->reserved, sizeof out->reserved) && out->reserved_last == 0))
-        return status;
+    const bool is_clear = struct_is_zero(out->reserved, sizeof out->reserved) &&
+                          out->reserved_last == 0 && out->reserved_ema == 0;
+    if (status != CAIRN_OK || is_clear) return status;
     return client_fail(CAIRN_ERR_INVALID,
                        "groups[%zu]: a reserved field is not 0; begin with CAIRN_GROUP_INIT", i);
 }
@@ -498,6 +498,23 @@ cairn_status cairn_job_tensor(cairn_job *handle, size_t index, struct cairn_tens
                            job->name, job->spec.tensor_count, index);
     fill_tensor(&job->spec, index, &tensor);
     struct_copy_out(out, &tensor, sizeof tensor);
+    return CAIRN_OK;
+}
+
+cairn_status cairn_job_has_plane(cairn_job *handle, const char *tensor, const char *plane,
+                                 bool *has_out)
+{
+    API_JOB(job, handle);
+    int number;
+    if (tensor == NULL || has_out == NULL)
+        return client_fail(CAIRN_ERR_INVALID, "tensor and has_out must be given");
+    CAIRN_TRY(api_plane_of(plane, &number));
+    const size_t index = spec_find_tensor(&job->spec, tensor);
+    if (index == SIZE_MAX)
+        return client_fail(CAIRN_ERR_NOT_FOUND, "job %s has no tensor %s", job->name, tensor);
+    const uint32_t planes = spec_planes(&job->spec, spec_target(&job->spec, index)) |
+                            1u << CAIRN_PLANE_WIRE;
+    *has_out = (planes & 1u << number) != 0;
     return CAIRN_OK;
 }
 

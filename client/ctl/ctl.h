@@ -83,6 +83,7 @@ struct ctl_export {
     const char *format; /* "hf" or "dcp" */
     const char *dtype;  /* "f32" or "bf16" */
     uint64_t file_bytes_max;
+    bool ema;
 };
 
 /* The settings given by --set KEY=VALUE, or by options of their own, in the form that a request carries. */

@@ -134,10 +134,17 @@ static cairn_status read_buffers(struct snapshot *snapshot, struct ctl_buffer **
 struct export_wish {
     bool is_dcp, is_torch; /* neither: hf */
     const struct ctl_buffer *buffers;
+    bool is_average;   /* the model's tensors are their averages, where there are some */
     cairn_dtype dtype; /* the dtype of the model's tensors: CAIRN_F32 or CAIRN_BF16 */
     /* The most tensor bytes in one file; only a file with a single, larger tensor exceeds this */
     uint64_t file_bytes_max;
 };
+
+uint32_t ctl_model_plane(const struct job_spec_data *spec, size_t tensor, bool is_average)
+{
+    const bool has = (spec_planes(spec, tensor) & 1u << CAIRN_PLANE_EMA) != 0;
+    return is_average && has ? CAIRN_PLANE_EMA : CAIRN_PLANE_PARAM;
+}
 
 struct export_plan {
     struct snapshot_file *files; /* owned */
@@ -216,7 +223,8 @@ static bool place_tensor(struct planning *p, size_t tensor, const struct shape *
                                        .dtype_name = type != NULL ? type->safetensors : NULL,
                                        .dtype = type != NULL ? CAIRN_U8 : p->wish->dtype,
                                        .tensor = (uint32_t)tensor,
-                                       .plane = CAIRN_PLANE_PARAM };
+                                       .plane = ctl_model_plane(p->spec, tensor,
+                                                                p->wish->is_average) };
     uint64_t bytes = type != NULL ? type->bytes : dtype_size((int)entry.dtype);
     entry.box.rank = shape->rank;
     for (uint32_t d = 0; d < shape->rank; d++) bytes *= entry.box.extent[d] = shape->dim[d];
@@ -319,7 +327,10 @@ static bool finish_plan(const struct planning *p)
 static cairn_status plan_torch(const struct manifest *manifest, const struct export_wish *wish,
                                struct export_plan *plan)
 {
-    const struct ctl_torch_wish w = { wish->dtype, PLANE_STEP, wish->buffers };
+    const struct ctl_torch_wish w = { .dtype = wish->dtype,
+                                      .step_plane = PLANE_STEP,
+                                      .is_average = wish->is_average,
+                                      .buffers = wish->buffers };
     struct planning p = { .plan = plan };
     if (!add_file(&p)) return CAIRN_ERR_NO_MEMORY;
     struct snapshot_file *file = &plan->files[0];
@@ -333,7 +344,7 @@ static cairn_status plan_torch(const struct manifest *manifest, const struct exp
         const struct safetensors_entry *e = &file->entries[i];
         if (ctl_torch_is_text(e)) continue;
         plan->data_bytes += e->end - e->begin;
-        plan->tensors += e->plane == CAIRN_PLANE_PARAM;
+        plan->tensors += e->plane == CAIRN_PLANE_PARAM || e->plane == CAIRN_PLANE_EMA;
     }
     for (size_t i = 0; i < manifest->spec.tensor_count; i++)
         plan->aliases += wish->is_dcp && manifest->spec.tensors[i].alias_box != NULL;
@@ -676,6 +687,7 @@ static void print_export(const struct ctl *ctl, const struct exporting *x,
     shown.path = folder;
     shown.format = wire_text(w->is_dcp ? "dcp" : w->is_torch ? "torch" : "hf");
     shown.dtype = wire_text(dtype_label((int)w->dtype));
+    shown.ema = w->is_average;
     shown.step = x->snapshot->manifest.step;
     shown.tensors = plan->tensors;
     shown.files = plan->file_count;
@@ -686,7 +698,7 @@ static void print_export(const struct ctl *ctl, const struct exporting *x,
     shown.rate = (double)plan->data_bytes / 1e9 / seconds;
     ctl_show(ctl, &shown,
              "exported|{path}\n"
-             "format|{format}, {dtype}\n"
+             "format|{format}, {dtype}[{?ema}, averages]\n"
              "size|{bytes/bytes} in {files} files, {tensors} tensors\n"
              "rate|{rate/%.2f} GB/s\n"
              "aliases|{aliases?}, each in the tensor it stands for\n"
@@ -703,9 +715,25 @@ static int check_wish(const struct ctl *ctl, struct export_wish *wish)
         .is_torch = e->format != NULL && strcmp(e->format, "torch") == 0,
         .dtype = e->dtype != NULL && strcmp(e->dtype, "bf16") == 0 ? CAIRN_BF16 : CAIRN_F32,
         .file_bytes_max = e->file_bytes_max > 0 ? e->file_bytes_max : FILE_BYTES_DEFAULT,
+        .is_average = e->ema,
     };
     if (ctl->to == NULL) return ctl_usage_fail(ctl, "cairn %s needs --to DIR", ctl->words);
     return -1;
+}
+
+/* Refuses averages of a snapshot that has none. */
+static cairn_status judge_average(const struct manifest *m, const struct export_wish *wish,
+                                  struct sentence *why)
+{
+    bool any = !wish->is_average;
+    for (size_t g = 0; g < m->spec.group_count; g++) any = any || m->spec.groups[g].ema > 0;
+    if (any) return CAIRN_OK;
+    return fail_with(
+        why, CAIRN_ERR_NOT_FOUND,
+        "job %s keeps no averages (ema is 0 in each of its groups), so the snapshot has "
+        "none: leave out --ema; `cairn job create --from JOB/latest --set GROUP.ema=0.999` "
+        "makes a job that keeps them",
+        m->spec.name);
 }
 
 static int run_snapshot_export(struct ctl *ctl)
@@ -726,7 +754,8 @@ static int run_snapshot_export(struct ctl *ctl)
     const size_t blocks = AHEAD + 2 * (size_t)snapshot.manifest.shard_count;
     snapshot.ahead = (uint32_t)(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX);
     struct ctl_buffer *buffers = NULL;
-    cairn_status status = read_buffers(&snapshot, &buffers, &why);
+    cairn_status status = judge_average(&snapshot.manifest, &wish, &why);
+    if (status == CAIRN_OK) status = read_buffers(&snapshot, &buffers, &why);
     if (status != CAIRN_OK) {
         snapshot_close(&snapshot);
         return ctl_fail(status, "%s", why.text);

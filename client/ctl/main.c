@@ -166,7 +166,7 @@ static const struct ctl_row commands[] = {
       "[--snapshot-keep-within TIME] [--snapshot-max-bytes N] [--snapshot-staging state|small] "
       "[--snapshot-durable-within TIME] [--snapshot-fallback yes|no] [--snapshot-scrub-every "
       "TIME] [--on-shard-loss wait|restore-latest [--shard-loss-wait SECONDS]] [--on-worker-loss "
-      "redo|wait|fail [--worker-loss-wait SECONDS]] [--audit-every N] "
+      "redo|wait|fail [--worker-loss-wait SECONDS]] "
       /* From here on by hand. */
       "[--set KEY=VALUE]...",
       "change a job while it trains, from the next round on; scripts with the old spec go on", 1, 1,
@@ -219,7 +219,8 @@ static const struct ctl_row commands[] = {
       "which tensors of two snapshots differ, and by how much; exits 0: none, 1: some", 0, 3,
       LISTS_ONCE, &ctl_snapshot_diff },
     { "snapshot", "export",
-      "JOB ID | --path FOLDER --to DIR [--format hf|dcp|torch] [--dtype f32|bf16] [--max-file 5GB]",
+      "JOB ID | --path FOLDER --to DIR [--format hf|dcp|torch] [--dtype f32|bf16] [--ema] "
+      "[--max-file 5GB]",
       "write its weights as transformers and safetensors read them, or all of it as PyTorch does",
       0, 2, ASKS "quiet", &ctl_snapshot_export },
     { "snapshot", "verify",

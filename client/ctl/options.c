@@ -512,8 +512,6 @@ static const struct option_row rows[] = {
       "what the job does when a worker was lost" },
     { "worker-loss-wait", "SECONDS", SETS(worker_loss_wait_s),
       "how long to wait for another one (300)" },
-    { "audit-every", "N", SETS(audit_every),
-      "every N steps all state is compared with its checksums; 0: never" },
     /* From here on by hand. */
     { "keep-last", "N", AS(COUNT, rules.keep_last, CAIRN_SPEC_KEEP_MAX),
       "the newest N stay; this and the next options replace the job's rules" },
@@ -556,6 +554,8 @@ static const struct option_row rows[] = {
       "PyTorch's distributed checkpoint (dcp), or one file of torch.save (torch)" },
     { "dtype", "f32|bf16", AS(CHOICE, export.dtype, 0),
       "write weights as they are (f32), or rounded" },
+    { "ema", NULL, AS(FLAG, export.ema, 0),
+      "the moving averages of the weights, where the job keeps them (GROUP.ema)" },
     { "max-file", "BYTES", BY(parse_max_file), "of a file, unless one tensor is larger (5GB)" },
     { "stats", NULL, GIVEN,
       "also every tensor's minimum, maximum, mean, norm, what is not finite (reads all of it)" },

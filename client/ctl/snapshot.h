@@ -65,11 +65,16 @@ struct ctl_buffer {
 
 #define CTL_TORCH_FOLDER_FILE "__0_0.distcp"
 
+/* Returns the plane that an export writes as the tensor: the average, if that is wanted and kept, else the
+ * parameters. */
+uint32_t ctl_model_plane(const struct job_spec_data *spec, size_t tensor, bool is_average);
+
 struct ctl_torch_file; /* the text, and the checksum state */
 
 struct ctl_torch_wish {
     cairn_dtype dtype;   /* the dtype of the model's tensors */
     uint32_t step_plane; /* the plane number of the entries that hold torch's step count, one f32 */
+    bool is_average;     /* the model's tensors are their averages, where there are some */
     const struct ctl_buffer *buffers;
 };
 

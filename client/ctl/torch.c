@@ -598,7 +598,8 @@ static size_t add_of_model(struct planning *p, size_t tensor)
 {
     const struct tensor_spec *t = &p->spec->tensors[tensor];
     if (t->kind != CAIRN_BLOB)
-        return add_plane(p, tensor, CAIRN_PLANE_PARAM, p->wish->dtype, &t->shape);
+        return add_plane(p, tensor, ctl_model_plane(p->spec, tensor, p->wish->is_average),
+                         p->wish->dtype, &t->shape);
     return torch_add_store(p->t, (struct ctl_torch_store) { (uint32_t)tensor, CAIRN_PLANE_PARAM,
                                                             CAIRN_U8, p->wish->buffers[tensor].type,
                                                             t->shape.dim[0] });
@@ -785,7 +786,7 @@ static void pack_of_model(struct planning *p, size_t tensor)
     const bool is_blob = t->kind == CAIRN_BLOB;
     const cairn_dtype dtype = is_blob ? CAIRN_U8 : p->wish->dtype;
     p->of_model[tensor] = p->item_count + 1;
-    pack_tensor(p, tensor, CAIRN_PLANE_PARAM, dtype,
+    pack_tensor(p, tensor, ctl_model_plane(p->spec, tensor, p->wish->is_average), dtype,
                 (struct item) { .name = t->name,
                                 .shape = is_blob ? buffer->shape : t->shape,
                                 .type = is_blob ? buffer->type : ctl_number_type(dtype) });

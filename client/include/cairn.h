@@ -287,6 +287,14 @@ struct cairn_schedule_point {
 };
 #endif
 
+/* The decay of an average (cairn_group.ema = d) in the round with step k: 0 for k = 0, then
+ *   CONSTANT  d                              torch's AveragedModel with get_ema_multi_avg_fn(d)
+ *   WARMUP    min(d, (1 + k) / (10 + k))     diffusers' EMAModel */
+#ifndef CAIRN_EMA_DEFINED
+#define CAIRN_EMA_DEFINED
+typedef enum cairn_ema_schedule { CAIRN_EMA_CONSTANT = 0, CAIRN_EMA_WARMUP = 1 } cairn_ema_schedule;
+#endif
+
 typedef enum cairn_placement {
     CAIRN_ROWS = 0, /* cut by rows over the shards */
     CAIRN_WHOLE = 1 /* all of it on one shard; refused by this version: CAIRN_ERR_UNSUPPORTED */
@@ -422,11 +430,18 @@ struct cairn_group {
     size_t point_count;
     cairn_schedule_kind schedule;
     uint32_t reserved_last; /* 0 */
+    /* Above 0 and below 1: the shards keep the moving average of the group's parameters, with this
+     * decay, as the plane "ema", which begins as the parameters (client/README.md, "The arithmetic").
+     * A job without gets one when it is made from a snapshot. 0 = none */
+    double ema;
+    cairn_ema_schedule ema_schedule;
+    uint32_t reserved_ema; /* 0 */
 };
-#define CAIRN_GROUP_INIT                                                                     \
-    {                                                                                        \
-        sizeof(struct cairn_group), NULL, "adamw", 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, false,  \
-            { 0, 0, 0, 0, 0, 0, 0 }, NULL, 0, 0, 0, 0.0, NULL, 0, CAIRN_SCHEDULE_CONSTANT, 0 \
+#define CAIRN_GROUP_INIT                                                                           \
+    {                                                                                              \
+        sizeof(struct cairn_group), NULL, "adamw", 1e-3, 0.9, 0.999, 1e-8, 0.0, 0.0, false,        \
+            { 0, 0, 0, 0, 0, 0, 0 }, NULL, 0, 0, 0, 0.0, NULL, 0, CAIRN_SCHEDULE_CONSTANT, 0, 0.0, \
+            CAIRN_EMA_CONSTANT, 0                                                                  \
     }
 
 /* How much a worker keeps, adds up and pushes (stage n is written CAIRN_STAGE(n), so that 0 is the
@@ -616,12 +631,6 @@ struct cairn_job_spec {
      * snapshot of that step then saves the version that the write makes; without a write, the
      * version of the next step. 0: no worker writes. */
     uint64_t buffers_every;
-    /* The versions of all steps that are multiples of this are audited: shards make checksums of
-     * their parameters and moments, and compare them before the next update and in a snapshot of
-     * such a version. State that changed although nothing wrote it is reported, and the job is
-     * lost, as if that shard had died (on_shard_loss). Each audit compares a sixteenth of frozen
-     * tensors. 1 costs most and finds all. 0 = no audits */
-    uint64_t audit_every;
     /* From here on by hand. */
 };
 #define CAIRN_OPEN_MUST_EXIST     1
@@ -882,6 +891,10 @@ CAIRN_EXPORT cairn_status cairn_job_describe(cairn_job *job,
  * tensor. Set out->struct_size first. */
 CAIRN_EXPORT cairn_status cairn_job_tensor(cairn_job *job, size_t index,
                                            struct cairn_tensor *out) CAIRN_CHECKED;
+/* *has_out: the shards keep that plane of the tensor: "ema", of a group with an average.
+ * CAIRN_ERR_NOT_FOUND: there is no such tensor, or no such plane of any. */
+CAIRN_EXPORT cairn_status cairn_job_has_plane(cairn_job *job, const char *tensor, const char *plane,
+                                              bool *has_out) CAIRN_CHECKED;
 /* Leaves the job. A round that this worker has not committed is abandoned for the others. Operations in
  * progress fail with CAIRN_ERR_CANCELED, and must still be given to cairn_wait, which frees them. */
 CAIRN_EXPORT void cairn_job_close(cairn_job *job);
@@ -1038,8 +1051,8 @@ CAIRN_EXPORT cairn_status cairn_init_done(cairn_job *job, const uint8_t *digest,
 /* Writes planes at a step boundary, outside the optimizer. cairn_write_begin waits for the open round
  * to end (a round that would wait for this worker is void). No round opens until cairn_write_end; other
  * workers wait in cairn_round_begin. Between the two calls cairn_put writes the planes "param",
- * "exp_avg" or "exp_avg_sq" of tensors of any kind, in CAIRN_F32, in any boxes that have no element
- * in common (else CAIRN_ERR_EXISTS). Box NULL is what this worker holds; if this is a tile,
+ * "exp_avg", "exp_avg_sq" or "ema" of tensors of any kind, in CAIRN_F32, in any boxes that have no
+ * element in common (else CAIRN_ERR_EXISTS). Box NULL is what this worker holds; if this is a tile,
  * mem.bytes must be given. Blobs are put whole, in CAIRN_U8. Elements that are not put keep their
  * values. With global_batch a buffer is put by the worker whose last round gave it the last
  * micro-batch, and must come from that micro-batch (CAIRN_ERR_REFUSED: another worker put it).
@@ -1193,7 +1206,7 @@ CAIRN_EXPORT cairn_status cairn_round_abandon(cairn_job *job, const struct cairn
  * size, else CAIRN_ERR_INVALID: a caller that expects the whole tensor would find the rest of its
  * memory unchanged. A worker that holds a tile reads the whole tensor by giving a box of the whole.
  * `mem` is the memory of the box. `plane`: "wire" (the published copy; NULL means "wire"), or, only
- * at the newest version, "param", "exp_avg" or "exp_avg_sq". The operation fails with
+ * at the newest version, "param", "exp_avg", "exp_avg_sq" or "ema". The operation fails with
  * CAIRN_ERR_VERSION_GONE if the version is no longer kept, and with CAIRN_ERR_NOT_READY if it is not
  * published yet. op_out must be given, because only the operation says when the memory is filled.
  *   A GPU's memory must be dense (else CAIRN_ERR_UNSUPPORTED). The memory is written when all work

@@ -239,10 +239,14 @@ static void cuda_plan_end(const struct cuda_plan *plan)
 
 /* ---- updates ---- */
 
-static const enum kernel_number update_kernels[CAIRN_OPTIMIZER_COUNT] = {
-    [CAIRN_OPTIMIZER_ADAMW] = CAIRN_KERNEL_update_adamw,
-    [CAIRN_OPTIMIZER_ADAM] = CAIRN_KERNEL_update_adam,
-    [CAIRN_OPTIMIZER_SGD] = CAIRN_KERNEL_update_sgd,
+/* [1] with an average. */
+static const enum kernel_number update_kernels[2][CAIRN_OPTIMIZER_COUNT] = {
+    { [CAIRN_OPTIMIZER_ADAMW] = CAIRN_KERNEL_update_adamw,
+      [CAIRN_OPTIMIZER_ADAM] = CAIRN_KERNEL_update_adam,
+      [CAIRN_OPTIMIZER_SGD] = CAIRN_KERNEL_update_sgd },
+    { [CAIRN_OPTIMIZER_ADAMW] = CAIRN_KERNEL_update_adamw_ema,
+      [CAIRN_OPTIMIZER_ADAM] = CAIRN_KERNEL_update_adam_ema,
+      [CAIRN_OPTIMIZER_SGD] = CAIRN_KERNEL_update_sgd_ema },
 };
 
 static uint64_t moved(const float *plane, uint64_t elems)
@@ -265,7 +269,8 @@ static uint64_t add_update(struct cuda_plan *plan, const struct update_work *wor
 {
     const struct update *planes = &work->planes;
     const uint64_t done = cursor->done;
-    const enum kernel_number kernel = update_kernels[work->scalars->optimizer];
+    const bool has_ema = work->scalars->ema_weight != 0;
+    const enum kernel_number kernel = update_kernels[has_ema][work->scalars->optimizer];
     const bool goes_out = planes->wire != NULL && !cuda_plan_has(plan, planes->wire);
     const size_t wire_bytes = planes->wire == NULL ? 0 : dtype_size((int)planes->wire_dtype);
     if (!cuda_plan_has_parts(plan, kernel)) return 0;
@@ -279,6 +284,7 @@ static uint64_t add_update(struct cuda_plan *plan, const struct update_work *wor
         .param = cuda_plan_address(planes->param + done),
         .exp_avg = moved(planes->exp_avg, done),
         .exp_avg_sq = moved(planes->exp_avg_sq, done),
+        .ema = moved(planes->ema, done),
         .elems = elems,
         .nonfinite = new_count(plan, work->nonfinite),
         .wire_dtype = (uint64_t)planes->wire_dtype,

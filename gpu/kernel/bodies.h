@@ -401,12 +401,14 @@ enum update_rule { RULE_ADAMW, RULE_ADAM, RULE_SGD_PLAIN, RULE_SGD_MOMENTUM };
 
 struct update_constants {
     float grad_scale, decay, one_minus_b1, b2, one_minus_b2, sqrt_bc2, eps, neg_step_size, momentum;
+    float ema_weight;
     bool decays, first_step, nesterov;
 };
 
-/* The values of one element. p, m and v (the parameter and the moments) are updated; g is the gradient. */
+/* The values of one element. p, m, v and e (the parameter, the moments and the average) are updated; g is the
+ * gradient. */
 struct update_elem {
-    float p, m, v, g;
+    float p, m, v, g, e;
 };
 
 KERNEL_FN struct update_constants update_constants_of(const struct group_scalars *s)
@@ -421,6 +423,7 @@ KERNEL_FN struct update_constants update_constants_of(const struct group_scalars
     k.eps = f32_of_bits(s->eps);
     k.neg_step_size = f32_of_bits(s->neg_step_size);
     k.momentum = f32_of_bits(s->momentum);
+    k.ema_weight = f32_of_bits(s->ema_weight);
     k.decays = s->decay != 0;
     k.first_step = (s->flags & CAIRN_SCALAR_FIRST_STEP) != 0;
     k.nesterov = (s->flags & CAIRN_SCALAR_NESTEROV) != 0;
@@ -457,6 +460,12 @@ KERNEL_FN void update_one(struct update_elem *x, enum update_rule rule,
     }
 }
 
+KERNEL_FN void update_average(struct update_elem *x, const struct update_constants *k)
+{
+    const float w = k->ema_weight;
+    x->e = w >= 0.5f ? x->p - (x->p - x->e) * (1.0f - w) : x->e + w * (x->p - x->e);
+}
+
 KERNEL_FN bool update_has_m(enum update_rule rule)
 {
     return rule != RULE_SGD_PLAIN;
@@ -467,56 +476,63 @@ KERNEL_FN bool update_has_v(enum update_rule rule)
     return rule == RULE_ADAMW || rule == RULE_ADAM;
 }
 
-/* True if all results of the element are finite. A moment that the optimizer does not keep is 0, and so
- * finite. */
+/* True if all results of the element are finite. A moment that the optimizer does not keep is 0, as is an
+ * average that there is not, and so finite. */
 KERNEL_FN bool update_is_finite(const struct update_elem *x, bool narrows)
 {
     if (narrows && (bf16_of_f32(x->p) & 0x7f80u) == 0x7f80u) return false;
-    return f32_is_finite(x->p) && f32_is_finite(x->m) && f32_is_finite(x->v);
+    return f32_is_finite(x->p) && f32_is_finite(x->m) && f32_is_finite(x->v) && f32_is_finite(x->e);
 }
 
 /* Updates UPDATE_ROWS groups of four elements of a lane. Returns the number of elements with a result that
  * is not finite. */
 KERNEL_FN uint32_t update_rows(const struct update_item *u, uint64_t i, enum update_rule rule,
-                               const struct update_constants *k)
+                               bool has_e, const struct update_constants *k)
 {
     const bool has_m = update_has_m(rule), has_v = update_has_v(rule);
     const bool narrows = u->wire != 0 && u->wire_dtype == CAIRN_BF16;
-    struct four g[UPDATE_ROWS], p[UPDATE_ROWS], m[UPDATE_ROWS], v[UPDATE_ROWS];
+    struct four g[UPDATE_ROWS], p[UPDATE_ROWS], m[UPDATE_ROWS], v[UPDATE_ROWS], e[UPDATE_ROWS];
     uint32_t bad = 0;
     load_rows(g, UPDATE_ROWS, u->grad, CAIRN_F32, i, WARP_ELEMS);
     load_rows(p, UPDATE_ROWS, u->param, CAIRN_F32, i, WARP_ELEMS);
     if (has_m) load_rows(m, UPDATE_ROWS, u->exp_avg, CAIRN_F32, i, WARP_ELEMS);
     if (has_v) load_rows(v, UPDATE_ROWS, u->exp_avg_sq, CAIRN_F32, i, WARP_ELEMS);
+    if (has_e) load_rows(e, UPDATE_ROWS, u->ema, CAIRN_F32, i, WARP_ELEMS);
     KERNEL_UNROLL
     for (int r = 0; r < UPDATE_ROWS; r++) {
         KERNEL_UNROLL
         for (int c = 0; c < 4; c++) {
             struct update_elem x = { p[r].of[c], has_m ? m[r].of[c] : 0, has_v ? v[r].of[c] : 0,
-                                     g[r].of[c] };
+                                     g[r].of[c], has_e ? e[r].of[c] : 0 };
             update_one(&x, rule, k);
+            if (has_e) update_average(&x, k);
             bad += update_is_finite(&x, narrows) ? 0 : 1;
             p[r].of[c] = x.p;
             m[r].of[c] = x.m;
             v[r].of[c] = x.v;
+            e[r].of[c] = x.e;
         }
     }
     if (has_m) store_rows(m, UPDATE_ROWS, u->exp_avg, CAIRN_F32, i, WARP_ELEMS);
     if (has_v) store_rows(v, UPDATE_ROWS, u->exp_avg_sq, CAIRN_F32, i, WARP_ELEMS);
+    if (has_e) store_rows(e, UPDATE_ROWS, u->ema, CAIRN_F32, i, WARP_ELEMS);
     store_rows(p, UPDATE_ROWS, u->param, CAIRN_F32, i, WARP_ELEMS);
     if (u->wire != 0) store_rows(p, UPDATE_ROWS, u->wire, u->wire_dtype, i, WARP_ELEMS);
     return bad;
 }
 
 KERNEL_FN uint32_t update_rest(const struct update_item *u, uint64_t i, enum update_rule rule,
-                               const struct update_constants *k)
+                               bool has_e, const struct update_constants *k)
 {
     const bool has_m = update_has_m(rule), has_v = update_has_v(rule);
     struct update_elem x = { load_f32(u->param, i), has_m ? load_f32(u->exp_avg, i) : 0,
-                             has_v ? load_f32(u->exp_avg_sq, i) : 0, load_f32(u->grad, i) };
+                             has_v ? load_f32(u->exp_avg_sq, i) : 0, load_f32(u->grad, i),
+                             has_e ? load_f32(u->ema, i) : 0 };
     update_one(&x, rule, k);
+    if (has_e) update_average(&x, k);
     if (has_m) store_f32(u->exp_avg, i, x.m);
     if (has_v) store_f32(u->exp_avg_sq, i, x.v);
+    if (has_e) store_f32(u->ema, i, x.e);
     store_f32(u->param, i, x.p);
     if (u->wire != 0) store_one(u->wire, u->wire_dtype, i, x.p);
     return update_is_finite(&x, u->wire != 0 && u->wire_dtype == CAIRN_BF16) ? 0 : 1;
@@ -532,7 +548,8 @@ KERNEL_FN void update_count(uint64_t at, uint32_t bad)
 #endif
 }
 
-KERNEL_FN void update_piece(const struct update_item *u, uint64_t piece, enum update_rule rule)
+KERNEL_FN void update_piece(const struct update_item *u, uint64_t piece, enum update_rule rule,
+                            bool has_e)
 {
     const struct update_constants k = update_constants_of(&u->scalars);
     const uint64_t from = piece * CAIRN_PIECE_ELEMS,
@@ -542,29 +559,51 @@ KERNEL_FN void update_piece(const struct update_item *u, uint64_t piece, enum up
         uint32_t bad = 0;
         uint64_t i = from + 4 * lane;
         for (; rows_fit(i, UPDATE_ROWS, WARP_ELEMS, end); i += UPDATE_ROWS * WARP_ELEMS)
-            bad += update_rows(u, i, rule, &k);
+            bad += update_rows(u, i, rule, has_e, &k);
         for (; i < end; i += WARP_ELEMS)
-            for (uint64_t e = i; e < least(i + 4, end); e++) bad += update_rest(u, e, rule, &k);
+            for (uint64_t n = i; n < least(i + 4, end); n++)
+                bad += update_rest(u, n, rule, has_e, &k);
         update_count(u->nonfinite, bad);
     }
 }
 
+/* The sgd of an item; has_e is a compile-time constant. */
+KERNEL_FN void update_sgd_any(const struct update_item *item, uint64_t piece, bool has_e)
+{
+    if ((item->scalars.flags & CAIRN_SCALAR_MOMENTUM) != 0)
+        update_piece(item, piece, RULE_SGD_MOMENTUM, has_e);
+    else
+        update_piece(item, piece, RULE_SGD_PLAIN, has_e);
+}
+
 KERNEL_FN void update_adamw_piece(const struct update_item *item, uint64_t piece)
 {
-    update_piece(item, piece, RULE_ADAMW);
+    update_piece(item, piece, RULE_ADAMW, false);
 }
 
 KERNEL_FN void update_adam_piece(const struct update_item *item, uint64_t piece)
 {
-    update_piece(item, piece, RULE_ADAM);
+    update_piece(item, piece, RULE_ADAM, false);
 }
 
 KERNEL_FN void update_sgd_piece(const struct update_item *item, uint64_t piece)
 {
-    if ((item->scalars.flags & CAIRN_SCALAR_MOMENTUM) != 0)
-        update_piece(item, piece, RULE_SGD_MOMENTUM);
-    else
-        update_piece(item, piece, RULE_SGD_PLAIN);
+    update_sgd_any(item, piece, false);
+}
+
+KERNEL_FN void update_adamw_ema_piece(const struct update_item *item, uint64_t piece)
+{
+    update_piece(item, piece, RULE_ADAMW, true);
+}
+
+KERNEL_FN void update_adam_ema_piece(const struct update_item *item, uint64_t piece)
+{
+    update_piece(item, piece, RULE_ADAM, true);
+}
+
+KERNEL_FN void update_sgd_ema_piece(const struct update_item *item, uint64_t piece)
+{
+    update_sgd_any(item, piece, true);
 }
 
 /* ==== hashes ==== */

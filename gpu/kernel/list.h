@@ -36,19 +36,23 @@
  * (below), and in the comment its work. The kernel's symbol on the device is cairn_kernel_<name>. All warps
  * of a block run on one processor, and a piece of `hash` covers 32 leaves. So with eight warps in a block, a
  * list of 256 chunks (16,384 leaves) would have only 64 blocks, and half of a card would be idle. */
-#define CAIRN_KERNELS(X)                                                                        \
-    /* .fold; adds sums of relays, too: fp32 */                                                 \
-    X(fold, struct fold_item, 8, PIECES_OF(elems, ELEMS))                                       \
-    /* .fold_leaves; without a source .sum_leaves */                                            \
-    X(fold_sums, struct fold_sums_item, 8, PIECES_OF(leaf_count, LEAVES))                       \
-    X(update_adamw, struct update_item, 8, PIECES_OF(elems, ELEMS)) /* .update[] */             \
-    X(update_adam, struct update_item, 8, PIECES_OF(elems, ELEMS))                              \
-    X(update_sgd, struct update_item, 8, PIECES_OF(elems, ELEMS))                               \
-    X(convert, struct convert_item, 8, PIECES_OF(elems, ELEMS)) /* .convert */                  \
-    /* bytes, in runs with strides */                                                           \
-    X(copy, struct copy_item, 8, PIECES_OF(run_bytes, BYTES) * item->run_count)                 \
-    X(zero, struct zero_item, 8, PIECES_OF(bytes, BYTES))                                       \
-    X(hash, struct hash_item, 2, PIECES_OF(leaf_count, HASHES)) /* leaf hashes of .hash_each */ \
+#define CAIRN_KERNELS(X)                                                                            \
+    /* .fold; adds sums of relays, too: fp32 */                                                     \
+    X(fold, struct fold_item, 8, PIECES_OF(elems, ELEMS))                                           \
+    /* .fold_leaves; without a source .sum_leaves */                                                \
+    X(fold_sums, struct fold_sums_item, 8, PIECES_OF(leaf_count, LEAVES))                           \
+    X(update_adamw, struct update_item, 8, PIECES_OF(elems, ELEMS)) /* .update[] */                 \
+    X(update_adam, struct update_item, 8, PIECES_OF(elems, ELEMS))                                  \
+    X(update_sgd, struct update_item, 8, PIECES_OF(elems, ELEMS))                                   \
+    /* the same with an average: apart, since a kernel's registers are those of its longest path */ \
+    X(update_adamw_ema, struct update_item, 8, PIECES_OF(elems, ELEMS))                             \
+    X(update_adam_ema, struct update_item, 8, PIECES_OF(elems, ELEMS))                              \
+    X(update_sgd_ema, struct update_item, 8, PIECES_OF(elems, ELEMS))                               \
+    X(convert, struct convert_item, 8, PIECES_OF(elems, ELEMS)) /* .convert */                      \
+    /* bytes, in runs with strides */                                                               \
+    X(copy, struct copy_item, 8, PIECES_OF(run_bytes, BYTES) * item->run_count)                     \
+    X(zero, struct zero_item, 8, PIECES_OF(bytes, BYTES))                                           \
+    X(hash, struct hash_item, 2, PIECES_OF(leaf_count, HASHES)) /* leaf hashes of .hash_each */     \
     X(init, struct init_item, 8, PIECES_OF(elems, ELEMS)) /* init_elems of proto/spec/spec.h */
 
 enum kernel_number {
@@ -105,8 +109,9 @@ struct fold_sums_item {
 
 struct update_item {
     uint64_t first_piece;
-    /* addresses: [elems] f32; planes that the optimizer does not keep are not touched */
-    uint64_t grad, param, exp_avg, exp_avg_sq;
+    /* addresses: [elems] f32; planes that the optimizer does not keep are not touched. ema: only of a
+     * kernel with an average */
+    uint64_t grad, param, exp_avg, exp_avg_sq, ema;
     uint64_t wire; /* address: [elems] in wire_dtype; 0: no copy */
     uint64_t elems;
     /* address: one uint64_t, to which the number that update_fn returns is added */

@@ -313,14 +313,17 @@ void far_copy(void *to, const void *from, size_t bytes);
 #define CAIRN_STAGGER_BYTES (CAIRN_STAGGER_LINES * CAIRN_LINE_BYTES)
 
 /* The streams of an update. The published stream begins at the start of a page, since other processes map
- * this stream, too. */
+ * this stream, too. A page has no room for a sixth stream as far from the others as they are from each
+ * other: the average, which few jobs have, lies in the widest gap, six lines from the sums and from the
+ * published stream. */
 enum update_stream {
     CAIRN_STREAM_WIRE,
     CAIRN_STREAM_PARAM,
     CAIRN_STREAM_EXP_AVG,
     CAIRN_STREAM_EXP_AVG_SQ,
     CAIRN_STREAM_SUM,
-    CAIRN_STREAMS
+    CAIRN_STREAMS,
+    CAIRN_STREAM_EMA = 34 /* 34 x CAIRN_STAGGER_LINES is 58 lines, modulo those of a page */
 };
 
 /* How many bytes behind the start of a page the n-th stream begins. */

@@ -16,10 +16,9 @@ static const struct {
 };
 
 static const char *const planes[CAIRN_PLANE_COUNT] = {
-    [CAIRN_PLANE_PARAM] = "param",
-    [CAIRN_PLANE_WIRE] = "wire",
-    [CAIRN_PLANE_EXP_AVG] = "exp_avg",
-    [CAIRN_PLANE_EXP_AVG_SQ] = "exp_avg_sq",
+    [CAIRN_PLANE_PARAM] = "param",     [CAIRN_PLANE_WIRE] = "wire",
+    [CAIRN_PLANE_EXP_AVG] = "exp_avg", [CAIRN_PLANE_EXP_AVG_SQ] = "exp_avg_sq",
+    [CAIRN_PLANE_EMA] = "ema",
 };
 
 static int is_dtype(int dtype)

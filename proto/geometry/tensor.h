@@ -71,9 +71,10 @@ enum plane {
     CAIRN_PLANE_WIRE = 2,       /* the published copy, in the tensor's wire dtype */
     CAIRN_PLANE_EXP_AVG = 3,    /* Adam's m; SGD's momentum buffer */
     CAIRN_PLANE_EXP_AVG_SQ = 4, /* Adam's v */
-    CAIRN_PLANE_COUNT = 5       /* one more than the last number */
+    CAIRN_PLANE_EMA = 5,        /* the exponential moving average of the parameters */
+    CAIRN_PLANE_COUNT = 6       /* one more than the last number */
 };
-/* Returns "param", "wire", "exp_avg" or "exp_avg_sq"; NULL for a number that is not a plane. */
+/* Returns "param", "wire", "exp_avg", "exp_avg_sq" or "ema"; NULL for a number that is not a plane. */
 const char *plane_name(int plane);
 /* Returns the dtype of a plane's elements: the tensor's master dtype for CAIRN_PLANE_PARAM, f32 for the
  * others. Not for CAIRN_PLANE_WIRE. */

@@ -146,6 +146,7 @@ static json_t *group_json(const struct group_spec *g)
 {
     json_t *group = json_pack("{s:s, s:s}", "name", g->name, "optimizer", g->optimizer);
     group = spec_fields_json(group, &group_fields, CAIRN_SPEC_FIRST, g);
+    group = spec_fields_json(group, &group_fields, CAIRN_SPEC_LATER, g);
     if (g->frozen) group = with(group, "frozen", json_true());
     if (g->schedule.kind != CAIRN_SCHEDULE_CONSTANT || g->schedule.warmup_steps != 0)
         group = with(group, "schedule", schedule_json(&g->schedule));

@@ -19,12 +19,19 @@
 #define HYPER_MAX    1e18 // so that every scalar made of them is finite in fp32
 #define FIELD(field) #field, offsetof(struct group_hyper, field)
 
+#define EMA                                              \
+    { FIELD(ema), 0, 0, 1, true, false, false },         \
+    {                                                    \
+        FIELD(ema_schedule), 0, 0, 1, false, true, false \
+    }
+
 static const struct hyper_info adam_hypers[] = {
     { FIELD(lr), 1e-3, 0, HYPER_MAX, false, false, false },
     { FIELD(beta1), 0.9, 0, 1, true, false, false },
     { FIELD(beta2), 0.999, 0, 1, true, false, false },
     { FIELD(eps), 1e-8, 0, HYPER_MAX, false, false, true },
     { FIELD(weight_decay), 0, 0, HYPER_MAX, false, false, false },
+    EMA,
 };
 static const struct hyper_info adamw_hypers[] = {
     { FIELD(lr), 1e-3, 0, HYPER_MAX, false, false, false },
@@ -32,12 +39,14 @@ static const struct hyper_info adamw_hypers[] = {
     { FIELD(beta2), 0.999, 0, 1, true, false, false },
     { FIELD(eps), 1e-8, 0, HYPER_MAX, false, false, true },
     { FIELD(weight_decay), 0.01, 0, HYPER_MAX, false, false, false },
+    EMA,
 };
 static const struct hyper_info sgd_hypers[] = {
     { FIELD(lr), 1e-3, 0, HYPER_MAX, false, false, false },
     { FIELD(momentum), 0, 0, HYPER_MAX, false, false, false },
     { FIELD(nesterov), 0, 0, 1, false, true, false },
     { FIELD(weight_decay), 0, 0, HYPER_MAX, false, false, false },
+    EMA,
 };
 
 static uint32_t adam_planes(const struct group_hyper *hyper)
@@ -151,6 +160,7 @@ cairn_status group_hyper_check(const struct group_hyper *hyper, const char **fie
         *value = 0;
     }
     if (hyper->nesterov != 0 && hyper->momentum == 0) return refuse_field("nesterov", field_out);
+    if (hyper->ema_schedule != 0 && hyper->ema == 0) return refuse_field("ema_schedule", field_out);
 #define X(name, ...) \
     if (rest.name != 0) return refuse_field(#name, field_out);
     CAIRN_GROUP_FIELDS(X)
@@ -195,7 +205,7 @@ uint32_t optimizer_planes(const struct group_hyper *hyper)
 {
     const struct optimizer_kind *o = optimizer_by_id(hyper->optimizer);
     assert(o != NULL);
-    return o->planes(hyper);
+    return o->planes(hyper) | (hyper->ema > 0 ? 1u << CAIRN_PLANE_EMA : 0);
 }
 
 /* ==== planes ==== */
@@ -415,6 +425,16 @@ double schedule_lr(const struct schedule *schedule, double lr, uint64_t step)
     return body(schedule, lr, warmup) * (span(0, step) / span(0, warmup));
 }
 
+/* ==== ema ==== */
+
+double ema_decay(cairn_ema_schedule schedule, double ema, uint64_t step)
+{
+    if (step == 0) return 0;
+    if (schedule != CAIRN_EMA_WARMUP) return ema;
+    const double warm = (1.0 + (double)step) / (10.0 + (double)step);
+    return warm < ema ? warm : ema;
+}
+
 /* ==== initializer ==== */
 
 static void make_key(uint64_t seed, const char *tensor, uint32_t key_out[2])
@@ -531,6 +551,13 @@ static bool all_finite(const struct group_scalars *s)
            finite_bits(s->momentum);
 }
 
+/* True if the weight of an average is 0, or in (0, 1]. The bits of floats that are not below 0 are in the
+ * order of the floats. */
+static bool is_weight(uint32_t bits)
+{
+    return bits <= f32_bits(1.0f);
+}
+
 cairn_status group_scalars_of(const struct group_hyper *hyper, uint64_t step, uint32_t grad_scale,
                               struct group_scalars *out)
 {
@@ -539,6 +566,11 @@ cairn_status group_scalars_of(const struct group_hyper *hyper, uint64_t step, ui
     struct group_scalars scalars = { .optimizer = hyper->optimizer };
     optimizer_by_id(hyper->optimizer)->scalars(hyper, step, &scalars);
     scalars.grad_scale = grad_scale;
+    if (hyper->ema > 0) {
+        const cairn_ema_schedule schedule = hyper->ema_schedule != 0 ? CAIRN_EMA_WARMUP
+                                                                     : CAIRN_EMA_CONSTANT;
+        scalars.ema_weight = f32_bits((float)(1.0 - ema_decay(schedule, hyper->ema, step - 1)));
+    }
     if (!all_finite(&scalars)) return CAIRN_ERR_INVALID; // some value is beyond fp32
     *out = scalars;
     return CAIRN_OK;
@@ -568,7 +600,8 @@ cairn_status group_scalars_decode(const void *bytes, size_t size, struct group_s
     const uint32_t known_flags = CAIRN_SCALAR_MOMENTUM | CAIRN_SCALAR_NESTEROV |
                                  CAIRN_SCALAR_FIRST_STEP | CAIRN_SCALAR_FROZEN;
     if (optimizer_by_id(scalars.optimizer) == NULL) return CAIRN_ERR_MALFORMED;
-    if ((scalars.flags & ~known_flags) != 0 || scalars.reserved != 0) return CAIRN_ERR_MALFORMED;
+    if ((scalars.flags & ~known_flags) != 0 || !is_weight(scalars.ema_weight))
+        return CAIRN_ERR_MALFORMED;
     if (!all_finite(&scalars)) return CAIRN_ERR_MALFORMED;
     *out = scalars;
     return CAIRN_OK;

@@ -26,10 +26,12 @@ struct group_hyper {
     double lr;
     double beta1, beta2, eps; /* Adam, AdamW */
     double weight_decay;
-    double momentum; /* SGD */
-    double nesterov; /* SGD: 0 or 1 */
+    double momentum;          /* SGD */
+    double nesterov;          /* SGD: 0 or 1 */
+    double ema, ema_schedule; /* the average of the parameters: proto/spec/spec.h */
 };
-#define CAIRN_GROUP_HYPER_BYTES 60 /* optimizer, then the doubles in order; little-endian */
+/* optimizer, then the doubles up to nesterov, in order; little-endian */
+#define CAIRN_GROUP_HYPER_BYTES 60
 
 /* The scalars that a kernel needs for one group at one step: fp32 bit patterns. Fields that the optimizer
  * does not use are 0. */
@@ -45,7 +47,7 @@ struct group_scalars {
     uint32_t sqrt_bc2; /* sqrt(1 - beta2^step) */
     uint32_t eps;
     uint32_t momentum;
-    uint32_t reserved; /* 0 */
+    uint32_t ema_weight; /* 1 - the decay of the average, in (0, 1]; 0: there is no average */
 };
 #define CAIRN_GROUP_SCALARS_BYTES 48 /* the fields in order; little-endian */
 

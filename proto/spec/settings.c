@@ -117,7 +117,9 @@ void spec_setting_text(const struct spec_field *field, const void *from,
 enum spec_change spec_change_of(const struct spec_field *field, uint64_t was_bits, uint64_t bits)
 {
     const bool is_stage = field->capability == CAIRN_CAPABILITY_STAGE;
-    if (is_stage && (was_bits == 0) != (bits == 0)) return CAIRN_SPEC_CREATED;
+    const bool is_ema = field->offset_bytes == offsetof(struct group_spec, ema) &&
+                        strcmp(field->name, "ema") == 0;
+    if ((is_stage || is_ema) && (was_bits == 0) != (bits == 0)) return CAIRN_SPEC_CREATED;
     return field->change;
 }
 
@@ -196,8 +198,22 @@ static cairn_status set_points(struct job_spec_data *spec, size_t group, const c
                : fail_with(why, status, "out of memory for the points of a schedule");
 }
 
+static cairn_status set_hyper(struct group_spec *group, const struct spec_field *field,
+                              const char *subject, const char *value, enum spec_change *change_out,
+                              struct sentence *why)
+{
+    const uint64_t was = spec_field_bits(field, group);
+    CAIRN_TRY(set_field(field, group, subject, value, why));
+    const uint64_t bits = spec_field_bits(field, group);
+    if (bits != was) *change_out = spec_change_of(field, was, bits);
+    // only the end of an average changes so, and the average took its schedule along
+    if (bits == 0 && *change_out == CAIRN_SPEC_CREATED) group->ema_schedule = CAIRN_EMA_CONSTANT;
+    return CAIRN_OK;
+}
+
 static cairn_status set_in_group(struct job_spec_data *spec, size_t index, const char *name,
-                                 const char *value, struct sentence *why)
+                                 const char *value, enum spec_change *change_out,
+                                 struct sentence *why)
 {
     struct group_spec *group = &spec->groups[index];
     const size_t bytes = strlen(name);
@@ -212,7 +228,7 @@ static cairn_status set_in_group(struct job_spec_data *spec, size_t index, const
             why, CAIRN_ERR_UNSUPPORTED,
             "%soptimizer is \"%s\", and a job cannot go on with another: its state would not fit",
             subject, group->optimizer);
-    if (hyper != NULL) return set_field(hyper, group, subject, value, why);
+    if (hyper != NULL) return set_hyper(group, hyper, subject, value, change_out, why);
     if (other != NULL) return set_field(other, &group->schedule, subject, value, why);
     sentence_set(why, "%sit has no field \"%.64s\"; allowed: schedule, points", subject,
                  quotable(name));
@@ -269,7 +285,7 @@ cairn_status spec_set(struct job_spec_data *spec, const char *key, const char *v
     if (strcmp(dot, ".wire") == 0) return set_wire(spec, owner, value, change_out, why);
     const size_t group = spec_find_group(spec, owner);
     if (group == SIZE_MAX) return no_key(spec, key, why);
-    return set_in_group(spec, group, dot + 1, value, why);
+    return set_in_group(spec, group, dot + 1, value, change_out, why);
 }
 
 /* ==== results ==== */

@@ -69,7 +69,7 @@ cairn_status spec_set_name(struct job_spec_data *spec, const char *name)
 struct group_spec group_default(void)
 {
     return (struct group_spec) {
-#define X(name, kind, allowed, value) .name = (value),
+#define X(name, kind, allowed, value, part) .name = (value),
         CAIRN_GROUP_FIELDS(X)
 #undef X
     };
@@ -336,9 +336,9 @@ static const struct spec_field job_rows[] = {
 #undef X
 };
 static const struct spec_field group_rows[] = {
-#define X(name, kind, allowed, value)                                               \
+#define X(name, kind, allowed, value, part)                                         \
     { #name,   PLACE(group_spec, name), CAIRN_SPEC_##kind,    CAIRN_SPEC_##allowed, \
-      (value), CAIRN_SPEC_FIRST,        CAIRN_SPEC_NEXT_ROUND },
+      (value), CAIRN_SPEC_##part,       CAIRN_SPEC_NEXT_ROUND },
     CAIRN_GROUP_FIELDS(X)
 #undef X
 };

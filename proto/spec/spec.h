@@ -93,6 +93,31 @@ double schedule_lr(const struct schedule *schedule, double lr, uint64_t step);
  * symmetries (exactly: x is reduced before it is multiplied by pi). Absolute error below 4e-16. */
 double cos_pi(double x);
 
+/* ==== ema ==== */
+
+/* The shards of a group with `ema` = d above 0 keep an exponential moving average of each of its tensors, as
+ * one more plane. It begins as the parameters, and an update that changes the parameters p ends with
+ *
+ *   ema = decay(k) * ema + (1 - decay(k)) * p         k: the step of the round, as of a learning rate
+ *
+ *   constant  0 for k = 0, then d
+ *   warmup    0 for k = 0, then min(d, (1 + k) / (10 + k))
+ *
+ * So the first update of a job makes the average the parameters, as torch's AveragedModel does when
+ * update_parameters is called for the first time. A tensor that a step leaves alone (it is frozen, or nobody
+ * had a gradient for it) keeps its average as it keeps its parameters, and so does every tensor in a round
+ * that is skipped or abandoned. A write between steps changes an average only if it puts one.
+ *
+ * Sources: torch.optim.swa_utils.get_ema_multi_avg_fn (constant); Hugging Face diffusers, EMAModel.get_decay
+ * with the defaults, and timm's warm-up (warmup). */
+#ifndef CAIRN_EMA_DEFINED
+#define CAIRN_EMA_DEFINED
+typedef enum cairn_ema_schedule { CAIRN_EMA_CONSTANT = 0, CAIRN_EMA_WARMUP = 1 } cairn_ema_schedule;
+#endif
+
+/* decay(k) of the round of step k = `step`, in [0, ema]. Each operation rounds once, in double. */
+double ema_decay(cairn_ema_schedule schedule, double ema, uint64_t step);
+
 /* ==== batch ==== */
 
 /* A step has `total` micro-batches, however many workers there are (global_batch). They are dealt to the
@@ -340,6 +365,8 @@ struct group_spec {
     char *optimizer; /* owned; "adamw", "adam", "sgd" */
     double lr, beta1, beta2, eps, weight_decay, momentum;
     bool nesterov;
+    double ema; /* the decay of the average of the parameters; 0: there is no average */
+    cairn_ema_schedule ema_schedule;
     /* set by an amendment: the group's tensors keep their values, and take no gradient. A worker
      * cannot declare it, so hash and diff leave it out */
     bool frozen;
@@ -357,7 +384,6 @@ struct policy {
     uint64_t snapshot_keep_every, snapshot_max_bytes;
     uint32_t snapshot_every_s, snapshot_keep_within_s;
     uint32_t snapshot_durable_within_s, snapshot_scrub_every_s;
-    uint64_t audit_every;
     cairn_snapshot_staging snapshot_staging;
     bool snapshot_fallback;
 };
@@ -437,7 +463,8 @@ cairn_status spec_add_group(struct job_spec_data *spec,
  * Errors as spec_add_group; the values are not checked. */
 cairn_status spec_set_group(struct job_spec_data *spec, size_t group,
                             const struct group_spec *from) CAIRN_MUST_CHECK;
-/* lr 1e-3, beta 0.9 and 0.999, eps 1e-8, weight_decay and momentum 0, constant; name and optimizer NULL. */
+/* lr 1e-3, beta 0.9 and 0.999, eps 1e-8, weight_decay, momentum and ema 0, constant; name and optimizer
+ * NULL. */
 struct group_spec group_default(void);
 /* Adds a hash that the spec had before. If there are more than CAIRN_SPEC_FORMER_MAX, the oldest except the
  * very first is dropped. CAIRN_ERR_NO_MEMORY. */
@@ -505,8 +532,9 @@ cairn_status spec_note_made(struct job_spec_data *next,
 cairn_status spec_note_former(struct job_spec_data *spec) CAIRN_MUST_CHECK;
 
 /* The part of a content root (proto/snapshot/digest_tree.h) that describes the learning rates: a hash over
- * the names, schedules and `frozen` of the groups, sorted, and the names of the frozen tensors. False if
- * all schedules are constant and nothing is frozen: then the root has no such part. */
+ * the names, schedules and `frozen` of the groups, sorted, the names of the frozen tensors, and the averages
+ * of the groups that have one. False if all schedules are constant, nothing is frozen and no group has an
+ * average: then the root has no such part. */
 bool spec_schedules_hash(const struct job_spec_data *spec, uint8_t hash_out[32]);
 
 /* How a field of an existing job, with its moments and its step, can be changed. */
@@ -569,6 +597,7 @@ enum capability_field {
      * pushed */
     CAIRN_CAPABILITY_ALIAS,
     CAIRN_CAPABILITY_SCHEDULE,    /* of a group; cairn_schedule_kind */
+    CAIRN_CAPABILITY_EMA,         /* of a group; cairn_ema_schedule */
     CAIRN_CAPABILITY_STAGE,       /* of the job */
     CAIRN_CAPABILITY_LOSS_SCALE,  /* cairn_loss_scale */
     CAIRN_CAPABILITY_NONFINITE,   /* cairn_nonfinite */
@@ -675,8 +704,8 @@ void results_gradient(const struct results *results, const struct job_spec_data 
  * snapshot stores them and a digest is made from them. All planes and their names: proto/geometry/tensor.h.
  * Pure. */
 
-/* Bits 1u << CAIRN_PLANE_... of the planes that a tensor has: the master, and those that the
- * optimizer of its group keeps; 0 if it has no elements. The spec must be checked. */
+/* Bits 1u << CAIRN_PLANE_... of the planes that a tensor has: the master, those that the optimizer of its
+ * group keeps, and the average; 0 if it has no elements. The spec must be checked. */
 uint32_t spec_planes(const struct job_spec_data *spec, size_t tensor);
 /* The dtype of such a plane's elements: the master's for a param, f32 for planes that an optimizer
  * keeps. */
@@ -771,7 +800,7 @@ cairn_status group_spec_unused(const struct group_spec *group,
 cairn_status group_hyper_check(const struct group_hyper *hyper,
                                const char **field_out) CAIRN_MUST_CHECK;
 /* Bits 1u << CAIRN_PLANE_... of the planes the shards keep for a trained tensor of this group beside
- * param and wire. The hyper-parameters must pass the check. */
+ * param and wire, the average included. The hyper-parameters must pass the check. */
 uint32_t optimizer_planes(const struct group_hyper *hyper);
 
 /* ==== settings ==== */
@@ -800,8 +829,9 @@ struct spec_field; /* spec_fields.h */
  * field, the value and what is allowed. CAIRN_ERR_NO_MEMORY. */
 cairn_status spec_set(struct job_spec_data *spec, const char *key, const char *value,
                       enum spec_change *change_out, struct sentence *why) CAIRN_MUST_CHECK;
-/* How a job gets from one value of a scalar to another: as the scalar's row says, except that a change from
- * or to stage 0 needs a new job (CREATED), because in stage 0 one shard holds all of the state. */
+/* How a job gets from one value of a scalar to another: as the scalar's row says, except that two changes
+ * need a new job (CREATED): from or to stage 0, in which one shard holds all of the state, and from or to
+ * ema 0, without which a group keeps no average. */
 enum spec_change spec_change_of(const struct spec_field *field, uint64_t was_bits, uint64_t bits);
 
 /* Writes the value of a field as spec_set reads it: "3", "0.1", "skip", "yes". */

@@ -209,6 +209,10 @@ static cairn_status check_group(const struct group_spec *g, const char *const *o
         return fail_with(why, CAIRN_ERR_INVALID, "group \"%s\": nesterov needs a momentum above 0",
                          g->name);
     }
+    if (g->ema_schedule != CAIRN_EMA_CONSTANT && g->ema == 0)
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "group \"%s\": ema_schedule %s needs an ema above 0", g->name,
+                         capability_name(CAIRN_CAPABILITY_EMA, (int)g->ema_schedule));
     return schedule_check(&g->schedule, g->lr, g->name, why);
 }
 
@@ -551,6 +555,7 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     "init",
     "alias",
     "schedule",
+    "ema_schedule",
     "stage",
     "loss_scale_policy",
     "on_nonfinite",
@@ -601,6 +606,8 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(SCHEDULE, CAIRN_SCHEDULE_WSD, "wsd", true)                           \
     X(SCHEDULE, CAIRN_SCHEDULE_TABLE, "table", true)                       \
     X(SCHEDULE, CAIRN_SCHEDULE_DRIVEN, "driven", true)                     \
+    X(EMA, CAIRN_EMA_CONSTANT, "constant", true)                           \
+    X(EMA, CAIRN_EMA_WARMUP, "warmup", true)                               \
     X(STAGE, 0, "state on one shard, pushed once a round", true)           \
     X(STAGE, 1, "state on all shards, pushed once a round", true)          \
     X(STAGE, 2, "every micro-batch pushed", true)                          \

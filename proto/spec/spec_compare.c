@@ -94,6 +94,12 @@ static void hash_group(crypto_generichash_state *state, const struct group_spec 
     if (g->schedule.kind == CAIRN_SCHEDULE_DRIVEN) fields.lr = 0; // the first lr is the trainer's
     hash_fields(state, &group_fields, &fields);
     hash_schedule(state, &g->schedule);
+    for (size_t i = 0; i < group_fields.count; i++) {
+        const struct spec_field *field = &group_fields.fields[i];
+        if (field->part != CAIRN_SPEC_LATER || spec_field_is_default(field, g)) continue;
+        hash_text(state, field->name);
+        hash_number(state, spec_field_bits(field, g));
+    }
 }
 
 /* Hashes row `first`, together with the rows after it that belong to the same hash entry; returns the row
@@ -160,6 +166,15 @@ bool spec_schedules_hash(const struct job_spec_data *spec, uint8_t hash_out[32])
         if (!spec->tensors[i].frozen) continue;
         any = true;
         hash_text(&state, spec->tensors[i].name);
+    }
+    for (size_t i = 0; i < spec->group_count; i++) {
+        const struct group_spec *g = &spec->groups[i];
+        if (g->ema == 0) continue;
+        any = true;
+        hash_text(&state, "\nema"); // no tensor has such a name
+        hash_text(&state, g->name);
+        hash_double(&state, g->ema);
+        hash_number(&state, (uint64_t)g->ema_schedule);
     }
     crypto_generichash_final(&state, hash_out, 32);
     return any;
@@ -407,7 +422,7 @@ static void diff_schedule(struct diff *diff, bool may_change, const struct sched
 }
 
 /* False if the group's state belongs to another optimizer, or its learning rate comes from another source:
- * no amendment can change that. */
+ * no setting can change that. */
 static bool group_may_change(const struct group_spec *here, const struct group_spec *there)
 {
     struct group_hyper a, b;
@@ -416,7 +431,7 @@ static bool group_may_change(const struct group_spec *here, const struct group_s
                (there->schedule.kind == CAIRN_SCHEDULE_DRIVEN) &&
            group_hyper_of_spec(here, &a, NULL) == CAIRN_OK &&
            group_hyper_of_spec(there, &b, NULL) == CAIRN_OK &&
-           optimizer_planes(&a) == optimizer_planes(&b);
+           ((optimizer_planes(&a) ^ optimizer_planes(&b)) & ~(1u << CAIRN_PLANE_EMA)) == 0;
 }
 
 static void diff_group(struct diff *diff, const struct group_spec *here,

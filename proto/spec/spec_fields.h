@@ -109,10 +109,7 @@ enum spec_part {
     X(missing_gradients, missing_gradients, CHOICE, LISTED(MISSING), CAIRN_MISSING_ZERO, LATER,    \
       GIVEN, REOPENED)                                                                             \
     X(init_extra_ok, init_extra_ok, FLAG, BY_CODE, false, LATER, GIVEN, NEVER)                     \
-    X(buffers_every, buffers_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN,        \
-      CREATED)                                                                                     \
-    X(audit_every, policy.audit_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN,     \
-      NEXT_ROUND)
+    X(buffers_every, buffers_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN, CREATED)
 
 /* The same fields for people and for other languages, in the order of struct cairn_job_spec: a new row
  * is the last. tests/tree/spec_fields.py makes every other place of a field from the two tables.
@@ -263,25 +260,20 @@ enum spec_part {
       "If not 0, a worker of the job writes its buffers (cairn_write_begin) after each "         \
       "applied step that is a multiple of this or of snapshot_every, before the next round: "    \
       "the periodic snapshot of that step then saves the version that the write makes; "         \
-      "without a write, the version of the next step. 0: no worker writes.")                     \
-    X(audit_every, 97, "", "audit-every", "N",                                                   \
-      "every N steps all state is compared with its checksums; 0: never",                        \
-      "The versions of all steps that are multiples of this are audited: shards make "           \
-      "checksums of their parameters and moments, and compare them before the next update "      \
-      "and in a snapshot of such a version. State that changed although nothing wrote it is "    \
-      "reported, and the job is lost, as if that shard had died (on_shard_loss). Each audit "    \
-      "compares a sixteenth of frozen tensors. 1 costs most and finds all. 0 = no audits")
+      "without a write, the version of the next step. 0: no worker writes.")
 
-/* The fields of a group: name (the same in struct group_hyper) | kind | what is allowed |
- * default. */
-#define CAIRN_GROUP_FIELDS(X)                                \
-    X(lr, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 1e-3)        \
-    X(beta1, FRACTION, BELOW_1, 0.9)                         \
-    X(beta2, FRACTION, BELOW_1, 0.999)                       \
-    X(eps, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 1e-8)       \
-    X(weight_decay, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 0) \
-    X(momentum, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 0)     \
-    X(nesterov, FLAG, BY_CODE, false)
+/* The fields of a group: name (the same in struct group_hyper) | kind | what is allowed | default |
+ * part: FIRST or LATER. */
+#define CAIRN_GROUP_FIELDS(X)                                       \
+    X(lr, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 1e-3, FIRST)        \
+    X(beta1, FRACTION, BELOW_1, 0.9, FIRST)                         \
+    X(beta2, FRACTION, BELOW_1, 0.999, FIRST)                       \
+    X(eps, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 1e-8, FIRST)       \
+    X(weight_decay, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 0, FIRST) \
+    X(momentum, REAL, RANGE(0, CAIRN_SPEC_HYPER_MAX), 0, FIRST)     \
+    X(nesterov, FLAG, BY_CODE, false, FIRST)                        \
+    X(ema, FRACTION, BELOW_1, 0, LATER)                             \
+    X(ema_schedule, CHOICE, LISTED(EMA), CAIRN_EMA_CONSTANT, LATER)
 
 /* The fields of a group's schedule, checked by optimizer.c: name, the same everywhere | kind. */
 #define CAIRN_SCHEDULE_FIELDS(X) \

@@ -651,7 +651,8 @@ static cairn_status amend_job(struct coord_job *job, struct coord_member *member
     cairn_status status = spec_copy(&job->spec, &next);
     if (status != CAIRN_OK) return fail_with(why, status, "out of memory for the amended spec");
     status = coord_spec_amend(&next, amend, &extends, why);
-    if (status == CAIRN_OK) status = coord_settings_judge_planes(&job->spec, &next, why);
+    if (status == CAIRN_OK)
+        status = coord_settings_judge_planes(&job->spec, &next, CAIRN_SETTINGS_AMEND, why);
     if (status == CAIRN_OK) status = judge_bounds(job, &next, why);
     if (status == CAIRN_OK && !extends)
         status = coord_quota_judge_workers(job, quota_in_flight_if(job, &next, job->entry_count),

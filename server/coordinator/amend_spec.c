@@ -64,7 +64,7 @@ static cairn_status judge_unused(const struct group_spec *was, const struct grou
 }
 
 static cairn_status judge_group(const struct group_spec *was, const struct group_spec *now,
-                                struct sentence *why)
+                                enum settings_purpose purpose, struct sentence *why)
 {
     struct group_hyper a, b;
     const char *field = "";
@@ -79,19 +79,24 @@ static cairn_status judge_group(const struct group_spec *was, const struct group
                          now->name,
                          was_driven ? "is driven: its learning rate comes with the commits"
                                     : "is not driven: its schedule is the servers'");
-    if (optimizer_planes(&a) == optimizer_planes(&b)) return CAIRN_OK;
+    // A job made from a snapshot may gain an average, which begins with the parameters.
+    const uint32_t gained = purpose == CAIRN_SETTINGS_AMEND ? 0 : 1u << CAIRN_PLANE_EMA;
+    if ((optimizer_planes(&a) | gained) == (optimizer_planes(&b) | gained) &&
+        (a.ema == 0 || b.ema > 0))
+        return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_UNSUPPORTED,
                      "group %s: with these hyper-parameters %s keeps other state than before "
-                     "(momentum 0 keeps none); an amendment cannot change that",
+                     "(momentum 0 and ema 0 keep none); an amendment cannot change that",
                      now->name, now->optimizer);
 }
 
 cairn_status coord_settings_judge_planes(const struct job_spec_data *was,
-                                         const struct job_spec_data *next, struct sentence *why)
+                                         const struct job_spec_data *next,
+                                         enum settings_purpose purpose, struct sentence *why)
 {
     cairn_status status = CAIRN_OK;
     for (size_t i = 0; i < next->group_count && status == CAIRN_OK; i++)
-        status = judge_group(&was->groups[i], &next->groups[i], why);
+        status = judge_group(&was->groups[i], &next->groups[i], purpose, why);
     return status;
 }
 

@@ -558,9 +558,6 @@ void coord_jobs_shard_down(struct coord *cluster, struct coord_shard_entry *entr
 void coord_job_seen(struct coord_job *job, const char *kind, const char *name, uint64_t epoch);
 /* Makes the job LOST if a part has been missing for too long. The job stays LOST until the part is back. */
 void coord_job_parts_tick(struct coord_job *job);
-/* The shard, which has connected without its part, says why: the part will not be back. */
-void coord_job_part_stopped(struct coord_job *job, const struct coord_shard_entry *entry,
-                            const char *why);
 
 /* ==== settings ==== */
 
@@ -584,9 +581,10 @@ cairn_status coord_settings_apply(struct job_spec_data *next, Cairn__Setting *co
                                   size_t count, enum settings_purpose purpose, bool *reopens_out,
                                   struct sentence *why) CAIRN_MUST_CHECK;
 /* Checks that the tensors of the groups keep their planes. These planes exist already, on the shards or in
- * the snapshot. */
+ * the snapshot; only an average may be new in a job that is made from a snapshot. */
 cairn_status coord_settings_judge_planes(const struct job_spec_data *was,
                                          const struct job_spec_data *next,
+                                         enum settings_purpose purpose,
                                          struct sentence *why) CAIRN_MUST_CHECK;
 /* Adapts the payload of the job's last decision to other terms. A loss scale that the settings set begins
  * anew. A trainer's state is kept; if the new terms have no room for the state: CAIRN_ERR_INVALID. The

@@ -535,7 +535,8 @@ static cairn_status apply_settings(struct coord_restore *restore, struct sentenc
     restore->spec.revision++;
     status = coord_settings_apply(&restore->spec, asked->settings, asked->n_settings,
                                   CAIRN_SETTINGS_CREATE, &reopens, why);
-    if (status == CAIRN_OK) status = coord_settings_judge_planes(was, &restore->spec, why);
+    if (status == CAIRN_OK)
+        status = coord_settings_judge_planes(was, &restore->spec, CAIRN_SETTINGS_CREATE, why);
     if (status == CAIRN_OK && spec_note_made(&restore->spec, was) != CAIRN_OK)
         status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
     if (status == CAIRN_OK) status = spec_check(&restore->spec, optimizer_names(), why);

@@ -17,7 +17,7 @@
 #include "server/shard/shard.h"
 
 /* Another format is refused by name, and the part is restored from a snapshot. */
-#define FORMAT      1
+#define FORMAT      2
 #define VOID_FORMAT 0 /* of a ledger whose part is not kept any more */
 #define BUILD_BYTES 64
 #define LANES \
@@ -790,16 +790,6 @@ void kept_open(struct shard_daemon *shard, struct kept_fd *fds, size_t count)
     }
 }
 
-static cairn_status want_audits(struct shard_job *job, const struct paged *amended,
-                                struct sentence *why)
-{
-    struct job_spec_data spec;
-    CAIRN_TRY(spec_unpack(amended->bytes, amended->have_bytes, optimizer_names(), &spec, why));
-    audit_want(job, spec.policy.audit_every);
-    spec_release(&spec);
-    return CAIRN_OK;
-}
-
 static cairn_status take_amended(struct shard_job *job, struct sentence *why)
 {
     const struct record *record = job->kept.from->record;
@@ -814,7 +804,7 @@ static cairn_status take_amended(struct shard_job *job, struct sentence *why)
     amended->have_bytes = amended->capacity_bytes = bytes;
     amended->total_bytes = bytes;
     leaf_hash(amended->bytes, bytes, &job->terms.digest);
-    return want_audits(job, amended, why);
+    return CAIRN_OK;
 }
 
 cairn_status kept_place(struct shard_job *job, struct sentence *why)

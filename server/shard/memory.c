@@ -276,6 +276,7 @@ static const struct {
     [CAIRN_PLANE_PARAM] = { "cairn-param", CAIRN_STREAM_PARAM, true },
     [CAIRN_PLANE_EXP_AVG] = { "cairn-exp_avg", CAIRN_STREAM_EXP_AVG, true },
     [CAIRN_PLANE_EXP_AVG_SQ] = { "cairn-exp_avg_sq", CAIRN_STREAM_EXP_AVG_SQ, true },
+    [CAIRN_PLANE_EMA] = { "cairn-ema", CAIRN_STREAM_EMA, true },
     [CAIRN_PLANE_SUM] = { "cairn-acc", CAIRN_STREAM_SUM, false },
 };
 

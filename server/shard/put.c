@@ -54,7 +54,7 @@ static cairn_status put_judge_plane(const struct shard_job *job, const struct ch
     const cairn_dtype dtype = job->view->forms[job->view->table.extent_of[put->chunk]].master;
     if (!plane_is_state(header->plane) || header->dtype != dtype)
         return fail_with(why, CAIRN_ERR_MALFORMED,
-                         "tensor %s, plane %u in %s: put only param and moments, in %s", name,
+                         "tensor %s, plane %u in %s: put only param, moments and ema, in %s", name,
                          header->plane, dtype_label(header->dtype), dtype_label((int)dtype));
     if (!form_keeps(form, header->plane))
         return fail_with(why, CAIRN_ERR_NOT_FOUND, "tensor %s keeps no %s", name,
@@ -141,7 +141,9 @@ static void *state_of(const struct shard_job *job, const struct chunk_put *put)
                      put->place.local_elem);
 }
 
-#define MOMENTS (CAIRN_PUT_HAS(CAIRN_PLANE_EXP_AVG) | CAIRN_PUT_HAS(CAIRN_PLANE_EXP_AVG_SQ))
+#define MOMENTS                                                                   \
+    (CAIRN_PUT_HAS(CAIRN_PLANE_EXP_AVG) | CAIRN_PUT_HAS(CAIRN_PLANE_EXP_AVG_SQ) | \
+     CAIRN_PUT_HAS(CAIRN_PLANE_EMA))
 
 /* Makes the moments count that this member puts. If another member's moments counted before, they
  * are now stale. */
@@ -151,20 +153,21 @@ static void count_moments(struct shard_job *job, uint64_t member)
     job->puts.moments_of = member;
     for (uint64_t c = 0; c < job->view->table.map.chunk_count; c++) {
         const unsigned stale = job->puts.have[c] & MOMENTS;
-        job->puts.have[c] = (uint8_t)((job->puts.have[c] ^ stale) | stale << CAIRN_PUT_STALE_SHIFT);
+        job->puts.have[c] = (uint16_t)((job->puts.have[c] ^ stale) | stale
+                                                                         << CAIRN_PUT_STALE_SHIFT);
     }
 }
 
 static void note_put(struct shard_job *job, const struct chunk_put *put)
 {
-    uint8_t *have = &job->puts.have[put->chunk];
+    uint16_t *have = &job->puts.have[put->chunk];
     const unsigned plane = put->header.plane;
     if (plane == CAIRN_PLANE_PARAM) {
-        *have = (uint8_t)(*have | CAIRN_PUT_HAS(plane));
+        *have = (uint16_t)(*have | CAIRN_PUT_HAS(plane));
         return;
     }
     count_moments(job, put->header.member);
-    *have = (uint8_t)((*have & ~CAIRN_PUT_STALE(plane)) | CAIRN_PUT_HAS(plane));
+    *have = (uint16_t)((*have & ~CAIRN_PUT_STALE(plane)) | CAIRN_PUT_HAS(plane));
 }
 
 /* Judges the second seal of a job, which is needed if another shard's part was missing at the first

@@ -55,6 +55,18 @@ static bool is_same_form(const struct tensor_spec *a, const struct tensor_spec *
            memcmp(a->shape.dim, b->shape.dim, a->shape.rank * sizeof *a->shape.dim) == 0;
 }
 
+/* Notes that the average of an extent comes with the snapshot. False: the snapshot is from before
+ * the job had an average, which begins with the parameters when the job is sealed. */
+static bool note_average(const struct shard_job *job, size_t number,
+                         const struct job_spec_data *spec, size_t tensor)
+{
+    const struct local_extent *extent = &job->view->table.map.extents[number];
+    if ((spec_planes(spec, tensor) & 1u << CAIRN_PLANE_EMA) == 0) return false;
+    for (uint64_t c = 0; c < extent->chunk_count; c++)
+        job->puts.have[extent->first_chunk + c] |= CAIRN_PUT_AVERAGED;
+    return true;
+}
+
 /* Adds the ranges of all planes of state that an extent keeps. The extent's tensor is found by
  * name, because the snapshot may list the tensors in another order. */
 static void add_extent(struct restore *restore, const struct snapshot *snapshot, size_t number)
@@ -76,6 +88,7 @@ static void add_extent(struct restore *restore, const struct snapshot *snapshot,
                                      .plane = (uint32_t)p,
                                      .place = number };
         if (!form_stores(&job->view->forms[number], (int)p)) continue;
+        if (p == CAIRN_PLANE_EMA && !note_average(job, number, spec, tensor)) continue;
         const size_t elem_bytes = dtype_size(
             (int)spec_plane_dtype(spec, range.tensor, range.plane));
         for (uint64_t at = 0; at < extent->elem_count && restore->loader.status == CAIRN_OK;)
@@ -672,6 +685,9 @@ static bool describe_chunk(struct work_run *run, uint32_t chunk, uint32_t stage,
         load_init_chunk(works, job, chunk);
     else
         copy_chunk(works, extend, extent, place.local_elem, place.elem_count);
+    if (extend->source[extent] != NEW &&
+        form_keeps(&extend->from->view->forms[extend->source[extent]], CAIRN_PLANE_EMA))
+        job->puts.have[chunk] |= CAIRN_PUT_AVERAGED; // else the average begins with the parameters
     return false;
 }
 

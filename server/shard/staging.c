@@ -14,8 +14,9 @@
 
 enum { PENDING, SAVING, SAVED, TAKEN };
 
-#define LINE        64u               /* the saved pieces begin at multiples of this */
-#define TOUCH_BYTES ((size_t)2 << 20) /* how many bytes of pages are made at a time: a large page */
+#define SMALL_PIECES 5   /* room for the planes of a chunk, and for one that is saved ahead */
+#define LINE         64u /* the saved pieces begin at multiples of this */
+#define TOUCH_BYTES  ((size_t)2 << 20) /* how many bytes of pages are made at a time: a large page */
 /* the length of one rest; after it give_way looks whether an update still runs */
 #define REST_US     500
 #define REST_MAX_US 5000000 /* the most time that all rests take together */
@@ -59,7 +60,7 @@ uint64_t staging_bytes(const struct shard_job *job, cairn_snapshot_staging room)
 {
     size_t largest;
     const uint64_t all = sum_pieces(job->view, &largest);
-    uint64_t small = (uint64_t)largest * CAIRN_PLANE_COUNT;
+    uint64_t small = (uint64_t)largest * SMALL_PIECES;
     if (small < CAIRN_STAGING_SMALL_BYTES) small = CAIRN_STAGING_SMALL_BYTES;
     // There is room for one more piece, because a piece may be saved ahead and by a pass at the
     // same time; then one of the two copies is in vain.

@@ -254,11 +254,13 @@ struct chunk_put {
 
 /* Bits that a chunk has for each plane. HAS: the plane was put. STALE: the state has moments that
  * do not count, because the member that put them did not finish. When the job is sealed, such
- * moments become 0. */
+ * moments become 0. An average counts as a moment; without one that counts, the seal begins it with
+ * the parameters, unless it came with the rest of the state (AVERAGED). */
 #define CAIRN_PUT_HAS(plane)   (1u << (plane))
 #define CAIRN_PUT_STALE(plane) (CAIRN_PUT_HAS(plane) << CAIRN_PUT_STALE_SHIFT)
-#define CAIRN_PUT_STALE_SHIFT  3
-_Static_assert(CAIRN_PUT_STALE(CAIRN_PLANE_EXP_AVG_SQ) <= UINT8_MAX, "they are bytes");
+#define CAIRN_PUT_STALE_SHIFT  8
+#define CAIRN_PUT_AVERAGED     1u
+_Static_assert(CAIRN_PUT_STALE(CAIRN_PLANE_COUNT - 1) <= UINT16_MAX, "they have 16 bits");
 
 /* The puts of a job. */
 struct job_puts {
@@ -266,7 +268,7 @@ struct job_puts {
     uint32_t max;
     size_t bytes;        /* the memory of each put, for a chunk and a box */
     struct arena arena;  /* [max][bytes], exists while the job is not SERVING, or a write is open */
-    uint8_t *have;       /* owned: [map.chunk_count] the bits CAIRN_PUT_... of the initial state */
+    uint16_t *have;      /* owned: [map.chunk_count] the bits CAIRN_PUT_... of the initial state */
     uint64_t moments_of; /* the member whose moments count; 0: no member's */
     struct write *write; /* owned; NULL: no write is open */
 };

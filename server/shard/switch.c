@@ -188,7 +188,8 @@ struct ready {
     struct step_config step;
     struct collector_tables collector;
     struct pass_tables pass;
-    uint8_t *holds, *have;
+    uint8_t *holds;
+    uint16_t *have;
 };
 
 bool shard_job_rests(const struct shard_job *job)
@@ -228,7 +229,7 @@ static cairn_status make_ready(struct shard_job *job, const struct shard_view *v
         .payload_bytes_max = shard_payload_max(job),
         .folds_wanted = shard_job_folds_wanted(job, &table->map, job->planes.host_from),
     };
-    ready->have = calloc((size_t)table->map.chunk_count + 1, 1);
+    ready->have = calloc((size_t)table->map.chunk_count + 1, sizeof *ready->have);
     cairn_status status = ready->have != NULL ? CAIRN_OK : CAIRN_ERR_NO_MEMORY;
     if (status == CAIRN_OK)
         status = collector_tables_open(&job->collector, &ready->step, table, &ready->collector);
@@ -251,7 +252,6 @@ cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view, st
     struct shard_view *before = job->view;
     const struct memory_need less = memory_beyond(&before->memory, &view->memory);
     relay_leave(job);
-    audit_switch(job, view);
     shard_job_give_all(job, &less);
     job->view = shard_view_ref(view);
     job->planes.map = &view->table.map;

@@ -198,6 +198,8 @@ static const char *read_scalars(struct shard_job *job, const struct decision *de
         const bool momentum = (scalars->flags & CAIRN_SCALAR_MOMENTUM) != 0;
         if (scalars->optimizer == CAIRN_OPTIMIZER_SGD && momentum != (group->momentum != 0))
             return "the scalars of an APPLY disagree with the spec about momentum";
+        if ((scalars->ema_weight != 0) != (group->ema > 0))
+            return "the scalars of an APPLY disagree with the spec about ema";
     }
     return read_missed(job, &head.missed);
 }
@@ -265,21 +267,12 @@ static bool describe_write(struct work_run *run, uint32_t item, uint32_t stage, 
         return false;
     }
     if (next->holds_params && !write_has(job, chunk)) return false;
-    if (write_has(job, chunk)) audit_compare(job, chunk);
     pins_save(job, works, chunk);
     const void *param = write_apply(works, job, chunk, &place);
     if (next->holds_params && param == NULL) return false;
     if (param == NULL) param = plane_at(job, CAIRN_PLANE_PARAM, chunk, &place);
     publish_from(works, param, job, next, chunk, &place);
     return host_follows(job, next, chunk);
-}
-
-static void conclude_write(struct work_run *run, uint32_t item, uint32_t thread)
-{
-    struct shard_job *job = pass_job(run);
-    const uint32_t chunk = pass_chunk(run, item);
-    (void)thread;
-    if (write_has(job, chunk)) audit_take(job, chunk);
 }
 
 /* True if the update leaves the tensor's parameters and moments alone. The decided round was
@@ -305,6 +298,8 @@ static struct update_work *add_update(struct works *works, struct shard_job *job
         .param = plane_at(job, CAIRN_PLANE_PARAM, chunk, place),
         .exp_avg = plane_at(job, CAIRN_PLANE_EXP_AVG, chunk, place),
         .exp_avg_sq = plane_at(job, CAIRN_PLANE_EXP_AVG_SQ, chunk, place),
+        .ema = form_keeps(form, CAIRN_PLANE_EMA) ? plane_at(job, CAIRN_PLANE_EMA, chunk, place)
+                                                 : NULL,
         .wire = wire_of(next, chunk, place),
         .wire_dtype = form->wire,
         .elems = (size_t)place->elem_count,
@@ -313,18 +308,7 @@ static struct update_work *add_update(struct works *works, struct shard_job *job
     update->scalars = scalars_of(job, place->tensor, form->group);
     update->nonfinite = &job->pass.chunk_sums[trained].nonfinite;
     kept_update(job, trained, works->lane, update);
-    audit_update(job, chunk, place, &update->checks);
     return update;
-}
-
-/* A chunk of a frozen tensor, of which updates only make sure that it is as it was, and that it is
- * published. */
-static bool describe_frozen(struct works *works, struct shard_job *job, struct published_copy *next,
-                            uint32_t chunk)
-{
-    if (job->view->forms[job->pass.table->extent_of[chunk]].trained) return false;
-    audit_compare(job, chunk);
-    return next->stale && refresh_frozen(works, job, next, chunk);
 }
 
 static bool describe_update(struct work_run *run, uint32_t item, uint32_t stage,
@@ -337,11 +321,10 @@ static bool describe_update(struct work_run *run, uint32_t item, uint32_t stage,
         published_fill(works, next, chunk);
         return false;
     }
-    if (trained == CAIRN_PASS_NOT_TRAINED) return describe_frozen(works, job, next, chunk);
+    if (trained == CAIRN_PASS_NOT_TRAINED) return refresh_frozen(works, job, next, chunk);
     const struct chunk_place place = place_of(job, chunk);
     job->pass.chunk_sums[trained].nonfinite = 0; // the sums are not needed after the decision
     if (is_left_alone(job, chunk, &place)) {
-        audit_compare(job, chunk);
         publish_chunk(works, job, next, chunk, &place);
         return host_follows(job, next, chunk);
     }
@@ -375,7 +358,6 @@ static void collect_results(struct shard_job *job)
 static void update_done(struct shard_job *job)
 {
     const bool writes = job->pass.update_writes, has_param = write_has_param(job);
-    if (audit_end(job)) return; // damage must not be published
     times_updated(job);
     published_end(job, job->pass.version_next, writes && has_param);
     if (!writes || has_param || !job->versions.knows_param) published_note_params(job);
@@ -407,18 +389,17 @@ static void begin_republish(struct shard_job *job);
 
 static void begin_update(struct shard_job *job)
 {
-    static const struct pass_kind write = { describe_write, conclude_write, update_done };
+    static const struct pass_kind write = { describe_write, NULL, update_done };
     static const struct pass_kind update = { describe_update, conclude_update, update_done };
     const struct published_copy *next = &job->versions.copies[job->versions.writing];
     job->pass.update_waits = false;
     if (!is_ready(job)) return;
     times_updating(job);
     pins_updating(job);
-    audit_begin(job, false);
     if (job->pass.update_writes)
         pass_submit(job, false, true, &write);
     else
-        pass_submit(job, true, next->stale || job->audit.turns != 0, &update);
+        pass_submit(job, true, next->stale, &update);
 }
 
 /* Begins the UPDATE, or the work of pass_republish, that waits, unless something is being sent out
@@ -508,11 +489,27 @@ static void forget_moments(struct works *works, struct shard_job *job, uint32_t 
     static const enum plane moments[] = { CAIRN_PLANE_EXP_AVG, CAIRN_PLANE_EXP_AVG_SQ };
     for (size_t i = 0; i < sizeof moments / sizeof *moments; i++) {
         if ((job->puts.have[chunk] & CAIRN_PUT_STALE(moments[i])) == 0) continue;
-        job->puts.have[chunk] ^= (uint8_t)CAIRN_PUT_STALE(moments[i]);
+        job->puts.have[chunk] ^= (uint16_t)CAIRN_PUT_STALE(moments[i]);
         struct home_work *work = works_add(works, CAIRN_WORK_ZERO);
         work->zero.at = plane_at(job, moments[i], chunk, place);
         work->zero.bytes = (size_t)place->elem_count * sizeof(float);
     }
+}
+
+/* Begins the average of a chunk with the parameters, unless somebody put an average, or the chunk's state
+ * had one before it came here. */
+static void begin_average(struct works *works, struct shard_job *job, uint32_t chunk,
+                          const struct chunk_place *place)
+{
+    const struct form *form = &job->view->forms[job->pass.table->extent_of[chunk]];
+    const unsigned there = CAIRN_PUT_HAS(CAIRN_PLANE_EMA) | CAIRN_PUT_AVERAGED;
+    const bool has_state = job->load.joins || job->kept.was_kept;
+    if (!form_keeps(form, CAIRN_PLANE_EMA) || has_state || (job->puts.have[chunk] & there) != 0)
+        return;
+    job->puts.have[chunk] &= (uint16_t)~CAIRN_PUT_STALE(CAIRN_PLANE_EMA);
+    works_copy(works, plane_at(job, CAIRN_PLANE_EMA, chunk, place),
+               plane_at(job, CAIRN_PLANE_PARAM, chunk, place),
+               (size_t)form_bytes(form, CAIRN_PLANE_EMA, place->elem_count));
 }
 
 static bool describe_seal(struct work_run *run, uint32_t item, uint32_t stage, struct works *works)
@@ -523,6 +520,7 @@ static bool describe_seal(struct work_run *run, uint32_t item, uint32_t stage, s
     // Updates skip frozen tensors, so both copies get these tensors here.
     const bool is_frozen = !job->view->forms[job->pass.table->extent_of[chunk]].trained;
     if (stage == 0) forget_moments(works, job, chunk, &place);
+    if (stage == 0) begin_average(works, job, chunk, &place);
     for (int i = 0; i < (is_frozen ? 2 : 1); i++) {
         struct published_copy *copy = &job->versions.copies[i];
         if (stage == 0)
@@ -531,12 +529,6 @@ static bool describe_seal(struct work_run *run, uint32_t item, uint32_t stage, s
             published_fill(works, copy, chunk);
     }
     return stage == 0 && host_follows(job, &job->versions.copies[0], chunk);
-}
-
-static void conclude_seal(struct work_run *run, uint32_t item, uint32_t thread)
-{
-    (void)thread;
-    audit_take(pass_job(run), pass_chunk(run, item));
 }
 
 static void seal_done(struct shard_job *job)
@@ -624,7 +616,7 @@ cairn_status pass_resume(struct shard_job *job, struct sentence *why)
 
 void pass_seal(struct shard_job *job)
 {
-    static const struct pass_kind seal = { describe_seal, conclude_seal, seal_done };
+    static const struct pass_kind seal = { describe_seal, NULL, seal_done };
     assert(job->state == CAIRN_JOB_INITIALIZING || job->state == CAIRN_JOB_LOADING);
     struct sentence why;
     job->state = CAIRN_JOB_SEALING;
@@ -632,7 +624,6 @@ void pass_seal(struct shard_job *job)
         shard_job_fault(job, why.text);
         return;
     }
-    audit_begin(job, true);
     pass_submit(job, false, true, &seal);
 }
 
@@ -875,7 +866,6 @@ static cairn_status take_terms(struct shard_daemon *shard, struct arriving *term
     *spec = (struct paged) { .bytes = NULL };
     job->terms.revision = revision;
     leaf_hash(job->terms.amended.bytes, job->terms.amended.have_bytes, &job->terms.digest);
-    audit_want(job, next->policy.audit_every);
     log_info("job %s: amended, revision %" PRIu64, job->spec.name, revision);
     kept_begin(job);
     return CAIRN_OK;

@@ -76,6 +76,8 @@ struct crew_job {
 /* A test that changes these tables does so before anything is opened. */
 extern struct crew_tensor bits_tensors[BITS_TENSORS], tiles_tensors[TILES_TENSORS];
 extern struct cairn_group crew_groups[CREW_GROUPS]; /* by name; of both jobs */
+/* From now on two of the groups have an average, and their jobs another root than the golden one. */
+void crew_keep_averages(void);
 extern const struct crew_job bits_job, tiles_job;
 
 /* Of how many ranks the job is. */
@@ -131,6 +133,8 @@ void crew_reference_run(struct crew_reference *ref, uint64_t until_step);
 /* At nan_step: that gradient alone, whose round is skipped. */
 void crew_reference_skip(struct crew_reference *ref);
 void crew_reference_root(const struct crew_reference *ref, char hex_out[65]);
+/* The root of a job without a mesh at that step. */
+void crew_reference_at(const struct crew_job *job, uint64_t step, char hex_out[65]);
 
 /* ---- workers ---- */
 

@@ -42,6 +42,13 @@ struct cairn_group crew_groups[CREW_GROUPS] = {
       .schedule = CAIRN_SCHEDULE_TABLE },
 };
 
+void crew_keep_averages(void)
+{
+    crew_groups[0].ema = 0.9;
+    crew_groups[0].ema_schedule = CAIRN_EMA_WARMUP;
+    crew_groups[2].ema = 0.75;
+}
+
 /* ---- bits ---- */
 
 enum { BITS_WORKERS = 2 };

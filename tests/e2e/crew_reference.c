@@ -169,6 +169,15 @@ void crew_reference_run(struct crew_reference *ref, uint64_t until_step)
     }
 }
 
+void crew_reference_at(const struct crew_job *job, uint64_t step, char hex_out[65])
+{
+    struct crew_reference ref;
+    crew_reference_open(&ref, job, (struct crew_mesh) { 0 });
+    crew_reference_run(&ref, step);
+    crew_reference_root(&ref, hex_out);
+    crew_reference_close(&ref);
+}
+
 void crew_reference_root(const struct crew_reference *ref, char hex_out[65])
 {
     struct plane_digest planes[CREW_TENSORS_MAX * CAIRN_PLANE_COUNT];

@@ -146,6 +146,10 @@ static void choose(struct sample *s)
     case CAIRN_CAPABILITY_INIT: choose_init(s, (cairn_init_kind)value); break;
     case CAIRN_CAPABILITY_ALIAS: choose_alias(s, value); break;
     case CAIRN_CAPABILITY_SCHEDULE: choose_schedule(s, (cairn_schedule_kind)value); break;
+    case CAIRN_CAPABILITY_EMA:
+        s->group.ema = 0.875;
+        s->group.ema_schedule = (cairn_ema_schedule)value;
+        break;
     case CAIRN_CAPABILITY_STAGE:
         s->spec.stage = CAIRN_STAGE((uint32_t)value);
         s->spec.micro_batches = 2;
@@ -380,6 +384,32 @@ static void show_stage(const struct sample *s)
     expect_all(s, "w", WEIGHTS, WEIGHT0 - LR * 2); // the mean of two micro-batches
 }
 
+/* The average is the parameters at first and after the first update, and between old and new after the
+ * second. A round that is skipped leaves it alone. */
+static void show_ema(const struct sample *s)
+{
+    float p[2][WEIGHTS], ema[WEIGHTS];
+    const bool is_warm = s->row->value == CAIRN_EMA_WARMUP;
+    const float w = (float)(1 - (is_warm ? 2.0 / 11 : 0.875));
+    fetch(s, "w", "ema", ema, CAIRN_F32);
+    for (int i = 0; i < WEIGHTS; i++) ck_assert(ema[i] == WEIGHT0);
+    for (int k = 0; k < 2; k++) {
+        step(s, (float)(k + 1));
+        fetch(s, "w", "param", p[k], CAIRN_F32);
+        fetch(s, "w", "ema", ema, CAIRN_F32);
+        for (int i = 0; k == 0 && i < WEIGHTS; i++) ck_assert(ema[i] == p[0][i]);
+    }
+    const struct cairn_result skipped = step(s, INFINITY);
+    ck_assert(!skipped.applied);
+    fetch(s, "w", "ema", ema, CAIRN_F32);
+    for (int i = 0; i < WEIGHTS; i++) {
+        const float apart = p[1][i] - p[0][i];
+        const float expected = is_warm ? p[1][i] - apart * (1 - w) : p[0][i] + w * apart;
+        ck_assert_msg(ema[i] == expected && ema[i] != p[0][i], "%g, not %g", (double)ema[i],
+                      (double)expected);
+    }
+}
+
 /* How much is left of the scale after a round that is not finite. */
 static void show_loss_scale(const struct sample *s)
 {
@@ -474,6 +504,7 @@ static void show(struct sample *s)
     case CAIRN_CAPABILITY_SCHEDULE:
         (s->row->value == CAIRN_SCHEDULE_DRIVEN ? show_driven : show_schedule)(s);
         break;
+    case CAIRN_CAPABILITY_EMA: show_ema(s); break;
     case CAIRN_CAPABILITY_STAGE: show_stage(s); break;
     case CAIRN_CAPABILITY_LOSS_SCALE: show_loss_scale(s); break;
     case CAIRN_CAPABILITY_NONFINITE: show_nonfinite(s); break;

@@ -269,17 +269,19 @@ static void make_scalars(struct world *w, struct group_scalars *scalars)
         h.eps = 1e-8;
     }
     h.weight_decay = below(w, 2) == 0 ? 0 : 0.01;
+    h.ema = below(w, 2) == 0 ? 0 : 0.75;
+    h.ema_schedule = h.ema > 0 ? (double)below(w, 2) : 0;
     const cairn_status status = group_scalars_of(&h, 1 + below(w, 5), 0x3f000000, scalars);
     ck_assert_int_eq(status, CAIRN_OK);
 }
 
 static bool make_update(struct world *w, struct home_work *work[2])
 {
-    void *at[4][2], *wire[2] = { NULL, NULL };
+    void *at[5][2], *wire[2] = { NULL, NULL };
     const size_t elems = some_elems(w);
     const cairn_dtype dtype = some_dtype(w);
     const size_t bytes = dtype_size((int)dtype);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 5; i++)
         if (!take(w, PLANE, elems * 4, 4, at[i])) return false;
     if (below(w, 4) > 0 && !take(w, some_place(w), elems * bytes, bytes, wire)) return false;
     make_scalars(w, &w->scalars[w->count]);
@@ -288,6 +290,7 @@ static bool make_update(struct world *w, struct home_work *work[2])
                                                    .param = at[1][t],
                                                    .exp_avg = at[2][t],
                                                    .exp_avg_sq = at[3][t],
+                                                   .ema = at[4][t],
                                                    .wire = wire[t],
                                                    .wire_dtype = dtype,
                                                    .elems = elems };

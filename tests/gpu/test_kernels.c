@@ -177,7 +177,7 @@ struct planes {
     uint64_t nonfinite; /* what the host counted */
 };
 
-static struct update_item make_update(uint32_t optimizer, uint64_t first_piece,
+static struct update_item make_update(uint32_t optimizer, bool has_ema, uint64_t first_piece,
                                       struct planes *planes)
 {
     const uint64_t elems = scene_elems(), wire = random_below(3);
@@ -192,6 +192,9 @@ static struct update_item make_update(uint32_t optimizer, uint64_t first_piece,
         .nonfinite = scene_take(8, 8),
         .scalars = make_scalars(optimizer),
     };
+    if (has_ema) item.ema = scene_plane(CAIRN_F32, elems);
+    // both halves, and the first update, whose weight is 1
+    if (has_ema) item.scalars.ema_weight = random_below(4) == 0 ? f32_bits(1) : positive(1);
     if (wire != 0) item.wire = scene_plane((cairn_dtype)item.wire_dtype, elems);
     memset(scene_at(item.nonfinite), 0, 8);
     const uint64_t bytes = elems * sizeof(float);
@@ -200,6 +203,7 @@ static struct update_item make_update(uint32_t optimizer, uint64_t first_piece,
         .param = scene_copy(item.param, bytes),
         .exp_avg = scene_copy(item.exp_avg, bytes),
         .exp_avg_sq = scene_copy(item.exp_avg_sq, bytes),
+        .ema = has_ema ? scene_copy(item.ema, bytes) : NULL,
         .wire = wire != 0 ? scene_copy(item.wire, elems * dtype_size((int)item.wire_dtype)) : NULL,
         .wire_dtype = (cairn_dtype)item.wire_dtype,
         .elems = elems,
@@ -216,6 +220,7 @@ static void same_update(const struct update_item *item, const struct planes *pla
     scene_same_f32("param", item->param, want->param, item->elems);
     scene_same_f32("exp_avg", item->exp_avg, want->exp_avg, item->elems);
     scene_same_f32("exp_avg_sq", item->exp_avg_sq, want->exp_avg_sq, item->elems);
+    if (want->ema != NULL) scene_same_f32("ema", item->ema, want->ema, item->elems);
     if (want->wire != NULL && want->wire_dtype == CAIRN_BF16)
         scene_same_bytes("wire", item->wire, want->wire, 2 * item->elems);
     else if (want->wire != NULL)
@@ -225,25 +230,30 @@ static void same_update(const struct update_item *item, const struct planes *pla
     free(want->param);
     free(want->exp_avg);
     free(want->exp_avg_sq);
+    free(want->ema);
     free(want->wire);
 }
 
 static const struct {
     uint32_t optimizer;
+    bool has_ema;
     enum kernel_number kernel;
 } updates[] = {
-    { CAIRN_OPTIMIZER_ADAMW, CAIRN_KERNEL_update_adamw },
-    { CAIRN_OPTIMIZER_ADAM, CAIRN_KERNEL_update_adam },
-    { CAIRN_OPTIMIZER_SGD, CAIRN_KERNEL_update_sgd },
+    { CAIRN_OPTIMIZER_ADAMW, false, CAIRN_KERNEL_update_adamw },
+    { CAIRN_OPTIMIZER_ADAM, false, CAIRN_KERNEL_update_adam },
+    { CAIRN_OPTIMIZER_SGD, false, CAIRN_KERNEL_update_sgd },
+    { CAIRN_OPTIMIZER_ADAMW, true, CAIRN_KERNEL_update_adamw_ema },
+    { CAIRN_OPTIMIZER_ADAM, true, CAIRN_KERNEL_update_adam_ema },
+    { CAIRN_OPTIMIZER_SGD, true, CAIRN_KERNEL_update_sgd_ema },
 };
 #define UPDATES (sizeof updates / sizeof updates[0])
 
 TEST(every_optimizer_has_a_kernel)
 {
     for (uint32_t optimizer = 1; optimizer < CAIRN_OPTIMIZER_COUNT; optimizer++) {
-        bool any = false;
-        for (size_t i = 0; i < UPDATES; i++) any = any || updates[i].optimizer == optimizer;
-        ck_assert(any);
+        size_t found = 0;
+        for (size_t i = 0; i < UPDATES; i++) found += updates[i].optimizer == optimizer;
+        ck_assert_uint_eq(found, 2); // with an average and without
     }
 }
 
@@ -255,7 +265,8 @@ TRIALS_OF(an_update_has_the_bits_of_the_host, UPDATES *TRIALS)
     scene_begin(2000 + (uint64_t)_i);
     const uint64_t count = 1 + random_below(SCENE_ITEMS);
     for (uint64_t i = 0; i < count; i++) {
-        items[i] = make_update(updates[(size_t)_i % UPDATES].optimizer, pieces, &planes[i]);
+        items[i] = make_update(updates[(size_t)_i % UPDATES].optimizer,
+                               updates[(size_t)_i % UPDATES].has_ema, pieces, &planes[i]);
         pieces += update_adamw_pieces(&items[i]);
     }
     scene_run(updates[(size_t)_i % UPDATES].kernel, items, count, pieces);
@@ -433,6 +444,9 @@ TEST(a_list_of_256_chunks_has_blocks_for_a_whole_card)
         [CAIRN_KERNEL_update_adamw] = update_adamw_pieces(&update),
         [CAIRN_KERNEL_update_adam] = update_adam_pieces(&update),
         [CAIRN_KERNEL_update_sgd] = update_sgd_pieces(&update),
+        [CAIRN_KERNEL_update_adamw_ema] = update_adamw_ema_pieces(&update),
+        [CAIRN_KERNEL_update_adam_ema] = update_adam_ema_pieces(&update),
+        [CAIRN_KERNEL_update_sgd_ema] = update_sgd_ema_pieces(&update),
         [CAIRN_KERNEL_convert] = convert_pieces(&convert),
         [CAIRN_KERNEL_copy] = copy_pieces(&copy),
         [CAIRN_KERNEL_zero] = zero_pieces(&zero),

@@ -394,7 +394,7 @@ const void *stage_extent(const struct shard_job *job, enum plane plane, size_t n
 static void check_extent(const struct shard_job *job, size_t number)
 {
     static const enum plane planes[] = { CAIRN_PLANE_PARAM, CAIRN_PLANE_EXP_AVG,
-                                         CAIRN_PLANE_EXP_AVG_SQ };
+                                         CAIRN_PLANE_EXP_AVG_SQ, CAIRN_PLANE_EMA };
     const struct local_extent *extent = &job->view->table.map.extents[number];
     const uint64_t at = model_elem(extent->tensor, extent->first_leaf);
     for (size_t p = 0; p < sizeof planes / sizeof *planes; p++) {

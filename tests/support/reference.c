@@ -39,6 +39,8 @@ struct group_hyper reference_hyper(const struct cairn_group *group)
         .weight_decay = group->weight_decay,
         .momentum = sgd ? group->momentum : 0,
         .nesterov = group->nesterov ? 1 : 0,
+        .ema = group->ema,
+        .ema_schedule = group->ema_schedule,
     };
 }
 
@@ -70,6 +72,9 @@ void reference_train(struct reference_tensor *tensor, const struct group_hyper *
     const uint32_t planes = optimizer_planes(hyper);
     for (int p = CAIRN_PLANE_EXP_AVG; p < CAIRN_PLANE_COUNT; p++)
         if ((planes & 1u << p) != 0) tensor->plane[p] = reference_zeros(tensor->geometry.elems);
+    if (tensor->plane[CAIRN_PLANE_EMA] != NULL)
+        memcpy(tensor->plane[CAIRN_PLANE_EMA], tensor->plane[CAIRN_PLANE_PARAM],
+               tensor->geometry.elems * sizeof(float));
 }
 
 void reference_measure(const struct reference_tensor *tensor, struct sums *sums)
@@ -84,11 +89,15 @@ void reference_update(struct reference_tensor *tensor, const struct group_hyper 
     struct group_scalars scalars;
     reference_must(group_scalars_of(hyper, step - tensor->missed, grad_scale, &scalars) == CAIRN_OK,
                    "group_scalars_of");
+    if (hyper->ema > 0) // by the job's step, as a learning rate
+        scalars.ema_weight = f32_bits(
+            (float)(1 - ema_decay((cairn_ema_schedule)hyper->ema_schedule, hyper->ema, step - 1)));
     const struct update update = {
         .grad = tensor->sum,
         .param = tensor->plane[CAIRN_PLANE_PARAM],
         .exp_avg = tensor->plane[CAIRN_PLANE_EXP_AVG],
         .exp_avg_sq = tensor->plane[CAIRN_PLANE_EXP_AVG_SQ],
+        .ema = tensor->plane[CAIRN_PLANE_EMA],
         .wire = tensor->wire,
         .wire_dtype = tensor->wire_dtype,
         .elems = tensor->geometry.elems,

@@ -39,7 +39,8 @@ struct group_hyper reference_hyper(const struct cairn_group *group);
 void reference_open(struct reference_tensor *tensor, const char *name, const struct shape *shape,
                     cairn_dtype wire_dtype, float *param);
 void reference_close(struct reference_tensor *tensor);
-/* From now on, after `step` steps, it is trained: with the optimizer's planes, 0 at first. */
+/* From now on, after `step` steps, it is trained: with the optimizer's planes, 0 at first, and its average,
+ * which is at first the parameters. */
 void reference_train(struct reference_tensor *tensor, const struct group_hyper *hyper,
                      uint64_t step);
 

@@ -15,7 +15,8 @@ static const uint32_t group_of[TENSORS] = { [T_BIAS] = 0, [T_EMB] = 1, [T_WEIGHT
 bool model_keeps(uint32_t tensor, int plane)
 {
     if (plane == CAIRN_PLANE_EXP_AVG) return tensor != T_FROZEN;
-    if (plane == CAIRN_PLANE_EXP_AVG_SQ) return tensor == T_BIAS || tensor == T_WEIGHT;
+    if (plane == CAIRN_PLANE_EXP_AVG_SQ || plane == CAIRN_PLANE_EMA)
+        return tensor == T_BIAS || tensor == T_WEIGHT;
     return true;
 }
 
@@ -23,6 +24,7 @@ float *model_plane(const struct model *model, int plane)
 {
     return plane == CAIRN_PLANE_PARAM     ? model->param
            : plane == CAIRN_PLANE_EXP_AVG ? model->exp_avg
+           : plane == CAIRN_PLANE_EMA     ? model->ema
                                           : model->exp_avg_sq;
 }
 
@@ -46,12 +48,14 @@ void model_open(struct model *model, const struct scene *scene)
     model->param = calloc(elems, sizeof(float));
     model->exp_avg = calloc(elems, sizeof(float));
     model->exp_avg_sq = calloc(elems, sizeof(float));
+    model->ema = calloc(elems, sizeof(float));
     model->wire = calloc(elems, 4);
     for (size_t i = 0; i < scene->map.extent_count; i++) {
         const struct local_extent *extent = &scene->map.extents[i];
         float *param = model->param + extent->local_elem;
         for (uint64_t e = 0; e < extent->elem_count; e++)
             param[e] = scene_initial(extent->tensor, extent->first_elem + e);
+        memcpy(model->ema + extent->local_elem, param, extent->elem_count * sizeof(float));
         backend_host()->convert(model->wire + extent->local_elem * 4, wire_of[extent->tensor],
                                 param, CAIRN_F32, extent->elem_count);
     }
@@ -62,6 +66,7 @@ void model_close(struct model *model)
     free(model->param);
     free(model->exp_avg);
     free(model->exp_avg_sq);
+    free(model->ema);
     free(model->wire);
     memset(model, 0, sizeof *model);
 }
@@ -94,6 +99,7 @@ void model_copy(struct model *copy, const struct model *model)
     copy->param = copied(model->param, bytes);
     copy->exp_avg = copied(model->exp_avg, bytes);
     copy->exp_avg_sq = copied(model->exp_avg_sq, bytes);
+    copy->ema = copied(model->ema, bytes);
     copy->wire = copied(model->wire, bytes);
 }
 
@@ -320,6 +326,7 @@ static void update_all(struct model *model, uint64_t round, const struct group_s
             .param = model->param + extent->local_elem,
             .exp_avg = model->exp_avg + extent->local_elem,
             .exp_avg_sq = adam ? model->exp_avg_sq + extent->local_elem : NULL,
+            .ema = adam ? model->ema + extent->local_elem : NULL,
             .wire = model->wire + extent->local_elem * 4,
             .wire_dtype = wire_of[extent->tensor],
             .elems = extent->elem_count,

@@ -8,8 +8,8 @@
 
 struct model {
     const struct scene *scene;
-    float *param, *exp_avg, *exp_avg_sq; /* owned: [map.elem_count] */
-    uint8_t *wire;                       /* owned: [map.elem_count][4], each in its wire dtype */
+    float *param, *exp_avg, *exp_avg_sq, *ema; /* owned: [map.elem_count] */
+    uint8_t *wire; /* owned: [map.elem_count][4], each in its wire dtype */
     uint64_t step;
 };
 

@@ -594,6 +594,8 @@ static void make_spec(struct job_spec_data *spec)
     group.name = (char *)"a";
     group.optimizer = (char *)"adamw";
     group.weight_decay = 0.01;
+    group.ema = 0.75;
+    group.ema_schedule = CAIRN_EMA_WARMUP;
     ck_assert_int_eq(spec_add_group(spec, &group), CAIRN_OK);
     group = group_default();
     group.name = (char *)"s";

@@ -94,6 +94,8 @@ CHANGE(eps, g->eps = 1);
 CHANGE(weight_decay, g->weight_decay = 1);
 CHANGE(momentum, g->momentum = 0.25);
 CHANGE(nesterov, g->nesterov = true);
+CHANGE(ema, g->ema = 0.999);
+CHANGE(ema_schedule, g->ema = 0.999; g->ema_schedule = CAIRN_EMA_WARMUP);
 CHANGE(optimizer, free(g->optimizer); g->optimizer = strdup("adamw"));
 CHANGE(schedule, g->schedule.kind = CAIRN_SCHEDULE_COSINE; g->schedule.decay_steps = 0);
 CHANGE(warmup_steps, g->schedule.warmup_steps = 1);

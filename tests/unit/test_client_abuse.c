@@ -170,6 +170,8 @@ CALL(cairn_job_describe, OF_JOB, cairn_job_describe(a->job, EMPTY(cairn_job_info
      cairn_job_describe(a->job, NULL));
 CALL(cairn_job_tensor, OF_JOB, cairn_job_tensor(a->job, 0, EMPTY(cairn_tensor)),
      cairn_job_tensor(a->job, 0, NULL));
+CALL(cairn_job_has_plane, OF_JOB, cairn_job_has_plane(a->job, "a", "ema", &(bool) { false }),
+     cairn_job_has_plane(a->job, NULL, "ema", NULL));
 CALL(cairn_tiles, OF_JOB,
      cairn_tiles(a->job, &(struct cairn_tile) { sizeof(struct cairn_tile), "scale", { .rank = 0 } },
                  1, 1, SHORT_MS),

@@ -103,6 +103,14 @@ REFUSED("a loss scale that fp32 cannot bear", "loss_scale", spec.loss_scale = 1e
 REFUSED("what is reserved", "groups[0]: a reserved field is not 0", group.reserved[6] = 1);
 REFUSED("what is reserved, at the end", "groups[0]: a reserved field is not 0",
         group.reserved_last = 1);
+REFUSED("what is reserved, behind the average", "groups[0]: a reserved field is not 0",
+        group.reserved_ema = 1);
+REFUSED("a schedule of an average that there is not", "ema_schedule warmup needs an ema above 0",
+        group.ema_schedule = CAIRN_EMA_WARMUP);
+REFUSED("a schedule of an average that nobody knows", "ema_schedule is 7; allowed: 0 (constant)",
+        group.ema = 0.5;
+        group.ema_schedule = (cairn_ema_schedule)7);
+REFUSED("an average that never moves", "ema is 1", group.ema = 1);
 REFUSED("a number of 64 bits", "global_batch is 18446744073709551615; allowed: 0 to 65536",
         spec.global_batch = UINT64_MAX);
 REFUSED("a number that 32 bits would have as 0", "global_batch is 4294967296; allowed: 0 to 65536",
@@ -160,7 +168,8 @@ BESIDE(cairn_opts, reserved_too, on_wait);
 BESIDE(cairn_opts, reserved_last, token_file);
 LAST(cairn_opts, token_file);
 BESIDE(cairn_group, reserved, pattern);
-LAST(cairn_group, reserved_last);
+BESIDE(cairn_group, reserved_last, ema);
+LAST(cairn_group, reserved_ema);
 BESIDE(cairn_amend, reserved, freeze_tensors);
 BESIDE(cairn_amend, reserved_losses, workers_min);
 BESIDE(cairn_amend, reserved_rules, snapshot_keep_every);

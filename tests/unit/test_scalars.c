@@ -251,9 +251,9 @@ TEST(malformed_scalars_are_refused)
     group_scalars_encode(&good, bytes);
     ck_assert_int_eq(group_scalars_decode(bytes, sizeof bytes - 1, &out), CAIRN_ERR_MALFORMED);
     ck_assert_int_eq(group_scalars_decode(NULL, 0, &out), CAIRN_ERR_MALFORMED);
-    const uint32_t spoiled[][2] = {
-        { 0, 0 }, { 0, 99 }, { 1, 16 }, { 2, 0x7f800000 }, { 9, 0xffc00000 }, { 11, 1 }
-    }; // word, value
+    const uint32_t spoiled[][2] = { { 0, 0 },           { 0, 99 },         { 1, 16 },
+                                    { 2, 0x7f800000 },  { 9, 0xffc00000 }, { 11, 0x3f800001 },
+                                    { 11, 0x80000000 }, { 11, 0x7fc00000 } }; // word, value
     for (size_t i = 0; i < sizeof spoiled / sizeof spoiled[0]; i++) {
         uint32_t words[CAIRN_GROUP_SCALARS_BYTES / 4];
         struct group_scalars bad;

@@ -26,7 +26,7 @@ static void check_plane(enum plane plane, uint64_t generation, uint64_t step)
 static void check_state(const struct model *expected, uint64_t generation, uint64_t step)
 {
     static const enum plane planes[] = { CAIRN_PLANE_WIRE, CAIRN_PLANE_PARAM, CAIRN_PLANE_EXP_AVG,
-                                         CAIRN_PLANE_EXP_AVG_SQ };
+                                         CAIRN_PLANE_EXP_AVG_SQ, CAIRN_PLANE_EMA };
     for (size_t i = 0; i < sizeof planes / sizeof *planes; i++)
         model_check(expected, &scene, planes[i], generation, step);
 }

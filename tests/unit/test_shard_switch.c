@@ -34,8 +34,8 @@ static const struct cut nothing_cuts[] = {
 static const struct cut joined_cuts[] = {
     { T_BIAS, 0, 0 }, { T_EMB, 1, 0 }, { T_FROZEN, 1, 0 }, { T_WEIGHT, 0, 7 }, { T_WEIGHT, 1, 0 }
 };
-static const enum plane STATE[] = { CAIRN_PLANE_PARAM, CAIRN_PLANE_EXP_AVG,
-                                    CAIRN_PLANE_EXP_AVG_SQ };
+static const enum plane STATE[] = { CAIRN_PLANE_PARAM, CAIRN_PLANE_EXP_AVG, CAIRN_PLANE_EXP_AVG_SQ,
+                                    CAIRN_PLANE_EMA };
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
 /* A layout as the tests name it. */
@@ -120,7 +120,10 @@ static void fill(void *context, const struct shard_view_run *run)
         param[i] = scene_initial(run->tensor, run->first_elem + i);
     for (enum plane p = CAIRN_PLANE_EXP_AVG; p < CAIRN_PLANE_COUNT; p++) {
         float *moment = planes_at(&job->planes, p, run->extent, run->local_elem);
-        if (moment != NULL) memset(moment, 0, run->elem_count * sizeof *moment);
+        if (moment != NULL && p != CAIRN_PLANE_EMA)
+            memset(moment, 0, run->elem_count * sizeof *moment);
+        else if (moment != NULL && model_keeps(run->tensor, (int)p))
+            memcpy(moment, param, run->elem_count * sizeof *moment);
     }
 }
 

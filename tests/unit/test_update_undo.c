@@ -17,7 +17,7 @@ enum { ELEMS = 8 * CAIRN_UNDO_ELEMS + 100, STAMP = 7, WORK = 3 };
 struct memory {
     struct update_undo undo;
     uint64_t ended;
-    float param[ELEMS], exp_avg[ELEMS], exp_avg_sq[ELEMS], grad[ELEMS];
+    float param[ELEMS], exp_avg[ELEMS], exp_avg_sq[ELEMS], ema[ELEMS], grad[ELEMS];
 };
 
 static struct group_scalars scalars;
@@ -31,6 +31,7 @@ static struct update_work work_of(struct memory *memory)
                     .param = memory->param,
                     .exp_avg = memory->exp_avg,
                     .exp_avg_sq = memory->exp_avg_sq,
+                    .ema = memory->ema,
                     .wire = wire,
                     .wire_dtype = CAIRN_BF16,
                     .elems = ELEMS },
@@ -55,7 +56,8 @@ static void update(const struct update_work *update)
 
 static void fill(struct memory *memory)
 {
-    const struct group_hyper hyper = cairn_hyper_default(CAIRN_OPTIMIZER_ADAMW);
+    struct group_hyper hyper = cairn_hyper_default(CAIRN_OPTIMIZER_ADAMW);
+    hyper.ema = 0.75;
     ck_assert_int_eq(group_scalars_of(&hyper, 5, 0x3f000000, &scalars), CAIRN_OK);
     memset(memory, 0, sizeof *memory);
     for (int i = 0; i < ELEMS; i++) {
@@ -63,6 +65,7 @@ static void fill(struct memory *memory)
         memory->param[i] = (float)(i % 29) / 32;
         memory->exp_avg[i] = (float)(i % 13 - 6) / 64;
         memory->exp_avg_sq[i] = (float)(i % 11 + 1) / 128;
+        memory->ema[i] = (float)(i % 7) / 8;
     }
 }
 
@@ -70,7 +73,8 @@ static bool is_same(const struct memory *a, const struct memory *b)
 {
     return memcmp(a->param, b->param, sizeof a->param) == 0 &&
            memcmp(a->exp_avg, b->exp_avg, sizeof a->exp_avg) == 0 &&
-           memcmp(a->exp_avg_sq, b->exp_avg_sq, sizeof a->exp_avg_sq) == 0;
+           memcmp(a->exp_avg_sq, b->exp_avg_sq, sizeof a->exp_avg_sq) == 0 &&
+           memcmp(a->ema, b->ema, sizeof a->ema) == 0;
 }
 
 static struct memory *map_memory(void)

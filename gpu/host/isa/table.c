@@ -3,8 +3,6 @@
 #include "gpu/home_kind.h"
 #include "gpu/host/isa/vector.h"
 #include <assert.h>
-#define XXH_INLINE_ALL /* compiled for this instruction set */
-#include "proto/base/xxh.h"
 #include "gpu/blake2b.h"
 
 /* ==== norm ==== */
@@ -269,12 +267,13 @@ static void fold_leaves(const struct leaf_fold *f)
 /* The scalars of a group; each is in every element of a vector. */
 struct constants {
     f32_vector grad_scale, decay, one_minus_b1, b2, one_minus_b2, sqrt_bc2, eps, neg_step_size;
-    f32_vector momentum;
-    bool decays, first_step, nesterov;
+    f32_vector momentum, ema_weight, ema_rest;
+    bool decays, first_step, nesterov, ema_is_near;
 };
 
 static inline struct constants constants_of(const struct group_scalars *s)
 {
+    const float ema_weight = f32_from_bits(s->ema_weight);
     return (struct constants) {
         .grad_scale = spread(s->grad_scale),
         .decay = spread(s->decay),
@@ -285,10 +284,23 @@ static inline struct constants constants_of(const struct group_scalars *s)
         .eps = spread(s->eps),
         .neg_step_size = spread(s->neg_step_size),
         .momentum = spread(s->momentum),
+        .ema_weight = spread(s->ema_weight),
+        .ema_rest = spread(f32_bits(1.0f - ema_weight)),
         .decays = s->decay != 0,
         .first_step = (s->flags & CAIRN_SCALAR_FIRST_STEP) != 0,
         .nesterov = (s->flags & CAIRN_SCALAR_NESTEROV) != 0,
+        .ema_is_near = ema_weight >= 0.5f,
     };
+}
+
+/* The average after an update, in the order of torch.lerp(e, p, w), which counts from the nearer end. Every
+ * operation rounds once, and 1 - w is exact where it is used:
+ *
+ *   e = e + w * (p - e)          for w < 1/2
+ *   e = p - (p - e) * (1 - w)    else: for w = 1 the parameter */
+static inline f32_vector average(f32_vector e, f32_vector p, const struct constants *k)
+{
+    return k->ema_is_near ? p - (p - e) * k->ema_rest : e + k->ema_weight * (p - e);
 }
 
 /* The work of an optimizer on one vector. Returns the new parameters. Updates m and v in place, if the
@@ -332,6 +344,7 @@ static uint64_t count_results(const struct update *u)
         const bool any = is_nonfinite(u->param[i]) ||
                          (u->exp_avg != NULL && is_nonfinite(u->exp_avg[i])) ||
                          (u->exp_avg_sq != NULL && is_nonfinite(u->exp_avg_sq[i])) ||
+                         (u->ema != NULL && is_nonfinite(u->ema[i])) ||
                          (narrows && (narrow_one(u->param[i]) & 0x7f80u) == 0x7f80u);
         count += any ? 1 : 0;
     }
@@ -346,18 +359,21 @@ static inline __attribute__((always_inline)) f32_vector update_rest(const struct
                                                                     f32_vector seen)
 {
     for (size_t n; i < u->elems; i += n) {
-        f32_vector p = { 0 }, m = { 0 }, v = { 0 }, g = { 0 };
+        f32_vector p = { 0 }, m = { 0 }, v = { 0 }, g = { 0 }, e = { 0 };
         n = u->elems - i < VECTOR_ELEMS ? u->elems - i : VECTOR_ELEMS;
         memcpy(&p, u->param + i, n * sizeof(float));
         memcpy(&g, u->grad + i, n * sizeof(float));
         if (u->exp_avg != NULL) memcpy(&m, u->exp_avg + i, n * sizeof(float));
         if (u->exp_avg_sq != NULL) memcpy(&v, u->exp_avg_sq + i, n * sizeof(float));
+        if (u->ema != NULL) memcpy(&e, u->ema + i, n * sizeof(float));
         p = rule(p, &m, &v, g, k);
-        const f32_vector found = add_results(seen, p, v);
+        if (u->ema != NULL) e = average(e, p, k);
+        const f32_vector found = add_results(u->ema != NULL ? seen + e : seen, p, v);
         memcpy(&seen, &found, n * sizeof(float)); // the elements beyond n may be 0 / 0
         memcpy(u->param + i, &p, n * sizeof(float));
         if (u->exp_avg != NULL) memcpy(u->exp_avg + i, &m, n * sizeof(float));
         if (u->exp_avg_sq != NULL) memcpy(u->exp_avg_sq + i, &v, n * sizeof(float));
+        if (u->ema != NULL) memcpy(u->ema + i, &e, n * sizeof(float));
         if (u->wire == NULL) continue;
         convert((char *)u->wire + i * dtype_size((int)u->wire_dtype), u->wire_dtype, u->param + i,
                 CAIRN_F32, n);
@@ -365,10 +381,11 @@ static inline __attribute__((always_inline)) f32_vector update_rest(const struct
     return seen;
 }
 
-/* has_m, has_v: whether the rule keeps the moments. They are compile-time constants, as the rule is. */
+/* has_m, has_v: whether the rule keeps the moments; has_e: whether there is an average. They are
+ * compile-time constants, as the rule is. */
 static inline __attribute__((always_inline)) f32_vector
 update_steps(const struct update *u, const struct constants *k, rule_fn rule, bool has_m,
-             bool has_v, cairn_dtype dtype, bool publishes, bool around)
+             bool has_v, bool has_e, cairn_dtype dtype, bool publishes, bool around)
 {
     f32_vector seen = { 0 };
     size_t i = 0;
@@ -377,6 +394,7 @@ update_steps(const struct update *u, const struct constants *k, rule_fn rule, bo
         prefetch_step(u->param + i, sizeof(float), AHEAD_BYTES);
         if (has_m) prefetch_step(u->exp_avg + i, sizeof(float), AHEAD_BYTES);
         if (has_v) prefetch_step(u->exp_avg_sq + i, sizeof(float), AHEAD_BYTES);
+        if (has_e) prefetch_step(u->ema + i, sizeof(float), AHEAD_BYTES);
 #pragma GCC unroll 8
         for (size_t j = i; j < i + STEP_ELEMS; j += VECTOR_ELEMS) {
             f32_vector m = { 0 }, v = { 0 };
@@ -386,11 +404,29 @@ update_steps(const struct update *u, const struct constants *k, rule_fn rule, bo
             if (has_m) store_f32(u->exp_avg + j, m);
             if (has_v) store_f32(u->exp_avg_sq + j, v);
             store_f32(u->param + j, p);
+            if (has_e) {
+                const f32_vector e = average(load_f32(u->ema + j), p, k);
+                store_f32(u->ema + j, e);
+                seen += e;
+            }
             if (publishes) publish_vector(u->wire, dtype, around, j, p);
             seen = add_results(seen, p, v);
         }
     }
     return update_rest(u, i, rule, k, seen);
+}
+
+static inline __attribute__((always_inline)) f32_vector
+update_published(const struct update *u, const struct constants *k, rule_fn rule, bool has_m,
+                 bool has_v, bool has_e, bool around)
+{
+    if (u->wire == NULL)
+        return update_steps(u, k, rule, has_m, has_v, has_e, CAIRN_F32, false, false);
+    if (u->wire_dtype == CAIRN_BF16 && around)
+        return update_steps(u, k, rule, has_m, has_v, has_e, CAIRN_BF16, true, true);
+    if (u->wire_dtype == CAIRN_BF16)
+        return update_steps(u, k, rule, has_m, has_v, has_e, CAIRN_BF16, true, false);
+    return update_steps(u, k, rule, has_m, has_v, has_e, CAIRN_F32, true, around);
 }
 
 static inline __attribute__((always_inline)) uint64_t
@@ -400,19 +436,15 @@ update_run(const struct update *update, const struct group_scalars *scalars, rul
     struct update u = *update;
     if (!has_m) u.exp_avg = NULL; // a moment that this optimizer does not keep is not touched
     if (!has_v) u.exp_avg_sq = NULL;
+    if (scalars->ema_weight == 0) u.ema = NULL;
     const struct constants k = constants_of(scalars);
     assert(u.wire == NULL || wire_dtype_ok((int)u.wire_dtype));
     assert((!has_m || u.exp_avg != NULL) && (!has_v || u.exp_avg_sq != NULL));
+    assert(scalars->ema_weight == 0 || u.ema != NULL);
     const bool around = u.far && is_aligned(u.wire);
-    f32_vector seen;
-    if (u.wire == NULL)
-        seen = update_steps(&u, &k, rule, has_m, has_v, CAIRN_F32, false, false);
-    else if (u.wire_dtype == CAIRN_BF16 && around)
-        seen = update_steps(&u, &k, rule, has_m, has_v, CAIRN_BF16, true, true);
-    else if (u.wire_dtype == CAIRN_BF16)
-        seen = update_steps(&u, &k, rule, has_m, has_v, CAIRN_BF16, true, false);
-    else
-        seen = update_steps(&u, &k, rule, has_m, has_v, CAIRN_F32, true, around);
+    const f32_vector seen = u.ema != NULL
+                                ? update_published(&u, &k, rule, has_m, has_v, true, around)
+                                : update_published(&u, &k, rule, has_m, has_v, false, around);
     if (around) stream_end();
     return is_finite(seen) ? 0 : count_results(&u);
 }
@@ -897,14 +929,6 @@ static void hash_each(const void *plane, cairn_dtype dtype, const struct geometr
 
 #endif
 
-/* ==== check ==== */
-
-static uint64_t check(const void *bytes, size_t byte_count)
-{
-    const uint64_t check = XXH3_64bits(bytes, byte_count);
-    return check != 0 ? check : 1;
-}
-
 const struct backend CAIRN_HOST_TABLE = {
     .name = "host",
     .isa = CAIRN_HOST_ISA_NAME,
@@ -916,5 +940,4 @@ const struct backend CAIRN_HOST_TABLE = {
                 [CAIRN_OPTIMIZER_SGD] = sgd },
     .convert = convert,
     .hash_each = hash_each,
-    .check = check,
 };

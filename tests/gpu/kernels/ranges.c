@@ -71,6 +71,7 @@ static void update_item(const struct noter *noter, const struct update_item *ite
     writes(noter, item->param, bytes);
     if (has_m) writes(noter, item->exp_avg, bytes);
     if (has_v) writes(noter, item->exp_avg_sq, bytes);
+    if (item->scalars.ema_weight != 0) writes(noter, item->ema, bytes);
     if (item->wire != 0) writes(noter, item->wire, item->elems * dtype_bytes(item->wire_dtype));
     if (item->elems != 0) writes(noter, item->nonfinite, sizeof(uint64_t));
 }
@@ -88,6 +89,21 @@ static void update_adam_item(const struct noter *noter, const struct update_item
 static void update_sgd_item(const struct noter *noter, const struct update_item *item)
 {
     update_item(noter, item, (item->scalars.flags & CAIRN_SCALAR_MOMENTUM) != 0, false);
+}
+
+static void update_adamw_ema_item(const struct noter *noter, const struct update_item *item)
+{
+    update_item(noter, item, true, true);
+}
+
+static void update_adam_ema_item(const struct noter *noter, const struct update_item *item)
+{
+    update_item(noter, item, true, true);
+}
+
+static void update_sgd_ema_item(const struct noter *noter, const struct update_item *item)
+{
+    update_sgd_item(noter, item);
 }
 
 static void convert_item(const struct noter *noter, const struct convert_item *item)
