@@ -16,7 +16,7 @@ _RESTORE_S = 3600.0
 _ANEW = ", in a new generation for which every worker attaches anew"
 _LINES, _ROWS, _BYTES = 10, 64, 8192  # differences that a sentence lists; that a Mismatch has, and their texts
 _NAMES = {one.c_name: one.name for one in FIELDS}  # by those of cairn.h
-_HYPER = frozenset("lr beta1 beta2 eps weight_decay momentum nesterov".split())
+_HYPER = frozenset("lr beta1 beta2 eps weight_decay momentum nesterov ema ema_schedule".split())
 _MAKERS = {_c.SCHEDULE_CONSTANT: "constant", _c.SCHEDULE_LINEAR: "linear", _c.SCHEDULE_COSINE: "cosine",
            _c.SCHEDULE_WSD: "wsd", _c.SCHEDULE_TABLE: "table"}
 

@@ -29,6 +29,7 @@ LOSS_SCALE_DEFAULT, LOSS_SCALE_FIXED, LOSS_SCALE_DYNAMIC = 0, 1, 2
 INIT_NONE, INIT_ZEROS, INIT_ONES, INIT_CONSTANT, INIT_UNIFORM, INIT_NORMAL = 0, 1, 2, 3, 4, 5
 SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_TABLE = 0, 1, 2, 3, 4
 SCHEDULE_DRIVEN = 5
+EMA_CONSTANT, EMA_WARMUP = 0, 1
 ROWS, WHOLE = 0, 1
 WORKER, READER = 1, 2
 SNAPSHOT_WAIT = 1
@@ -87,7 +88,7 @@ class Group(Sized):
                 ("momentum", c_double), ("nesterov", c_bool), ("reserved", c_uint8 * 7), ("pattern", c_char_p),
                 ("warmup_steps", c_uint64), ("total_steps", c_uint64), ("decay_steps", c_uint64), ("lr_min", c_double),
                 ("points", POINTER(SchedulePoint)), ("point_count", c_size_t), ("schedule", c_int),
-                ("reserved_last", c_uint32)]
+                ("reserved_last", c_uint32), ("ema", c_double), ("ema_schedule", c_int), ("reserved_ema", c_uint32)]
 
 
 class JobSpec(Sized):
@@ -278,6 +279,7 @@ FUNCTIONS = {
     "cairn_job_stats": (c_int, [_handle, POINTER(Stats)]),
     "cairn_job_describe": (c_int, [_handle, POINTER(JobInfo)]),
     "cairn_job_tensor": (c_int, [_handle, c_size_t, POINTER(Tensor)]),
+    "cairn_job_has_plane": (c_int, [_handle, c_char_p, c_char_p, POINTER(c_bool)]),
     "cairn_tiles": (c_int, [_handle, POINTER(Tile), c_size_t, c_uint32, c_int]),
     "cairn_job_amend": (c_int, [_handle, POINTER(Amend), c_int]),
     "cairn_pause": (c_int, [_handle, c_char_p, c_int, c_int]),

@@ -163,9 +163,12 @@ class Held:
 
     def state_dict(self, plane: str = "param") -> Dict[str, torch.Tensor]:
         """The newest state, read from the servers: fp32 masters ("param"), or a plane of the optimizer ("exp_avg",
-        "exp_avg_sq"), which only trained tensors have. Tied names show one tensor; the buffers are the model's own; a
-        blob with the name of a module's extra state is that, as a tensor of uint8."""
+        "exp_avg_sq") or the moving averages ("ema"; of the groups that keep one), which only trained tensors have.
+        Tied names show one tensor; the buffers are the model's own; a blob with the name of a module's extra state is
+        that, as a tensor of uint8."""
         slots = [slot for slot in self._slots if slot.trained or plane == "param"]
+        if plane == "ema":
+            slots = [slot for slot in slots if self._job.has_plane(slot.name, plane)] or slots  # the first says why
         into = {slot: torch.empty(self._shape(slot), dtype=torch.float32) for slot in slots}
 
         def take(newest: Version) -> Dict[str, torch.Tensor]:
@@ -250,8 +253,8 @@ class Between(Held):
     @goes_on
     def write(self, values: Mapping[str, Any], plane: str = "param") -> Version:
         """Writes whole tensors outside the optimizer, between two steps, as one new version: {"head.bias": tensor}.
-        Buffers and blobs (bytes) too; `plane` "exp_avg" or "exp_avg_sq" for moments. By one worker: the others have it
-        with the next round."""
+        Buffers and blobs (bytes) too; `plane` "exp_avg" or "exp_avg_sq" for moments, "ema" for averages, which a write
+        of parameters leaves as they are. By one worker: the others have it with the next round."""
         version = self._write_planes({plane: values})
         self._load_after(version)
         self._take_buffers(values)

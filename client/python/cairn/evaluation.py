@@ -11,13 +11,15 @@ from torch import nn
 from . import _blobs, _buffers, _transfer
 from ._call import TIMEOUT_S
 from ._model import Slot, buffers_of, slots_of
-from .errors import Busy, Mismatch, NoMemory, VersionGone
+from .errors import Busy, Mismatch, NoMemory, NotFound, VersionGone
 from .job import Job
 from .operation import Lease
 from .session import Session
 from .spec import Version
 
 _LEASE_S = 60.0  # a load that takes longer may find its version gone
+
+Targets = List[Tuple[Slot, torch.Tensor]]
 
 
 def match(job: Job, slots: List[Slot]) -> None:
@@ -67,28 +69,43 @@ class Reader:
         """Keeps a version (None: the newest) while it is read: `with reader.lease() as version:`. See Job.lease."""
         return self._job.lease(Version(0, 0) if version is None else version, ttl, self.timeout)
 
-    def _load(self, version: Optional[Version], targets: List[Tuple[Slot, torch.Tensor]],
+    def _load(self, version: Optional[Version], targets: Targets, averages: Targets,
               raw: Dict[str, torch.Tensor]) -> Version:
         newest = self.wait() if version is None else version  # and until there is one
         try:
             lease = self.lease(version)
         except (Busy, NoMemory):  # no room for it: training may overtake this
-            _transfer.load(self._job, newest, targets, self.timeout)
-            _buffers.load(self._job, newest, raw, self.timeout)
+            self._load_all(newest, targets, averages, raw)
             return newest
         with lease as kept:
-            _transfer.load(self._job, kept, targets, self.timeout)
-            _buffers.load(self._job, kept, raw, self.timeout)
+            self._load_all(kept, targets, averages, raw)
         return kept
+
+    def _load_all(self, version: Version, targets: Targets, averages: Targets, raw: Dict[str, torch.Tensor]) -> None:
+        _transfer.load(self._job, version, averages, self.timeout, wire="f32", plane="ema")  # these are gone first
+        _transfer.load(self._job, version, targets, self.timeout)
+        _buffers.load(self._job, version, raw, self.timeout)
+
+    def _average(self, targets: Targets) -> Tuple[Targets, Targets]:
+        """What is read as it is published, and what has an average."""
+        has = [self._job.has_plane(slot.name, "ema") for slot, _ in targets]
+        if not any(has):
+            raise NotFound(f"job {self.name} keeps no average: attach its trainer with cairn.AdamW(…, ema=0.999), or "
+                           "make a job of its snapshot, `cairn job create --from JOB/latest --set GROUP.ema=0.999`")
+        return ([target for target, averaged in zip(targets, has) if not averaged],
+                [target for target, averaged in zip(targets, has) if averaged])
 
     def blob(self, name: str, version: Optional[Version] = None) -> bytes:
         """The bytes of a blob at a version (None: the newest). VersionGone if it is not kept any more."""
         return _blobs.read(self._job, name, self.timeout, version)
 
-    def load_into(self, model: nn.Module, version: Optional[Version] = None) -> Version:
+    def load_into(self, model: nn.Module, version: Optional[Version] = None, ema: bool = False) -> Version:
         """Brings a version (None: the newest) into a model with the names and shapes of the trained one; Mismatch lists
         differences. It is leased while it is read. VersionGone if the version asked for is not kept any more. Buffers
-        that the job has come along, as its trainer wrote them; others are left as they are."""
+        that the job has come along, as its trainer wrote them; others are left as they are. `ema`: the moving averages
+        of the parameters that have one, in fp32, instead of these. There is only that of the newest version, and no
+        lease keeps it: where training goes on faster than it is read, VersionGone says so, and a snapshot has it
+        (`cairn snapshot export --ema`)."""
         slots = slots_of(model)
         match(self._job, slots)
         targets = [(slot, slot.parameter.data) for slot in slots]
@@ -96,9 +113,10 @@ class Reader:
         targets += [(slot, slot.parameter) for slot in buffers_of(model)
                     if kept.get(slot.name) == tuple(slot.parameter.shape)]
         raw = _buffers.there(self._job, _buffers.raw_of(model))
+        targets, averages = self._average(targets) if ema else (targets, [])
         for _ in range(_transfer.TRIES):
             try:
-                return self._load(version, targets, raw)
+                return self._load(version, targets, averages, raw)
             except VersionGone:
                 if version is not None:
                     raise

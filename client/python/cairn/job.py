@@ -135,6 +135,12 @@ class Job:
             check(status)
             made.append(tensor_from_c(out))
 
+    def has_plane(self, tensor: str, plane: str) -> bool:
+        """Whether the servers keep it of the tensor: "ema" only in a group with an average."""
+        out = ctypes.c_bool()
+        check(_c.lib().cairn_job_has_plane(self._living(), text(tensor), text(plane), ctypes.byref(out)))
+        return out.value
+
     def amend(self, groups: Sequence[Group] = (), freeze: Sequence[str] = (), unfreeze: Sequence[str] = (),
               clip_norm: Optional[float] = None, revision: int = 0, timeout: float = TIMEOUT_S, **more: Any) -> None:
         """Changes the job at the next step boundary, for all its workers, as a whole or not at all: hyper-parameters
@@ -251,7 +257,8 @@ class Job:
     def fetch(self, version: Version, tensor: str, into: Any, plane: Optional[str] = None, dtype: str = "f32",
               box: Optional[Box] = None) -> Operation:
         """Begins to read a tensor, or a box of it, into a writable buffer, dense in the box. `plane`: "wire" (None
-        means it), "param", "exp_avg", "exp_avg_sq". VersionGone if it is no longer kept."""
+        means it), and at the newest version "param", "exp_avg", "exp_avg_sq", "ema". VersionGone if it is no longer
+        kept."""
         memory, mem, there = self._lend(tensor, into, dtype, box, writable=True)
         handle = ctypes.c_void_p()
         check(_c.lib().cairn_fetch(self._living(), _c.Version(*version), text(tensor), text(plane),

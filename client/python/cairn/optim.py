@@ -3,6 +3,8 @@
     cairn.AdamW(lr=3e-4, weight_decay=0.1, groups={"*.bias": dict(weight_decay=0.0), "*norm*": dict(weight_decay=0.0)})
 
 Defaults are torch's. `schedule`: constant(), linear(), cosine(), wsd() or table(), kept by the servers, or driven().
+`ema`: the servers keep the exponential moving average of the parameters, with this decay, and `ema_schedule="warmup"`
+lets it begin faster: cairn.reader(job).load_into(model, ema=True) reads it.
 `groups`: patterns (of fnmatch, over tensor names) with what differs there; the first that matches counts. A pattern
 that is left without a tensor is an error. What the servers do not run is refused by name, never replaced by
 something near.
@@ -87,7 +89,7 @@ def _with_betas(given: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    if isinstance(value, (bool, Schedule)):
+    if isinstance(value, (bool, Schedule)) or name == "ema_schedule":
         return value
     try:
         return float(value)
@@ -205,6 +207,8 @@ class AdamW(_Described):
     weight_decay: float = 1e-2
     schedule: Schedule = Schedule()
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    ema: float = 0.0
+    ema_schedule: str = "constant"
 
 
 @dataclass(frozen=True)
@@ -217,6 +221,8 @@ class Adam(_Described):
     weight_decay: float = 0.0
     schedule: Schedule = Schedule()
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    ema: float = 0.0
+    ema_schedule: str = "constant"
 
 
 @dataclass(frozen=True)
@@ -229,6 +235,8 @@ class SGD(_Described):
     nesterov: bool = False
     schedule: Schedule = Schedule()
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    ema: float = 0.0
+    ema_schedule: str = "constant"
 
 
 # ---- torch.optim ----
@@ -365,14 +373,14 @@ def _driver_of(optimizer: Any, schedule: Any) -> Any:
     return lambda _, places: Driver(schedule, places)
 
 
-def from_torch(optimizer: Any, schedule: Any = None) -> FromTorch:
+def from_torch(optimizer: Any, schedule: Any = None, ema: float = 0.0, ema_schedule: str = "constant") -> FromTorch:
     """torch.optim.AdamW, Adam or SGD (exactly these, not subclasses) with their param_groups. Whatever else there is
     is refused with a sentence: another optimizer would train another model. `schedule`: the servers' own, cosine(),
     linear() and so on, of all its groups, from their initial lr; or the optimizer's torch scheduler, as it was made:
     m.step() moves it on when a round is applied, and sets it to the job's step after an attach or a restore; or
     driven(): each m.step() goes by the lr that the param groups have then, which the trainer sets by hand or by a
     scheduler that it moves on, and sets again after a restore. The lr of torch goes with the commits, that of the
-    round's rank 0 counts, so every worker has one."""
+    round's rank 0 counts, so every worker has one. `ema`, `ema_schedule`: of all its groups, as of cairn.AdamW."""
     kind = _judge_optimizer(optimizer)
     make_driver = _driver_of(optimizer, schedule)
     if make_driver is not None:
@@ -386,6 +394,7 @@ def from_torch(optimizer: Any, schedule: Any = None) -> FromTorch:
         made = {name: number_of(kind, name, options[name]) for name in _TAKEN[kind]}
         made["lr"] = _first_lr(kind, options, schedule)
         made["schedule"] = Schedule() if schedule is None else schedule
+        made.update(ema=ema, ema_schedule=ema_schedule)
         described = _BY_NAME[kind](**made)
         name = "default" if i == 0 else f"group{i}"
         groups.append((described._made(name, made), members))

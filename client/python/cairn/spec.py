@@ -21,6 +21,7 @@ SHARD_LOSSES = {"wait": _c.SHARD_LOSS_WAIT, "restore-latest": _c.SHARD_LOSS_REST
 STAGINGS = {"state": _c.SNAPSHOT_STAGING_STATE, "small": _c.SNAPSHOT_STAGING_SMALL}
 REDUCE_GROUPS = {"none": _c.GROUPS_NONE, "host": _c.GROUPS_HOST}
 MISSING = {"zero": _c.MISSING_ZERO, "leave": _c.MISSING_LEAVE}
+EMA_SCHEDULES = {"constant": _c.EMA_CONSTANT, "warmup": _c.EMA_WARMUP}
 TIERS = {"together": _c.TIERS_TOGETHER, "moments on the host": _c.TIERS_MOMENTS_ON_HOST,
          "param on the host": _c.TIERS_PARAM_ON_HOST}
 
@@ -116,6 +117,8 @@ class Group:
     momentum: float = 0.0
     nesterov: bool = False
     schedule: Schedule = Schedule()
+    ema: float = 0.0  # decay of the average of the parameters that the shards keep; 0: none
+    ema_schedule: str = "constant"  # or "warmup": min(ema, (1 + k) / (10 + k)) in the round of step k
 
 
 START_WAIT_S = 30.0
@@ -440,6 +443,8 @@ def _group(group: Group, alive: List[Any]) -> _c.Group:
                     beta2=group.beta2, eps=group.eps, weight_decay=group.weight_decay, momentum=group.momentum,
                     nesterov=group.nesterov, schedule=schedule.kind, warmup_steps=schedule.warmup_steps,
                     total_steps=schedule.total_steps, decay_steps=schedule.decay_steps, lr_min=schedule.lr_min,
+                    ema=group.ema,
+                    ema_schedule=number(EMA_SCHEDULES, f"ema_schedule of {group.name}", group.ema_schedule),
                     points=ctypes.cast(points, ctypes.POINTER(_c.SchedulePoint)) if schedule.points else None,
                     point_count=len(schedule.points))
 
