@@ -234,7 +234,7 @@ Keys = Tuple[Any, ...]
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 _USUAL = {"model", "module", "state_dict", "model_state_dict", "app", "net", "network", "trainer", "weights"}
 _ARRAYS = ("step exp_avg exp_avg_sq max_exp_avg_sq exp_inf mu_product momentum_buffer square_avg grad_avg acc_delta "
-           "sum prev step_size eta mu ax row_var col_var variance fp32_param master_param main_param").split()
+           "sum prev step_size eta mu ax row_var col_var variance fp32_param master_param main_param ema").split()
 _FLAT = re.compile(r"^(?P<head>(?:.*\.)?)state\.(?P<name>.+)\.(?P<what>%s)$" % "|".join(_ARRAYS))
 _BY_ARRAY = re.compile(r"^(?P<head>(?:.*\.)?)state\.(?P<what>%s)\.(?P<name>.+)$" % "|".join(_ARRAYS))  # Megatron's
 _OPTION = re.compile(r"^(?P<head>(?:.*\.)?)param_groups?\.(?P<name>.+)\.(?P<what>[a-z0-9_]+)$")

@@ -201,7 +201,9 @@ def _take_moments(what: str, source: _rules.Source, wanted: _Wanted, allow_missi
     beside: Dict[str, int] = {}  # arrays that are no moments of the job's optimizer
     for name, group in wanted.group_of.items():
         arrays = source.state.get(name, {})
-        planes = _rules.KEPT[group.optimizer] if group.optimizer != "sgd" or group.momentum else {}
+        planes = dict(_rules.KEPT[group.optimizer]) if group.optimizer != "sgd" or group.momentum else {}
+        if group.ema and _found.is_tensor(arrays.get("ema")):
+            planes["ema"] = "ema"  # a snapshot of Cairn has it; without one it begins with the parameters
         there = {array: arrays[array] for array in planes if _found.is_tensor(arrays.get(array))}
         for array in arrays:
             if array != "step" and array not in planes and _found.is_tensor(arrays[array]):
@@ -396,7 +398,7 @@ def _read(tree: _found.Tree, taken: _Taken, items: Sequence[Item], room: Room) -
 def _items(wanted: _Wanted, taken: _Taken) -> List[Item]:
     """A tensor after the other: parameters are hashed while moments are read."""
     of = [(name, plane) for name in wanted.shapes if name in taken.params and name not in wanted.kept
-          for plane in ("param", "exp_avg", "exp_avg_sq") if plane == "param" or (name, plane) in taken.moments]
+          for plane in ("param", "exp_avg", "exp_avg_sq", "ema") if plane == "param" or (name, plane) in taken.moments]
     return [(name, plane, 4 * product(wanted.shapes[name])) for name, plane in of]
 
 

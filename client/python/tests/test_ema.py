@@ -125,7 +125,7 @@ class Ema(ClusterCase):
         average, values = m.state_dict("ema"), m.state_dict()
         for name, value in values.items():
             self.assertFalse(torch.equal(average[name], value), name)
-        m.snapshot()
+        snapshot = self.cluster._folder / "snapshots" / "with" / m.snapshot()
         root = self.cluster.digest("with")
         self.train(m, 2)
         for options, expected in (((), values), (("--ema",), average)):
@@ -137,6 +137,11 @@ class Ema(ClusterCase):
         self.cluster.ctl("snapshot", "restore", "with", "latest", "--yes")
         self.assertEqual(self.cluster.digest("with"), root)
         m = self.attach(net(), cairn.AdamW(lr=LR, ema=0.5), name="with")
+        for name, value in m.state_dict("ema").items():
+            self.assertTrue(torch.equal(value, average[name]), name)
+        m = cairn.import_checkpoint(self.session, snapshot, net(), cairn.AdamW(lr=LR, ema=0.5), name="imported", rank=0,
+                                    workers_min=1, timeout=20)
+        self.addCleanup(m.close)
         for name, value in m.state_dict("ema").items():
             self.assertTrue(torch.equal(value, average[name]), name)
 
