@@ -15,6 +15,7 @@
 #ifndef CAIRN_GPU_H
 #define CAIRN_GPU_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -110,6 +111,9 @@ struct backend {
      * positive sign and no payload. */
     void (*hash_each)(const void *plane, cairn_dtype dtype, const struct geometry *geometry,
                       uint64_t first_leaf, uint64_t leaf_count, struct hash *hashes_out);
+
+    /* Returns the checksum XXH3-64 of bytes as they lie in memory, but 1 instead of 0. */
+    uint64_t (*check)(const void *bytes, size_t byte_count);
 };
 
 /* Hashes the next `leaf_count` leaves, from tree->next_leaf on, and pushes the hashes to the tree. `plane`
@@ -351,15 +355,42 @@ struct update_undo {
     /* 2 x the elements that are updated, + 1 while the next run may be half updated; its old values are
      * below then */
     uint64_t progress;
-    uint64_t unused[5];
+    uint64_t elems; /* of that run, which may be shorter than CAIRN_UNDO_ELEMS */
+    uint64_t unused[4];
     float param[CAIRN_UNDO_ELEMS], exp_avg[CAIRN_UNDO_ELEMS], exp_avg_sq[CAIRN_UNDO_ELEMS];
     float ema[CAIRN_UNDO_ELEMS];
+};
+
+/* Leaves that differ from their checksums. Several threads add to it. */
+#define CAIRN_CHECK_FOUND_MAX 16
+struct check_found {
+    _Atomic uint32_t count;                    /* of all that were found */
+    const uint64_t *at[CAIRN_CHECK_FOUND_MAX]; /* the checksums of the first of them */
+};
+/* Adds the leaf of this checksum. Any thread. */
+void check_found_add(struct check_found *found, const uint64_t *check);
+
+/* The checksums of the leaves that an update goes over, only for the home `host`. They are compared and made
+ * while a leaf is in the nearest caches. A checksum of 0 is not known. */
+struct update_checks {
+    const struct geometry *geometry;
+    uint64_t first_leaf, leaf_count; /* of the tensor; they have the update's elements */
+    /* The planes that the update writes, up to the first whose `plane` is NULL. */
+    struct {
+        const void *plane; /* [elems] f32: the first element of first_leaf */
+        uint64_t *checks;  /* [leaf_count] */
+    } of[CAIRN_PLANE_COUNT];
+    /* A leaf whose checksums are known is compared with them before it is updated. If it differs, it is added
+     * to *found, and neither that leaf nor the leaves after it are updated. */
+    struct check_found *found;
+    bool takes; /* the leaf gets new checksums; else they are not known from then on */
 };
 
 struct update_work {
     struct update planes; /* the planes are in the home; wire: any memory */
     const struct group_scalars *scalars;
-    uint64_t *nonfinite; /* the run sets it to the number that update_fn returns */
+    uint64_t *nonfinite;         /* the run sets it to the number that update_fn returns */
+    struct update_checks checks; /* of[0].plane is NULL: no checksums are kept */
     /* Only for the home `host`; NULL: the update need not outlive the process. One work at a time uses an
      * undo; `stamp` (not 0) and `work` go into it. When all is updated, *ended becomes `stamp`. If the undo
      * has the same stamp and work already, a process died in this work, which is then continued. */

@@ -30,6 +30,7 @@
     "*spec staging|{snapshot_staging/word}\n"                                                     \
     "*spec durable within|{snapshot_durable_within_s/span?}\n"                                    \
     "*spec scrubbed every|{snapshot_scrub_every_s/span?}\n"                                       \
+    "*spec audited|every {audit_every?} step{audit_every/plural}\n"                               \
     "*spec fallback|{?snapshot_fallback}a damaged snapshot: the newest good one before it\n"      \
     "*spec on shard loss|{on_shard_loss/word}[{?on_shard_loss}, when it is away for "             \
     "{shard_loss_wait_s} s or comes back empty]\n"                                                \
@@ -94,8 +95,8 @@ static int print_memory(struct ctl *ctl, const void *reply)
     "|{blobs?} of them blobs, {blob_bytes} bytes\n"                                                \
     "durability|{!untold}{?parts_kept}process: {parts_kept} of {shards} shard{shards/plural} may " \
     "crash or be exchanged, and lose nothing\n"                                                    \
-    "durability|{!untold}{!parts_kept}none: a shard whose process ends loses its part\n" SPEC_PAGE \
-        GROUPS_PAGE                                                                                \
+    "durability|{!untold}{!parts_kept}none: a shard whose process ends loses its part\n"           \
+    "audits|all of the state was compared since step {audited_since?}\n" SPEC_PAGE GROUPS_PAGE     \
     "frozen tensors|{frozen_tensors?}[{:}and {frozen_tensor_count-frozen_tensors} more]\n"         \
     "reduce groups|{?spec.reduce_groups}{?reduce_group_count}{reduce_group_count} "                \
     "({groups_of_round})\n"                                                                        \

@@ -166,7 +166,7 @@ static const struct ctl_row commands[] = {
       "[--snapshot-keep-within TIME] [--snapshot-max-bytes N] [--snapshot-staging state|small] "
       "[--snapshot-durable-within TIME] [--snapshot-fallback yes|no] [--snapshot-scrub-every "
       "TIME] [--on-shard-loss wait|restore-latest [--shard-loss-wait SECONDS]] [--on-worker-loss "
-      "redo|wait|fail [--worker-loss-wait SECONDS]] "
+      "redo|wait|fail [--worker-loss-wait SECONDS]] [--audit-every N] "
       /* From here on by hand. */
       "[--set KEY=VALUE]...",
       "change a job while it trains, from the next round on; scripts with the old spec go on", 1, 1,

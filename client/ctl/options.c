@@ -512,6 +512,8 @@ static const struct option_row rows[] = {
       "what the job does when a worker was lost" },
     { "worker-loss-wait", "SECONDS", SETS(worker_loss_wait_s),
       "how long to wait for another one (300)" },
+    { "audit-every", "N", SETS(audit_every),
+      "every N steps all state is compared with its checksums; 0: never" },
     /* From here on by hand. */
     { "keep-last", "N", AS(COUNT, rules.keep_last, CAIRN_SPEC_KEEP_MAX),
       "the newest N stay; this and the next options replace the job's rules" },

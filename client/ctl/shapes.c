@@ -390,7 +390,7 @@ const struct ctl_shape ctl_shapes[] = {
                 "seconds_since_step=stepped_ms_ago/1000?stepped restores blobs blob_bytes "
                 "state_bytes!untold pushed_bytes!untold fetched_bytes!untold "
                 "heaviest_over_mean? leases held_up_by=straggler groups owner? shared shared_read "
-                "parts_kept!untold "
+                "parts_kept!untold audited_since? "
                 "made.by=made_by? made.from=made_from? made.at=made_unix_ms/instant?",
         .columns =
             "JOB|name\nOWNER|[{owner}][{!owner}-]\nSTATE|state\nGENERATION|generation!"

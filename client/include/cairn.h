@@ -631,6 +631,12 @@ struct cairn_job_spec {
      * snapshot of that step then saves the version that the write makes; without a write, the
      * version of the next step. 0: no worker writes. */
     uint64_t buffers_every;
+    /* The versions of all steps that are multiples of this are audited: shards make checksums of
+     * their parameters and moments, and compare them before the next update and in a snapshot of
+     * such a version. State that changed although nothing wrote it is reported, and the job is
+     * lost, as if that shard had died (on_shard_loss). Each audit compares a sixteenth of frozen
+     * tensors. 1 costs most and finds all. 0 = no audits */
+    uint64_t audit_every;
     /* From here on by hand. */
 };
 #define CAIRN_OPEN_MUST_EXIST     1

@@ -408,11 +408,6 @@ static struct update part_of(const struct update *all, size_t at, size_t elems)
     return part;
 }
 
-static size_t run_elems(const struct update *all, size_t at)
-{
-    return all->elems - at < CAIRN_UNDO_ELEMS ? all->elems - at : CAIRN_UNDO_ELEMS;
-}
-
 /* Stores a word after everything that the program has stored before, and before everything that it stores
  * later, as this thread sees it: the kernels are in other files, so only the compiler could exchange
  * stores. */
@@ -447,7 +442,8 @@ static size_t begin_runs(const struct update_work *work)
     }
     assert(at <= work->planes.elems);
     if (undo->progress % 2 == 0) return at;
-    const struct update part = part_of(&work->planes, at, run_elems(&work->planes, at));
+    assert(undo->elems <= CAIRN_UNDO_ELEMS && undo->elems <= work->planes.elems - at);
+    const struct update part = part_of(&work->planes, at, (size_t)undo->elems);
     const size_t bytes = part.elems * sizeof(float);
     memcpy(part.param, undo->param, bytes);
     if (part.exp_avg != NULL) memcpy(part.exp_avg, undo->exp_avg, bytes);
@@ -457,26 +453,98 @@ static size_t begin_runs(const struct update_work *work)
     return at;
 }
 
-static uint64_t update_in_runs(update_fn update, const struct update_work *w)
+/* Updates the elements from `at` to `end` in runs. */
+static uint64_t update_runs(update_fn update, const struct update_work *w, size_t at, size_t end)
 {
     struct update_undo *undo = w->undo;
     uint64_t nonfinite = 0;
-    for (size_t at = begin_runs(w); at < w->planes.elems;) {
-        const struct update part = part_of(&w->planes, at, run_elems(&w->planes, at));
+    while (at < end) {
+        const size_t left = end - at, some = left < CAIRN_UNDO_ELEMS ? left : CAIRN_UNDO_ELEMS;
+        const struct update part = part_of(&w->planes, at, some);
         save_run(undo, &part);
+        store_in_order(&undo->elems, part.elems);
         store_in_order(&undo->progress, 2 * at + 1);
         nonfinite += update(&part, w->scalars);
         at += part.elems;
         store_in_order(&undo->progress, 2 * at);
     }
-    store_in_order(w->ended, w->stamp);
     return nonfinite;
+}
+
+/* Updates the elements from `at` to `end`. */
+static uint64_t update_some(update_fn update, const struct update_work *w, size_t at, size_t end)
+{
+    if (w->undo != NULL) return update_runs(update, w, at, end);
+    const struct update part = part_of(&w->planes, at, end - at);
+    return update(&part, w->scalars);
+}
+
+/* ---- checksums ---- */
+
+void check_found_add(struct check_found *found, const uint64_t *check)
+{
+    const uint32_t i = atomic_fetch_add(&found->count, 1);
+    if (i < CAIRN_CHECK_FOUND_MAX) found->at[i] = check;
+}
+
+/* Returns how many elements of the update are before the i-th of its leaves. */
+static size_t leaf_at(const struct update_checks *checks, uint64_t i)
+{
+    return (size_t)(leaf_start(checks->geometry, checks->first_leaf + i) -
+                    leaf_start(checks->geometry, checks->first_leaf));
+}
+
+static uint64_t check_of(const struct update_checks *checks, size_t plane, size_t at, size_t end)
+{
+    return backend_host()->check((const float *)checks->of[plane].plane + at,
+                                 (end - at) * sizeof(float));
+}
+
+/* True if a plane of the i-th leaf differs from its checksum. */
+static bool leaf_differs(const struct update_checks *checks, uint64_t i, size_t at, size_t end)
+{
+    bool differs = false;
+    for (size_t p = 0; p < CAIRN_PLANE_COUNT && checks->of[p].plane != NULL; p++) {
+        const uint64_t *check = &checks->of[p].checks[i];
+        if (*check == 0 || *check == check_of(checks, p, at, end)) continue;
+        check_found_add(checks->found, check);
+        differs = true;
+    }
+    return differs;
+}
+
+static void take_checks(const struct update_checks *checks, uint64_t i, size_t at, size_t end)
+{
+    for (size_t p = 0; p < CAIRN_PLANE_COUNT && checks->of[p].plane != NULL; p++)
+        checks->of[p].checks[i] = checks->takes ? check_of(checks, p, at, end) : 0;
+}
+
+/* Updates leaf by leaf, from element `from` on. Returns true if all was updated. */
+static bool update_leaves(update_fn update, const struct update_work *w, size_t from,
+                          uint64_t *nonfinite_out)
+{
+    const struct update_checks *checks = &w->checks;
+    for (uint64_t i = 0; i < checks->leaf_count; i++) {
+        const size_t at = leaf_at(checks, i), end = leaf_at(checks, i + 1);
+        if (end <= from) continue;
+        if (at >= from && leaf_differs(checks, i, at, end)) return false;
+        *nonfinite_out += update_some(update, w, at > from ? at : from, end);
+        take_checks(checks, i, at, end);
+    }
+    return true;
 }
 
 static void host_update(const struct backend *host, struct update_work *w)
 {
     const update_fn update = host->update[w->scalars->optimizer];
-    *w->nonfinite = w->undo != NULL ? update_in_runs(update, w) : update(&w->planes, w->scalars);
+    const size_t from = w->undo != NULL ? begin_runs(w) : 0;
+    bool is_whole = true;
+    *w->nonfinite = 0;
+    if (w->checks.of[0].plane != NULL)
+        is_whole = update_leaves(update, w, from, w->nonfinite);
+    else
+        *w->nonfinite = update_some(update, w, from, w->planes.elems);
+    if (w->undo != NULL && is_whole) store_in_order(w->ended, w->stamp);
 }
 
 static void host_convert(const struct backend *host, struct convert_work *w)

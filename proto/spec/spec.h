@@ -384,6 +384,7 @@ struct policy {
     uint64_t snapshot_keep_every, snapshot_max_bytes;
     uint32_t snapshot_every_s, snapshot_keep_within_s;
     uint32_t snapshot_durable_within_s, snapshot_scrub_every_s;
+    uint64_t audit_every;
     cairn_snapshot_staging snapshot_staging;
     bool snapshot_fallback;
 };

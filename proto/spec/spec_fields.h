@@ -109,7 +109,10 @@ enum spec_part {
     X(missing_gradients, missing_gradients, CHOICE, LISTED(MISSING), CAIRN_MISSING_ZERO, LATER,    \
       GIVEN, REOPENED)                                                                             \
     X(init_extra_ok, init_extra_ok, FLAG, BY_CODE, false, LATER, GIVEN, NEVER)                     \
-    X(buffers_every, buffers_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN, CREATED)
+    X(buffers_every, buffers_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN,        \
+      CREATED)                                                                                     \
+    X(audit_every, policy.audit_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN,     \
+      NEXT_ROUND)
 
 /* The same fields for people and for other languages, in the order of struct cairn_job_spec: a new row
  * is the last. tests/tree/spec_fields.py makes every other place of a field from the two tables.
@@ -260,7 +263,14 @@ enum spec_part {
       "If not 0, a worker of the job writes its buffers (cairn_write_begin) after each "         \
       "applied step that is a multiple of this or of snapshot_every, before the next round: "    \
       "the periodic snapshot of that step then saves the version that the write makes; "         \
-      "without a write, the version of the next step. 0: no worker writes.")
+      "without a write, the version of the next step. 0: no worker writes.")                     \
+    X(audit_every, 97, "", "audit-every", "N",                                                   \
+      "every N steps all state is compared with its checksums; 0: never",                        \
+      "The versions of all steps that are multiples of this are audited: shards make "           \
+      "checksums of their parameters and moments, and compare them before the next update "      \
+      "and in a snapshot of such a version. State that changed although nothing wrote it is "    \
+      "reported, and the job is lost, as if that shard had died (on_shard_loss). Each audit "    \
+      "compares a sixteenth of frozen tensors. 1 costs most and finds all. 0 = no audits")
 
 /* The fields of a group: name (the same in struct group_hyper) | kind | what is allowed | default |
  * part: FIRST or LATER. */

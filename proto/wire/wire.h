@@ -479,6 +479,7 @@ void packed_release(struct packed *packed); /* NULL is fine */
     X(145, KEY_CHANGE, KeyChange, key_change)                       \
     X(146, KEY_CHANGED, KeyChanged, key_changed)                    \
     X(147, AUDIT_GET, AuditGet, audit_get)                          \
+    X(148, PART_STOPPED, PartStopped, part_stopped)                 \
     X(150, JOB_SHARE, JobShare, job_share)                          \
     X(151, JOB_SHARED, JobShared, job_shared)                       \
     X(152, QUOTA_GET, QuotaGet, quota_get)                          \

@@ -558,6 +558,9 @@ void coord_jobs_shard_down(struct coord *cluster, struct coord_shard_entry *entr
 void coord_job_seen(struct coord_job *job, const char *kind, const char *name, uint64_t epoch);
 /* Makes the job LOST if a part has been missing for too long. The job stays LOST until the part is back. */
 void coord_job_parts_tick(struct coord_job *job);
+/* The shard, which has connected without its part, says why: the part will not be back. */
+void coord_job_part_stopped(struct coord_job *job, const struct coord_shard_entry *entry,
+                            const char *why);
 
 /* ==== settings ==== */
 

@@ -161,6 +161,19 @@ void coord_job_lose(struct coord_job *job, bool may_return, const char *format, 
                              pending ? CAIRN_ERR_ROLLED_BACK : CAIRN_ERR_JOB_LOST, why.text);
 }
 
+void coord_job_part_stopped(struct coord_job *job, const struct coord_shard_entry *entry,
+                            const char *why)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        const struct coord_job_shard *s = &job->shards[i];
+        // a shard that is `lost` in a slice had nothing that others lack
+        if (s->entry != entry || s->missed_ms == 0 || s->lost) continue;
+        if (job->state == CAIRN_CLUSTER_JOB_RUNNING)
+            coord_job_lose(job, true, "%s has stopped its part: %s", entry->name, why);
+        return;
+    }
+}
+
 void coord_job_seen(struct coord_job *job, const char *kind, const char *name, uint64_t epoch)
 {
     const struct marks ours = { .epoch = job->epoch }, seen = { .epoch = epoch };

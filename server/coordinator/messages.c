@@ -359,6 +359,15 @@ static void on_error(struct coord_session *session, uint32_t request, const void
                       is_known ? (cairn_status)error->status : CAIRN_ERR_INTERNAL, error->text);
 }
 
+static void on_part_stopped(struct coord_session *session, uint32_t request, const void *any)
+{
+    const Cairn__PartStopped *message = any;
+    struct coord_job *job = coord_job_by_id(session->cluster, message->job);
+    (void)request;
+    if (job != NULL && job->generation == message->generation)
+        coord_job_part_stopped(job, session->entry, message->why);
+}
+
 static bool on_held_jobs(struct coord_session *session, const struct wire_frame *frame)
 {
     if (!coord_shard_take_held(session, frame)) return false;
@@ -649,6 +658,7 @@ static const struct coord_row own_rows[] = {
     { CAIRN_MSG_HEARTBEAT, CAIRN_FROM_SHARD, .by_session = on_shard_heartbeat },
     { CAIRN_MSG_DONE, CAIRN_FROM_SHARD, .by_session = on_done },
     { CAIRN_MSG_ERROR, CAIRN_FROM_SHARD, .by_session = on_error },
+    { CAIRN_MSG_PART_STOPPED, CAIRN_FROM_SHARD, .by_session = on_part_stopped },
     { CAIRN_MSG_HELD_JOBS, CAIRN_FROM_SHARD, .by_frame = on_held_jobs },
     { CAIRN_MSG_CLUSTER_FORGET, CAIRN_FROM_ADMIN, .asks = on_cluster_forget,
       .verb = "cluster forget", .awaits = CAIRN_AWAITS_ALL_SHARDS, .job = "job" },

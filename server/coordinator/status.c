@@ -148,6 +148,8 @@ void coord_memory_show(const struct coord_job *job, struct coord_answer *answer,
         told->shard_index = s;
         told->shard = entry->name;
         status->parts_kept += !told->untold && told->kept;
+        if (s == 0 || told->audited_since < status->audited_since)
+            status->audited_since = told->audited_since;
         status->state_bytes += told->state + told->published + told->landing + told->staging +
                                told->tables;
     }

@@ -518,7 +518,9 @@ static void memory_list(const struct shard_daemon *shard, struct memory_list *ou
         told->staging += job->memory.staging;
         told->tables += job->memory.tables;
         told->device += job->memory.device;
-        if (!job->staged) told->kept = job->kept.is_stored;
+        if (job->staged) continue;
+        told->kept = job->kept.is_stored;
+        told->audited_since = audit_since(job);
     }
 }
 
@@ -725,6 +727,19 @@ static void on_open(struct stream *stream, void *context)
     uv_timer_start(&shard->session.timer, on_timer, WELCOME_TIMEOUT_MS, 0);
 }
 
+/* Says why parts were stopped, which the Hello does not name. */
+static void tell_stopped(struct shard_daemon *shard)
+{
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        if (job->state != CAIRN_JOB_FAULTED || job->stopped == NULL) continue;
+        Cairn__PartStopped message = CAIRN__PART_STOPPED__INIT;
+        message.job = job->number;
+        message.generation = job->generation;
+        message.why = job->stopped;
+        session_send(shard, CAIRN_MSG_PART_STOPPED, 0, &message.base);
+    }
+}
+
 /* Handles the Welcome, with which the session is open. */
 static void on_welcome(struct shard_daemon *shard, const Cairn__Welcome *welcome)
 {
@@ -753,6 +768,7 @@ static void on_welcome(struct shard_daemon *shard, const Cairn__Welcome *welcome
     held_judge(shard, welcome->cluster);
     held_keys(shard, welcome->keys);
     storage_watch_told(&shard->storage, welcome->storage_path, welcome->storage_token);
+    tell_stopped(shard);
     drain_on_welcome(shard);
     if (session->served_before) return;
     session->served_before = true;

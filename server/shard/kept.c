@@ -790,6 +790,16 @@ void kept_open(struct shard_daemon *shard, struct kept_fd *fds, size_t count)
     }
 }
 
+static cairn_status want_audits(struct shard_job *job, const struct paged *amended,
+                                struct sentence *why)
+{
+    struct job_spec_data spec;
+    CAIRN_TRY(spec_unpack(amended->bytes, amended->have_bytes, optimizer_names(), &spec, why));
+    audit_want(job, spec.policy.audit_every);
+    spec_release(&spec);
+    return CAIRN_OK;
+}
+
 static cairn_status take_amended(struct shard_job *job, struct sentence *why)
 {
     const struct record *record = job->kept.from->record;
@@ -804,7 +814,7 @@ static cairn_status take_amended(struct shard_job *job, struct sentence *why)
     amended->have_bytes = amended->capacity_bytes = bytes;
     amended->total_bytes = bytes;
     leaf_hash(amended->bytes, bytes, &job->terms.digest);
-    return CAIRN_OK;
+    return want_audits(job, amended, why);
 }
 
 cairn_status kept_place(struct shard_job *job, struct sentence *why)

@@ -150,6 +150,7 @@ static void free_tables(void *arg)
     free(job->frozen.group_of);
     shard_view_unref(job->view);
     paged_release(&job->terms.amended, 1);
+    free(job->stopped);
     spec_release(&job->spec);
     free(job);
 }
@@ -212,6 +213,7 @@ static cairn_status draft_open(struct shard_daemon *shard, const Cairn__JobCreat
     }
     leaf_hash(spec->bytes, spec->have_bytes, &job->terms.digest);
     const cairn_status status = decode(job, message, spec, layout, &draft->need, why);
+    audit_want(job, job->spec.policy.audit_every);
     if (status != CAIRN_OK) {
         free_tables(job);
         free(draft);
@@ -242,6 +244,12 @@ static cairn_status judge_create(const struct shard_draft *draft, const Cairn__J
     if (message->last != NULL && message->last->payload.len > draft->need.step.payload_bytes_max)
         return fail_with(why, CAIRN_ERR_INVALID, "a last decision of %zu bytes, at most %zu",
                          message->last->payload.len, draft->need.step.payload_bytes_max);
+    if (job->spec.policy.audit_every != 0 && draft->need.host_from != 0)
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED,
+                         "job %s has audit_every = %" PRIu64
+                         ", and its state would lie on a device of shard %s, which cannot be "
+                         "audited: leave audit_every out, or set offload_fraction = 1",
+                         job->spec.name, job->spec.policy.audit_every, job->shard->name);
     if (message->joins && job->view->table.map.elem_count > 0)
         return fail_with(why, CAIRN_ERR_INVALID,
                          "a part that joins must own nothing yet, but has %" PRIu64
@@ -361,6 +369,7 @@ static void stop_job(struct shard_job *job, const char *why)
 {
     if (job->state == CAIRN_JOB_FAULTED || job->state == CAIRN_JOB_LEAVING) return;
     job->state = CAIRN_JOB_FAULTED;
+    job->stopped = strdup(why); // without memory the coordinator hears no reason
     collector_leave(&job->collector);
     shard_tell(job, SHARD_JOB_STOPS);
     log_error("job %s is stopped here, at version %" PRIu64 ".%" PRIu64 ": %s; restore a snapshot",

@@ -141,6 +141,91 @@ void pass_divide(struct shard_job *job);
  * chunks. */
 #define CAIRN_PASS_NOT_TRAINED UINT32_MAX
 
+/* ==== audit ==== */
+
+/* Finds state that changed in memory although nothing wrote it (a flipped bit, a stray write).
+ *
+ *   UPDATE to a step that is a multiple of audit_every, seal, write
+ *       ─► a checksum of each leaf of each plane of state, while the leaf is in the caches
+ *   the next UPDATE ─► each leaf is compared before it is overwritten (gpu/gpu.h)
+ *   a snapshot of that version ─► each leaf that is read is compared
+ *
+ * So such a version is audited as a whole, by those who read it anyway: an audit needs no bandwidth
+ * and no turn of its own, and a leaf that differs is found before anything is made of it. The next
+ * UPDATE takes in what flipped in a version without checksums, and nobody can tell any more: with
+ * audit_every = 1 there is no such version.
+ *
+ * Frozen tensors and groups, and blobs, which an UPDATE does not read, keep their checksums and are
+ * read for the audit alone: one leaf of CAIRN_AUDIT_TURNS in each audit, and the next ones in the
+ * next audit.
+ *
+ * Not covered are the sums of a round and published copies, which live for one step; state between
+ * its arrival with another layout, or the start of this process, and its first checksum; and state
+ * on a device, for which audit_every is refused. Checksums are no part of what is kept (kept.h). */
+
+#define CAIRN_AUDIT_TURNS 16u
+
+/* The checksums of a part in one layout. */
+struct audit_checks {
+    const struct shard_map *map; /* borrowed */
+    /* owned: [map->extent_count + 1] how many leaves the extents before have; NULL: there are no
+     * checksums */
+    uint64_t *before;
+    /* owned: [map->leaf_count] for each plane of state; NULL: no extent keeps the plane. 0: the
+     * checksum is not known */
+    uint64_t *of[CAIRN_PLANE_COUNT];
+};
+
+struct audit {
+    uint64_t every; /* audit_every of the newest terms; 0: no audits */
+    struct audit_checks checks;
+    uint64_t counted_bytes; /* of `checks`, in job->memory.tables */
+    /* Constant while an UPDATE is under way. takes: the version that it makes gets checksums. turns:
+     * the UPDATE compares every turns-th leaf that it does not overwrite, from `turn` on; 0: none */
+    bool takes;
+    uint64_t turns, turn;
+    uint64_t count;                    /* of the audits until now */
+    uint64_t steps[CAIRN_AUDIT_TURNS]; /* the step of the last audit of each turn */
+    struct check_found found;
+    struct log_limit said;
+};
+
+/* The newest terms want audits every so many steps. They begin with the next UPDATE. */
+void audit_want(struct shard_job *job, uint64_t every);
+/* An UPDATE is about to begin; or the seal of a part (is_seal), which makes the first checksums. */
+void audit_begin(struct shard_job *job, bool is_seal);
+/* The part gets another view, which takes the checksums of the leaves that stay. */
+void audit_switch(struct shard_job *job, const struct shard_view *next);
+/* The UPDATE, or a write, has ended. Returns true if state was found that nothing wrote: then the
+ * job is stopped, with a reason that says where. */
+bool audit_end(struct shard_job *job);
+/* The step since which every leaf was compared at least once; 0: they were not yet. */
+uint64_t audit_since(const struct shard_job *job);
+
+/* ---- any thread, while the UPDATE is under way ---- */
+
+/* Fills in the checksums of the update of a chunk. */
+void audit_update(struct shard_job *job, uint32_t chunk, const struct chunk_place *place,
+                  struct update_checks *out);
+/* Compares the chunk's leaves whose turn it is; those without a checksum get one. */
+void audit_compare(struct shard_job *job, uint32_t chunk);
+/* Makes the checksums of a chunk that was written. */
+void audit_take(struct shard_job *job, uint32_t chunk);
+
+/* ---- a pinned version ---- */
+
+/* Copies the checksums for a pin, whose view is in force. Without audits, or without memory, the
+ * copy has none. */
+void audit_copy(struct shard_job *job, struct audit_checks *out);
+void audit_checks_close(struct audit_checks *checks);
+/* Compares `leaves` leaves of an extent's plane, from this leaf of the tensor on, that were read to
+ * `bytes`. CAIRN_ERR_CHECKSUM: `why` says which leaf differs. Any thread. */
+CAIRN_MUST_CHECK cairn_status audit_judge(const struct shard_job *job,
+                                          const struct audit_checks *checks, size_t extent,
+                                          enum plane plane, uint64_t first_leaf, uint64_t leaves,
+                                          const uint8_t *bytes, size_t elem_bytes,
+                                          struct sentence *why);
+
 /* ==== park ==== */
 
 /* Parking moves a job's planes from a device to host memory, and back. This serves programs that

@@ -42,6 +42,7 @@ struct pin {
     struct staging staging;
     uint64_t staging_budget;
     struct pace pace;
+    struct audit_checks checks; /* of the version */
 
     /* the result */
     struct report *report; /* owned, until it is sent */
@@ -55,6 +56,7 @@ static void pin_free(struct pin *pin)
 {
     LIST_REMOVE(pin, link);
     staging_close(&pin->staging);
+    audit_checks_close(&pin->checks);
     shard_job_give(pin->job, &pin->job->memory.staging, pin->staging_budget);
     free(pin->path);
     report_free(pin->report);
@@ -102,10 +104,14 @@ static void report_pin(struct pin *pin)
         log_error("snapshot of job %s at step %" PRIu64 " failed here: %s", pin->job->spec.name,
                   pin->version.step, pin->why.text);
     say_waited(pin);
+    const bool is_damaged = pin->status == CAIRN_ERR_CHECKSUM;
+    const struct sentence damage = pin->why;
+    struct shard_job *job = pin->job;
     report_send(told, pin->version, pin->status, &pin->why);
     staging_cancel(&pin->staging);
     pin->ended = true;
     free_if_ended(pin);
+    if (is_damaged) shard_job_fault(job, damage.text); // nothing may be computed from that state
 }
 
 /* ---- prepared ---- */
@@ -301,6 +307,7 @@ static void pin_stands(struct pin *pin)
     const uint64_t within_s = policy_durable_within_s(&job->spec.policy);
     pace_init(&pin->pace, planes_state_bytes(&job->planes), job->pins.step_us, job->pins.last_us,
               uv_hrtime() / 1000 + within_s * 1000000);
+    audit_copy(job, &pin->checks);
     pin->tasks++; // counts `task`, which go_on submits
     shard_job_busy(job);
     if (!is_ready) begin_touch(pin);
@@ -566,6 +573,8 @@ static uint64_t leaf_elem(const struct writing *w, uint64_t leaf)
 static cairn_status hash_leaves(struct writing *w, const uint8_t *bytes, uint64_t leaves,
                                 struct sentence *why)
 {
+    CAIRN_TRY(audit_judge(w->job, &w->of->checks, w->at.extent, w->at.plane, w->at.tree.next_leaf,
+                          leaves, bytes, elem_bytes(w), why));
     return report_leaves(compute_snapshots(&w->job->shard->host), bytes,
                          form_dtype(&w->view->forms[w->at.extent], w->at.plane),
                          &w->view->layout->geometry[extent_of(w)->tensor], leaves, &w->at.tree,

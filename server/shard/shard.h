@@ -191,6 +191,7 @@ struct shard_job {
     struct shard_daemon *shard; /* borrowed */
     struct shard_job *next;
     enum shard_job_state state;
+    char *stopped; /* owned: why the job is FAULTED; NULL: it is not */
     /* made from another generation, which still serves: shard_job_find does not find this job yet
      * (jobs.h) */
     bool staged;
@@ -222,6 +223,7 @@ struct shard_job {
     struct job_landing landing;
     struct frozen frozen;
     struct job_pass pass;
+    struct audit audit;
 
     /* the rest of the traffic, in and out */
     struct load load;
@@ -366,9 +368,10 @@ struct shard_module {
 };
 #define CAIRN_SHARD_TICK_MS 20
 
-extern const struct shard_module create_module, fetch_module, held_module, kept_module,
-    member_module, move_module, park_module, pin_module, published_module, put_module, relay_module,
-    reserve_module, restore_module, round_module, session_module, tile_module, update_module;
+extern const struct shard_module audit_module, create_module, fetch_module, held_module,
+    kept_module, member_module, move_module, park_module, pin_module, published_module, put_module,
+    relay_module, reserve_module, restore_module, round_module, session_module, tile_module,
+    update_module;
 
 /* All modules, in the order in which they are told of events. In this order a relay and a move end
  * before the members leave, and the members leave before the replies that they keep are freed. */

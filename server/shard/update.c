@@ -267,12 +267,21 @@ static bool describe_write(struct work_run *run, uint32_t item, uint32_t stage, 
         return false;
     }
     if (next->holds_params && !write_has(job, chunk)) return false;
+    if (write_has(job, chunk)) audit_compare(job, chunk);
     pins_save(job, works, chunk);
     const void *param = write_apply(works, job, chunk, &place);
     if (next->holds_params && param == NULL) return false;
     if (param == NULL) param = plane_at(job, CAIRN_PLANE_PARAM, chunk, &place);
     publish_from(works, param, job, next, chunk, &place);
     return host_follows(job, next, chunk);
+}
+
+static void conclude_write(struct work_run *run, uint32_t item, uint32_t thread)
+{
+    struct shard_job *job = pass_job(run);
+    const uint32_t chunk = pass_chunk(run, item);
+    (void)thread;
+    if (write_has(job, chunk)) audit_take(job, chunk);
 }
 
 /* True if the update leaves the tensor's parameters and moments alone. The decided round was
@@ -308,7 +317,18 @@ static struct update_work *add_update(struct works *works, struct shard_job *job
     update->scalars = scalars_of(job, place->tensor, form->group);
     update->nonfinite = &job->pass.chunk_sums[trained].nonfinite;
     kept_update(job, trained, works->lane, update);
+    audit_update(job, chunk, place, &update->checks);
     return update;
+}
+
+/* A chunk of a frozen tensor, of which updates only make sure that it is as it was, and that it is
+ * published. */
+static bool describe_frozen(struct works *works, struct shard_job *job, struct published_copy *next,
+                            uint32_t chunk)
+{
+    if (job->view->forms[job->pass.table->extent_of[chunk]].trained) return false;
+    audit_compare(job, chunk);
+    return next->stale && refresh_frozen(works, job, next, chunk);
 }
 
 static bool describe_update(struct work_run *run, uint32_t item, uint32_t stage,
@@ -321,10 +341,11 @@ static bool describe_update(struct work_run *run, uint32_t item, uint32_t stage,
         published_fill(works, next, chunk);
         return false;
     }
-    if (trained == CAIRN_PASS_NOT_TRAINED) return refresh_frozen(works, job, next, chunk);
+    if (trained == CAIRN_PASS_NOT_TRAINED) return describe_frozen(works, job, next, chunk);
     const struct chunk_place place = place_of(job, chunk);
     job->pass.chunk_sums[trained].nonfinite = 0; // the sums are not needed after the decision
     if (is_left_alone(job, chunk, &place)) {
+        audit_compare(job, chunk);
         publish_chunk(works, job, next, chunk, &place);
         return host_follows(job, next, chunk);
     }
@@ -358,6 +379,7 @@ static void collect_results(struct shard_job *job)
 static void update_done(struct shard_job *job)
 {
     const bool writes = job->pass.update_writes, has_param = write_has_param(job);
+    if (audit_end(job)) return; // damage must not be published
     times_updated(job);
     published_end(job, job->pass.version_next, writes && has_param);
     if (!writes || has_param || !job->versions.knows_param) published_note_params(job);
@@ -389,17 +411,18 @@ static void begin_republish(struct shard_job *job);
 
 static void begin_update(struct shard_job *job)
 {
-    static const struct pass_kind write = { describe_write, NULL, update_done };
+    static const struct pass_kind write = { describe_write, conclude_write, update_done };
     static const struct pass_kind update = { describe_update, conclude_update, update_done };
     const struct published_copy *next = &job->versions.copies[job->versions.writing];
     job->pass.update_waits = false;
     if (!is_ready(job)) return;
     times_updating(job);
     pins_updating(job);
+    audit_begin(job, false);
     if (job->pass.update_writes)
         pass_submit(job, false, true, &write);
     else
-        pass_submit(job, true, next->stale, &update);
+        pass_submit(job, true, next->stale || job->audit.turns != 0, &update);
 }
 
 /* Begins the UPDATE, or the work of pass_republish, that waits, unless something is being sent out
@@ -531,6 +554,12 @@ static bool describe_seal(struct work_run *run, uint32_t item, uint32_t stage, s
     return stage == 0 && host_follows(job, &job->versions.copies[0], chunk);
 }
 
+static void conclude_seal(struct work_run *run, uint32_t item, uint32_t thread)
+{
+    (void)thread;
+    audit_take(pass_job(run), pass_chunk(run, item));
+}
+
 static void seal_done(struct shard_job *job)
 {
     if (job->state != CAIRN_JOB_SEALING) return;
@@ -616,7 +645,7 @@ cairn_status pass_resume(struct shard_job *job, struct sentence *why)
 
 void pass_seal(struct shard_job *job)
 {
-    static const struct pass_kind seal = { describe_seal, NULL, seal_done };
+    static const struct pass_kind seal = { describe_seal, conclude_seal, seal_done };
     assert(job->state == CAIRN_JOB_INITIALIZING || job->state == CAIRN_JOB_LOADING);
     struct sentence why;
     job->state = CAIRN_JOB_SEALING;
@@ -624,6 +653,7 @@ void pass_seal(struct shard_job *job)
         shard_job_fault(job, why.text);
         return;
     }
+    audit_begin(job, true);
     pass_submit(job, false, true, &seal);
 }
 
@@ -866,6 +896,7 @@ static cairn_status take_terms(struct shard_daemon *shard, struct arriving *term
     *spec = (struct paged) { .bytes = NULL };
     job->terms.revision = revision;
     leaf_hash(job->terms.amended.bytes, job->terms.amended.have_bytes, &job->terms.digest);
+    audit_want(job, next->policy.audit_every);
     log_info("job %s: amended, revision %" PRIu64, job->spec.name, revision);
     kept_begin(job);
     return CAIRN_OK;

@@ -338,6 +338,41 @@ TEST_EACH(of_finite_gradients_every_result_that_is_not_finite_is_counted, 0, CAI
             }
 }
 
+/* ---- checksums ---- */
+
+TEST_EACH(checksums_are_those_of_the_plain_one, 1, CAIRN_HOST_ISA_COUNT)
+{
+    const struct backend *host = other(_i);
+    static float in[ROOM];
+    if (host == NULL) return;
+    fill(in, ROOM, 3, true);
+    for (size_t bytes = 0; bytes < 700; bytes++)
+        for (size_t offset = 0; offset < OFFSETS; offset++)
+            ck_assert_uint_eq(host->check((const uint8_t *)in + offset, bytes),
+                              plain()->check((const uint8_t *)in + offset, bytes));
+    ck_assert_uint_eq(host->check(in, sizeof in), plain()->check(in, sizeof in));
+}
+
+TEST(no_bit_of_a_leaf_flips_unseen_alone_or_with_another_one)
+{
+    static uint8_t leaf[CAIRN_LEAF_ELEMS * sizeof(float)];
+    const size_t bits = 8 * sizeof leaf;
+    uint32_t seed = 5;
+    for (int kind = 0; kind < 2; kind++) { // of zeros, and of any values
+        if (kind == 1) fill((float *)(void *)leaf, CAIRN_LEAF_ELEMS, 11, false);
+        const uint64_t is = backend_host()->check(leaf, sizeof leaf);
+        for (size_t bit = 0; bit < bits; bit++) {
+            const size_t another = kind == 0 ? bit ^ 64u * 16 : next_random(&seed) % bits;
+            leaf[bit / 8] ^= (uint8_t)(1u << bit % 8);
+            ck_assert_uint_ne(backend_host()->check(leaf, sizeof leaf), is);
+            leaf[another / 8] ^= (uint8_t)(1u << another % 8);
+            if (another != bit) ck_assert_uint_ne(backend_host()->check(leaf, sizeof leaf), is);
+            leaf[another / 8] ^= (uint8_t)(1u << another % 8);
+            leaf[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        }
+    }
+}
+
 /* ---- casts ---- */
 
 TEST_EACH(casts_have_the_bits_of_the_plain_ones, 1, CAIRN_HOST_ISA_COUNT)

@@ -114,7 +114,7 @@ class JobSpec(Sized):
                 ("snapshot_keep_within_s", c_uint32), ("snapshot_durable_within_s", c_uint32),
                 ("snapshot_scrub_every_s", c_uint32), ("snapshot_staging", c_int), ("snapshot_fallback", c_bool),
                 ("first_step", c_uint64), ("missing_gradients", c_int), ("init_extra_ok", c_bool),
-                ("buffers_every", c_uint64),
+                ("buffers_every", c_uint64), ("audit_every", c_uint64),
                 # From here on by hand
                 ]
 

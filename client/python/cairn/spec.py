@@ -202,6 +202,10 @@ class JobSpec:
     `buffers_every`: If not 0, a worker of the job writes its buffers (cairn_write_begin) after each applied step that
         is a multiple of this or of snapshot_every, before the next round: the periodic snapshot of that step then
         saves the version that the write makes; without a write, the version of the next step. 0: no worker writes.
+    `audit_every`: The versions of all steps that are multiples of this are audited: shards make checksums of their
+        parameters and moments, and compare them before the next update and in a snapshot of such a version. State that
+        changed although nothing wrote it is reported, and the job is lost, as if that shard had died (on_shard_loss).
+        Each audit compares a sixteenth of frozen tensors. 1 costs most and finds all. 0 = no audits
     And these, by hand. `rank`: this worker's, unique in the job. `init_from`: a safetensors file, a Hugging Face
     folder, or the folder of a snapshot, of which the optimizer's state and the step are left out, where the shards
     are, that they begin with. `world`: how many workers come together; the first round after all were gone waits for
@@ -247,6 +251,7 @@ class JobSpec:
     missing_gradients: str = "zero"
     init_extra_ok: bool = False
     buffers_every: int = 0
+    audit_every: int = 0
     # From here on by hand
     init_from: Optional[str] = None
     init_prefix: Optional[str] = None
@@ -305,6 +310,7 @@ FIELDS = (
     Field("missing_gradients", "missing_gradients", "choice", "MISSING", 2147483647, 0, "", False),
     Field("init_extra_ok", "init_extra_ok", "flag", "", 2147483647, 0, "", False),
     Field("buffers_every", "buffers_every", "count", "", 281474976710656, 0, "", False),
+    Field("audit_every", "audit_every", "count", "", 281474976710656, 0, "", True),
     # From here on by hand
 )
 _WORDS = {"NONFINITE": NONFINITE, "LOSS_SCALE": LOSS_SCALES, "GROUPS": REDUCE_GROUPS, "SHARD_LOSS": SHARD_LOSSES,

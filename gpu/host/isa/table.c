@@ -3,6 +3,8 @@
 #include "gpu/home_kind.h"
 #include "gpu/host/isa/vector.h"
 #include <assert.h>
+#define XXH_INLINE_ALL /* compiled for this instruction set */
+#include "proto/base/xxh.h"
 #include "gpu/blake2b.h"
 
 /* ==== norm ==== */
@@ -929,6 +931,14 @@ static void hash_each(const void *plane, cairn_dtype dtype, const struct geometr
 
 #endif
 
+/* ==== check ==== */
+
+static uint64_t check(const void *bytes, size_t byte_count)
+{
+    const uint64_t check = XXH3_64bits(bytes, byte_count);
+    return check != 0 ? check : 1;
+}
+
 const struct backend CAIRN_HOST_TABLE = {
     .name = "host",
     .isa = CAIRN_HOST_ISA_NAME,
@@ -940,4 +950,5 @@ const struct backend CAIRN_HOST_TABLE = {
                 [CAIRN_OPTIMIZER_SGD] = sgd },
     .convert = convert,
     .hash_each = hash_each,
+    .check = check,
 };

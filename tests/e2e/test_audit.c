@@ -1,0 +1,138 @@
+/* A bit of a daemon's memory is flipped behind its back: the audit finds it, says where, and no snapshot has
+ * it. What a run writes, moves and restores is no alarm. */
+#include <dirent.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "tests/e2e/crew.h"
+#include "tests/e2e/scene.h"
+
+enum { ELEMS = 20000 };
+
+static int open_plane(int shard, const char *plane)
+{
+    char folder[64], wanted[64];
+    const pid_t pid = cluster_shard_process(&cluster, shard);
+    snprintf(folder, sizeof folder, "/proc/%d/fd", (int)pid);
+    snprintf(wanted, sizeof wanted, "/memfd:cairn-%s (deleted)", plane);
+    DIR *all = opendir(folder);
+    ck_assert_ptr_nonnull(all);
+    int fd = -1;
+    for (struct dirent *one; fd < 0 && (one = readdir(all)) != NULL;) {
+        char path[PATH_MAX], to[PATH_MAX];
+        snprintf(path, sizeof path, "%s/%s", folder, one->d_name);
+        const ssize_t length = readlink(path, to, sizeof to - 1);
+        if (length <= 0) continue;
+        to[length] = '\0';
+        if (strcmp(to, wanted) == 0) fd = open(path, O_RDWR | O_CLOEXEC);
+    }
+    closedir(all);
+    ck_assert_msg(fd >= 0, "shard %d has no memory for %s", shard, plane);
+    return fd;
+}
+
+/* Flips a bit of an element of that plane, by the shard's local elements; planes of moments begin some
+ * elements behind the beginning of their memory. */
+static void flip(int shard, const char *plane, uint64_t elem, int bit)
+{
+    uint8_t byte;
+    const off_t at = (off_t)(elem * sizeof(float)) + bit / 8;
+    const int fd = open_plane(shard, plane);
+    ck_assert_int_eq(pread(fd, &byte, 1, at), 1);
+    byte ^= (uint8_t)(1u << bit % 8);
+    ck_assert_int_eq(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
+}
+
+/* Steps until the job is stopped, at most as many as the turns of an audit are. */
+static cairn_status train_on(void)
+{
+    static float gradient[ELEMS];
+    cairn_status status = CAIRN_OK;
+    for (int i = 0; i < 16 && status == CAIRN_OK; i++) {
+        uint64_t step;
+        status = trainer_try_step(job, "w", gradient, &step);
+    }
+    return status;
+}
+
+TEST(a_bit_that_flips_where_no_update_writes_is_found_and_said_everywhere)
+{
+    struct tiny_job *tiny = TINY(ELEMS, .audit_every = 1);
+    struct cairn_tensor both[] = { tiny->tensor, tiny->tensor };
+    both[0].name = "still";
+    both[0].kind = CAIRN_FROZEN;
+    tiny->spec.tensors = both;
+    tiny->spec.tensor_count = 2;
+    start(1, .shards_kept = true, .coordinator_set = SETTINGS("lease.heartbeat=100ms"));
+    join_spec("tiny", &tiny->spec);
+    train_pushing(0.5f, 17);
+    says(0, "committed", "snapshot create tiny --wait");
+    await_said("compared since step", "job show tiny");
+    says(0, "every 1 step", "job show tiny");
+    flip(0, "param", 5000, 21);
+    ck_assert_int_eq(train_on(), CAIRN_ERR_JOB_LOST);
+    await_said("lost", "job list");
+    says(0, "param of tensor still, elements 4096 to 8191 (leaf 1)", "job show tiny");
+    says(0, "cairn snapshot restore tiny", "job show tiny");
+    ck_assert_int_ge(logged("shard-0.log", "elements 4096 to 8191"), 1);
+    says(0, "elements 4096 to 8191", "cluster events");
+    leave();
+    says(0, "", "snapshot restore tiny latest --yes");
+    join_spec("tiny", &tiny->spec);
+    ck_assert_uint_eq(newest(job).step, 17);
+    train_pushing(0.5f, 20);
+}
+
+TEST(a_snapshot_never_has_a_bit_that_flipped_and_the_job_is_restored_by_itself)
+{
+    const struct tiny_job *tiny = TINY(ELEMS, .audit_every = 2,
+                                       .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST);
+    start(2, .shards_kept = true, .coordinator_set = SETTINGS("lease.heartbeat=100ms"));
+    join("tiny", tiny);
+    train_pushing(0.5f, 3);
+    says(0, "committed", "snapshot create tiny --wait");
+    train_pushing(0.5f, 1);
+    flip(0, "exp_avg_sq", 5000, 3);
+    ask("snapshot create tiny --wait");
+    ck_assert_msg(said.status != 0, "%s%s", said.out, said.err);
+    await(logged("shard-0.log", "exp_avg_sq of tensor w") >= 1);
+    await(logged("coordinator.log", "restored") >= 1);
+    leave();
+    join("tiny", tiny);
+    ck_assert_uint_eq(newest(job).step, 3);
+    ask("snapshot list -q tiny");
+    ck_assert_ptr_null(strchr(strchr(said.out, '\n') + 1, '\n')); // one, that of before
+}
+
+/* Every kind of tensor, workers that die, layouts that change, snapshots, a daemon that is killed under its
+ * keeper: all that is written gets its checksum, and the bits are as ever. */
+TEST(what_a_rough_run_writes_is_no_alarm)
+{
+    struct crew_run run;
+    start(2, .shards_kept = true);
+    struct crew crew = { .job = &bits_job, .endpoint = cluster.address, .until_step = BITS_STEPS };
+    crew_start(&run, &crew);
+    crew_await(&run, 2);
+    says(0, "", "job amend " BITS_JOB " --audit-every 1");
+    for (int i = 0; i < 2; i++) {
+        crew_await(&run, 8 + 6 * (uint64_t)i);
+        ck_assert_int_eq(kill(cluster_shard_process(&cluster, i), SIGKILL), 0);
+    }
+    crew_await(&run, 20);
+    says(0, "committed", "snapshot create " BITS_JOB " --wait");
+    crew_await(&run, 26);
+    says(0, "", "reshard apply " BITS_JOB " --shards 1");
+    crew_join(&run);
+    for (int i = 0; i < 2; i++) {
+        char log[32];
+        snprintf(log, sizeof log, "shard-%d.log", i);
+        ck_assert_int_eq(logged(log, "nothing wrote it"), 0);
+    }
+    crew_check_root(cluster.address, &bits_job, BITS_GOLDEN_ROOT);
+}
+
+SUITE(60, .tear_down = stop);
