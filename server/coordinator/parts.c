@@ -229,6 +229,49 @@ static bool settle_all(struct coord_job *job)
     return false;
 }
 
+/* Tells the other shards where that shard is, which is the only one of the message. */
+static void tell_others(struct coord_job *job, uint32_t shard, const Cairn__ShardsChanged *message)
+{
+    CAIRN_EACH_SHARD (job, i)
+        if (i != shard && job->shards[i].up)
+            coord_session_send(job->shards[i].entry->session, CAIRN_MSG_SHARDS_CHANGED, 0,
+                               &message->base);
+}
+
+/* In a slice shards take state from each other. So the shard that came is told where the others are, and
+ * the others where that one is, if its process may be another one than when the slice began. */
+static void tell_shards(struct coord_job *job, uint32_t shard, const Cairn__ShardsChanged *message,
+                        bool may_have_moved)
+{
+    if (job->reshard.move == NULL || move_stage_of(job->reshard.move) == CAIRN_MOVE_REST) return;
+    coord_session_send(job->shards[shard].entry->session, CAIRN_MSG_SHARDS_CHANGED, 0,
+                       &message->base);
+    for (size_t i = 0; i < message->n_shards && may_have_moved; i++) {
+        Cairn__ShardsChanged one = *message;
+        if (message->shards[i]->index != shard) continue;
+        one.shards = &message->shards[i];
+        one.n_shards = 1;
+        tell_others(job, shard, &one);
+    }
+}
+
+/* Tells where a shard is that came. */
+static void tell_shard_came(struct coord_job *job, uint32_t shard)
+{
+    struct coord_shard_infos infos;
+    const bool was_known = job->shards[shard].address_sent != 0,
+               has_moved = coord_job_shard_moved(&job->shards[shard]);
+    if (has_moved || !was_known) coord_reshard_publish_anew(job);
+    if (has_moved) tell_shards_changed(job);
+    if (!coord_shard_infos_init(&infos, job, job->layout->shard_count)) return;
+    Cairn__ShardsChanged message = CAIRN__SHARDS_CHANGED__INIT;
+    message.job = job->id;
+    message.shards = infos.list;
+    message.n_shards = infos.count;
+    tell_shards(job, shard, &message, has_moved || !was_known);
+    coord_shard_infos_release(&infos);
+}
+
 static void shard_up(struct coord_job *job, uint32_t shard, const struct held *held)
 {
     struct coord_job_shard *s = &job->shards[shard];
@@ -254,10 +297,10 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
     coord_slice_prepared(job, shard, part->next_layout_version);
     coord_terms_tell(job, shard, !part->unsettled);
     coord_members_tell_shard(job, shard);
+    tell_shard_came(job, shard);
     coord_gate_update(job); // the messages about members come first, on the same connection
     const struct round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = shard };
     coord_job_event(job, &up);
-    if (coord_job_shard_moved(s)) tell_shards_changed(job);
     coord_job_try_seal(job);
 }
 

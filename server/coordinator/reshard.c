@@ -314,6 +314,11 @@ static bool is_published(struct coord_job *job)
     return false;
 }
 
+void coord_reshard_publish_anew(struct coord_job *job)
+{
+    if (job->reshard.running && coord_layouts_behind(job)) job->reshard.publishing = true;
+}
+
 /* Begins a slice that leaves out the shards that own nothing any more, so that these shards leave
  * the job. Returns true if this slice has begun, or if the run has to wait before the slice can
  * begin. */
@@ -408,6 +413,7 @@ static void advance_reshard(struct coord_job *job)
     struct coord_reshard *r = &job->reshard;
     struct sentence why;
     if (!may_step(job)) return;
+    if (r->publishing && !is_published(job)) return;
     if (r->canceled) {
         if (job->shard_count > job->layout->shard_count) reshard_unjoin(job);
         finish_run(job);

@@ -472,6 +472,9 @@ struct neighbours {
  * CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status neighbour_open(struct neighbours *all, struct neighbour *neighbour,
                                              const Cairn__ShardInfo *info, struct sentence *why);
+/* Notes where the neighbour is now. If that is another place, the next ticks report the loss of the
+ * connection and connect again. */
+void neighbour_move(struct neighbour *neighbour, const Cairn__ShardInfo *info);
 /* Safe for a neighbour that was not opened. */
 void neighbour_close(struct neighbour *neighbour);
 /* Ends the connection. The next ticks report the loss and connect again, unless the neighbours

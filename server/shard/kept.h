@@ -13,6 +13,7 @@
  *
  *   segments   the memfds of the planes, sums included, as they are
  *   record     what the part is: spec, layout, places. A new edition whenever that changes
+ *   next       the layout that is prepared, with the PartPrepare that brought it
  *   ledger     how far the part is: the machine's last outcome, and how far each update is. Written in every
  *              round, in place
  *
@@ -24,18 +25,27 @@
  * Kept is what only this part has: the parameters, the moments, and the sums of a round that was
  * reported as reduced. Everything else comes again: members from the coordinator, contributions
  * from workers, who compute a round again that was not prepared; published copies are written
- * anew. From when a layout is prepared until it is settled, a part is not kept. Nor is a part
- * that has state on a device. Loop thread, except where it says so. */
+ * anew. A part that has state on a device is not kept. Loop thread, except where it says so.
+ *
+ * A layout that comes into force is kept as prepared until it is settled: the next process is at
+ * the version of the Fence, in the layout before, whose state nobody has touched; the Fence comes
+ * again, and what was to come is asked for again. If all of it was here, `next` says so, since the
+ * senders may have forgotten it. For this a kept part is not REDUCED in a layout before it is
+ * settled. A part is not kept while its layout is taken back (core/move.h). */
 
 /* The part that a job has here, as it is kept. */
 struct job_kept {
     uint32_t
         part; /* the number of the part in the names of its descriptors; 0: nothing was stored */
-    uint32_t edition; /* the newest edition that was made */
-    bool is_stored;   /* the keeper has that edition, so the part is kept now */
+    /* the newest edition that was made of record or ledger, and of prepared layouts */
+    uint32_t edition, nexts;
+    uint32_t record; /* the edition of the record that the keeper has; 0: none */
+    bool is_stored;  /* the keeper has record and ledger, so the part is kept now */
     bool is_due;      /* another edition is to be made when the update under way has ended */
     uint64_t segments[CAIRN_PLANES]; /* so many segments of each plane were stored */
     struct kept_ledger *ledger;      /* owned: mapped; NULL: none */
+    const struct shard_view *ledger_of; /* never read: the view with which the ledger was made */
+    struct kept_next *next; /* owned: mapped: the layout that is prepared; NULL: none is kept */
     /* The threads of the update under way read where its marks go, and its round. Borrowed:
      * the ledger, even if the part is kept no more; NULL: the update makes no marks */
     struct kept_ledger *marked;
@@ -48,6 +58,7 @@ struct job_kept {
 };
 
 /* A shard stores its parts with its keeper, and resumes those that it was handed. */
+struct shard_view;
 struct shard_kept {
     uint32_t parts;   /* the highest number of a part */
     uint32_t pending; /* how many parts are being resumed */
@@ -62,8 +73,28 @@ void kept_open(struct shard_daemon *shard, struct kept_fd *fds, size_t count);
  * layout or its memory has changed. Without a keeper, or if the part cannot be kept, this does
  * nothing. */
 void kept_begin(struct shard_job *job);
-/* Has the part not kept for now: its memory and its layout do not agree. */
+/* Has the part not kept for now. */
 void kept_pause(struct shard_job *job);
+
+/* ---- another layout ---- */
+
+/* Has the prepared layout kept, or the part not kept. Called before anybody is told that the
+ * layout is prepared. */
+void kept_prepared(struct shard_job *job);
+/* The prepared layout is not wanted any more; or the layout in force has its number now. */
+void kept_unprepared(struct shard_job *job);
+/* All state that comes with the layout in force is in the planes. Called before anybody is told. */
+void kept_is_whole(struct shard_job *job);
+/* True if the layout in force, which was just entered, has to be settled before the part is
+ * REDUCED. */
+bool kept_awaits_settled(const struct shard_job *job);
+/* True if the extents of a view of the prepared layout lie where those of the process before lay. */
+bool kept_has_places(const struct shard_job *job, const struct shard_view *view);
+/* The keeper lets go of the prepared layout, if it has one. */
+void kept_forget_next(struct shard_job *job);
+
+/* ---- how far it is ---- */
+
 /* Notes how far the machine is. Called before anybody is told of it, and before an update
  * begins. */
 void kept_note(struct shard_job *job);
@@ -109,7 +140,9 @@ CAIRN_MUST_CHECK cairn_status kept_take(struct shard_job *job, bool *was_cut_out
  * not cut off. */
 struct update_undo *kept_undo(const struct shard_job *job, uint32_t lane, bool *is_of,
                               uint32_t *trained_out);
-/* The part serves again. */
+/* The part serves again; or the layout that was prepared is prepared again, or cannot be. */
 void kept_resumed(struct shard_job *job);
+/* Frees what came of a part; NULL is fine. */
+void kept_part_close(struct kept_part *part);
 
 #endif

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "server/shard/base.h"
 #include "server/shard/jobs.h"
@@ -22,8 +23,6 @@ static const struct arriving_kind kind;
 
 static uint64_t shift_bytes(const struct shard_job *job, const struct shard_view *next,
                             const struct shard_view *retained);
-static cairn_status list_pieces(const struct shard_view *now, const struct shard_view *next,
-                                const struct shard_view *retained, struct state_pieces *out);
 static uint64_t move_bytes_beyond(const struct shard_job *job, const struct shard_view *view,
                                   const struct shard_view *beside);
 static cairn_status shift_reserve(const struct shard_job *job, const struct shard_view *next,
@@ -130,10 +129,14 @@ static cairn_status open_receiver(struct shard_job *job, struct move_part *part,
 {
     const Cairn__Mover *mover = mover_of(message);
     struct state_pieces pieces;
-    if (list_pieces(job->view, part->view, move_retained(job), &pieces) != CAIRN_OK)
+    if (pieces_list(job->view, part->view, move_retained(job), &pieces) != CAIRN_OK)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to take state");
-    part->comes = pieces.bytes;
+    part->comes = part->is_whole ? 0 : pieces.bytes;
     if (pieces.count == 0) return take_budget(job, part, 0, 0, why);
+    if (part->is_whole) {
+        pieces_release(&pieces);
+        return take_budget(job, part, move_bytes_beyond(job, part->view, job->view), 0, why);
+    }
     if (mover == NULL) {
         pieces_release(&pieces);
         return fail_with(why, CAIRN_ERR_MALFORMED,
@@ -185,6 +188,56 @@ static cairn_status let_all_in(struct shard_job *job, struct move_part *part,
     return status;
 }
 
+/* ---- shards that have come to other addresses ---- */
+
+/* Lets a mover in anew that has another address. */
+static void let_in_again(struct shard_job *job, const struct shard_member *mover,
+                         const Cairn__ShardInfo *info)
+{
+    Cairn__MemberJoin join = CAIRN__MEMBER_JOIN__INIT;
+    struct sentence why;
+    char name[CAIRN_NAME_MAX + 1];
+    snprintf(name, sizeof name, "%s", mover->name);
+    join.job = job->number;
+    join.member = mover->number;
+    join.token = mover->token;
+    join.role = CAIRN_ROLE_WIRE_READER;
+    join.name = name;
+    join.fabric_address = info->fabric_address;
+    cairn_status status = members_join(job, &join, &why);
+    struct shard_member *member = member_find(job, join.member);
+    if (status == CAIRN_OK && member == mover) return; // it is still there
+    if (member != NULL) member->is_mover = true;
+    if (status == CAIRN_OK && member != NULL) status = reply_keep(member, &why);
+    if (status != CAIRN_OK)
+        log_error("job %s: shard %s, which takes state from here, is not let in: %s",
+                  job->spec.name, name, why.text);
+}
+
+static void note_address(struct shard_job *job, const struct move_part *part,
+                         const Cairn__ShardInfo *info)
+{
+    if (part == NULL || info->fabric_address.len == 0) return;
+    for (size_t i = 0; i < part->mover_count; i++) {
+        const struct shard_member *mover = member_find(job, part->movers[i]);
+        if (mover != NULL && strcmp(mover->name, info->name) == 0) let_in_again(job, mover, info);
+    }
+    for (uint32_t i = 0; part->receiver != NULL && i < part->receiver->neighbours.count; i++) {
+        struct neighbour *sender = neighbours_at(&part->receiver->neighbours, i);
+        if (strcmp(sender->name, info->name) == 0) neighbour_move(sender, info);
+    }
+}
+
+/* Processes of shards are new ones: state comes from there, or goes there, at other addresses. */
+static void on_shards_changed(struct shard_job *job, const void *body)
+{
+    const Cairn__ShardsChanged *message = body;
+    for (size_t i = 0; i < message->n_shards; i++) {
+        note_address(job, job->move.next, message->shards[i]);
+        note_address(job, job->move.now, message->shards[i]);
+    }
+}
+
 /* ---- from beginning to end ---- */
 
 /* Resumes a PartPrepare of the job that waits, if there is one. It waited until the layout was
@@ -212,6 +265,7 @@ static void move_part_drop(struct shard_job *job, struct move_part *part)
         receiver_leave(part->receiver);
     shard_job_give_all(job, &part->taken);
     shard_view_unref(part->view);
+    packed_release(part->message);
     free(part->movers);
     free(part);
 }
@@ -242,7 +296,7 @@ static void forget_prepared(struct shard_job *job)
     if (part->taken.state > part->shifted) shard_view_give(job, part->view);
     move_part_drop(job, part);
     move_trim(job);
-    kept_begin(job);
+    kept_unprepared(job);
 }
 
 /* Forgets the prepared layout, now or as soon as it is ready. It does not come into force. */
@@ -287,20 +341,19 @@ static void on_room(const struct reserve_request *request, cairn_status status,
     log_info("job %s: layout %" PRIu64 " is prepared: %" PRIu64
              " bytes come in, and %zu shards take from here",
              job->spec.name, part->view->layout->version, part->comes, part->mover_count);
-    // From now on the layout may come into force, which a process that was kept would not know.
-    kept_pause(job);
+    kept_prepared(job); // from now on the layout may come into force
     session_answer(shard, &part->asked, CAIRN_OK, NULL);
 }
 
 static cairn_status fill_part(struct shard_job *job, struct move_part *part,
-                              const struct arriving *arriving, struct sentence *why)
+                              const Cairn__PartPrepare *message, const struct paged *pages,
+                              struct sentence *why)
 {
-    const Cairn__PartPrepare *message = message_of(arriving);
     const struct reserve_request request = {
         .job = job, .what = "the state for a layout", .prepare = add_room, .done = on_room
     };
     struct layout *layout;
-    CAIRN_TRY(shard_job_layout(job, &arriving->paged[0], &layout, why));
+    CAIRN_TRY(shard_job_layout(job, pages, &layout, why));
     cairn_status status = judge_table(job, message->layout, layout, why);
     if (status != CAIRN_OK) {
         layout_close(layout);
@@ -309,29 +362,46 @@ static cairn_status fill_part(struct shard_job *job, struct move_part *part,
     const struct shard_view *retained = move_retained(job);
     status = shard_view_next(job, layout, message->shard_index,
                              retained != NULL ? retained : job->view, &part->view, why);
+    if (status == CAIRN_OK && part->is_whole && !kept_has_places(job, part->view))
+        status = fail_with(why, CAIRN_ERR_MISMATCH,
+                           "this build puts what came with it elsewhere in memory");
     if (status == CAIRN_OK) status = open_receiver(job, part, message, why);
     if (status == CAIRN_OK) status = let_all_in(job, part, message, why);
     return status == CAIRN_OK ? reserve_begin(&request, why) : status;
 }
 
-static cairn_status begin_prepare(struct shard_job *job, const struct arriving *arriving,
-                                  struct sentence *why)
+static struct packed *pack(const Cairn__PartPrepare *message)
+{
+    const size_t bytes = cairn__part_prepare__get_packed_size(message);
+    uint8_t *packed = malloc(bytes + 1);
+    if (packed != NULL) (void)cairn__part_prepare__pack(message, packed);
+    return packed_take(packed, bytes);
+}
+
+static cairn_status begin_prepare(struct shard_job *job, const Cairn__PartPrepare *message,
+                                  const struct paged *pages, bool is_whole, struct sentence *why)
 {
     struct move_part *part = calloc(1, sizeof *part);
     if (part == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a layout");
-    log_debug("job %s: layout %" PRIu64 " is to be prepared", job->spec.name,
-              message_of(arriving)->layout);
+    log_debug("job %s: layout %" PRIu64 " is to be prepared", job->spec.name, message->layout);
     part->session = job->shard->session.serial;
+    part->message = pack(message);
+    part->is_whole = is_whole;
     job->move.next = part;
-    const cairn_status status = fill_part(job, part, arriving, why);
-    if (status == CAIRN_OK) {
-        part->asked = session_request(job->shard, arriving->request);
-        return CAIRN_OK;
-    }
+    const cairn_status status = fill_part(job, part, message, pages, why);
+    if (status == CAIRN_OK) return CAIRN_OK;
     job->move.next = NULL;
     move_part_drop(job, part);
     move_trim(job);
     return status;
+}
+
+cairn_status move_resume(struct shard_job *job, const Cairn__PartPrepare *message,
+                         const struct paged *layout, bool is_whole, struct sentence *why)
+{
+    CAIRN_TRY(begin_prepare(job, message, layout, is_whole, why));
+    job->move.next->session = 0; // of an earlier session than any of this process
+    return CAIRN_OK;
 }
 
 static void prepare_is_whole(struct shard_daemon *shard, struct arriving *arriving)
@@ -349,11 +419,14 @@ static void prepare_is_whole(struct shard_daemon *shard, struct arriving *arrivi
         // the PartPrepare waits until the prepared layout is forgotten
         if (job->move.next != NULL) return;
     }
-    if (status == CAIRN_OK) status = begin_prepare(job, arriving, &why);
     if (status == CAIRN_OK)
-        arriving_drop(shard, arriving); // on_room answers
-    else
+        status = begin_prepare(job, message_of(arriving), &arriving->paged[0], false, &why);
+    if (status != CAIRN_OK) {
         arriving_end(shard, arriving, status, &why);
+        return;
+    }
+    job->move.next->asked = session_request(shard, arriving->request);
+    arriving_drop(shard, arriving); // on_room answers
 }
 
 /* PartPrepare. The answer is Done when the memory for arriving state is taken; otherwise it is
@@ -414,26 +487,36 @@ static uint64_t move_bytes_beyond(const struct shard_job *job, const struct shar
 
 /* ---- time ---- */
 
+/* Gives back the memory of what was given away: nobody asks for it any more. */
+static void forget_given(struct shard_job *job, const struct shard_view *before,
+                         const struct move_part *now)
+{
+    const uint64_t bytes = move_bytes_beyond(job, before, job->view);
+    if (bytes > 0) shard_view_give(job, before);
+    shard_job_give(job, &job->memory.state, bytes + now->shifted);
+    log_info("job %s: layout %" PRIu64 " is settled: %" PRIu64 " bytes of host memory are freed",
+             job->spec.name, now->view->layout->version, bytes);
+}
+
 /* Ends the change `now` after a PartSettled, as soon as no given state is being sent any more. */
 static void move_settle(struct shard_job *job)
 {
     struct move *move = &job->move;
     struct move_part *now = move->now;
+    struct shard_view *before = move->before;
     // If state is still being sent from here, or still arrives at places that were given up, a
     // later tick tries again.
     if (move->sends > 0 || !LIST_EMPTY(&move->leaving)) return;
-    const uint64_t bytes = move_bytes_beyond(job, move->before, job->view);
-    if (bytes > 0) shard_view_give(job, move->before);
-    shard_job_give(job, &job->memory.state, bytes + now->shifted);
-    log_info("job %s: layout %" PRIu64 " is settled: %" PRIu64 " bytes of host memory are freed",
-             job->spec.name, now->view->layout->version, bytes);
-    shard_view_unref(move->before);
+    const bool was_awaited = now->awaits_settled;
     move->before = NULL;
     move->now = NULL;
     move->is_settling = false;
+    kept_begin(job); // before anything of the state before is touched
+    forget_given(job, before, now);
+    shard_view_unref(before);
     move_part_drop(job, now);
     move_trim(job);
-    kept_begin(job);
+    if (was_awaited) own_step(job, &(struct step_event) { .kind = CAIRN_STEP_WHOLE });
     move_go_on(job->shard, job->number);
 }
 
@@ -569,8 +652,9 @@ static void on_taken(struct receiver *receiver)
     now->taken = (struct memory_need) { 0 };
     receiver_leave(receiver);
     published_forget_params(job);
+    kept_is_whole(job);
     tell_moved(job);
-    own_step(job, &(struct step_event) { .kind = CAIRN_STEP_WHOLE });
+    if (!now->awaits_settled) own_step(job, &(struct step_event) { .kind = CAIRN_STEP_WHOLE });
     fetch_deferred(job);
 }
 
@@ -588,7 +672,8 @@ void move_on_resolve(struct shard_job *job, uint64_t epoch)
 {
     struct move_part *now = job->move.now;
     if (job->load.joins) note_version(job);
-    if ((!job->move.has_moved && !job->load.joins) || job->state != CAIRN_JOB_SERVING ||
+    const bool may_have_moved = job->move.has_moved || job->load.joins || job->kept.was_kept;
+    if (!may_have_moved || job->state != CAIRN_JOB_SERVING ||
         epoch != step_epoch(job->collector.step) || job->move.fence.epoch != 0)
         return;
     if (now == NULL || now->receiver == NULL) {
@@ -632,7 +717,9 @@ static void enter_prepared(struct shard_job *job)
              " elements here, and %" PRIu64 " "
              "bytes are to come",
              job->spec.name, version_of(part), epoch, job->view->table.map.elem_count, part->comes);
-    if (part->receiver != NULL)
+    part->awaits_settled = kept_awaits_settled(job);
+    if (part->receiver == NULL) kept_is_whole(job);
+    if (part->receiver != NULL || part->awaits_settled)
         own_step(job, &(struct step_event) { .kind = CAIRN_STEP_LACKS_STATE });
     own_step(job, &(struct step_event) { .kind = CAIRN_STEP_FENCE, .epoch = epoch });
     relay_on_fence(job, epoch);
@@ -831,6 +918,7 @@ static const struct shard_message messages[] = {
     { CAIRN_MSG_PART_PREPARE, .pages = &kind },
     { CAIRN_MSG_PART_UNPREPARE, .on_job = on_unprepare },
     { CAIRN_MSG_PART_SETTLED, .on_job = on_settled },
+    { CAIRN_MSG_SHARDS_CHANGED, .on_job = on_shards_changed },
     { CAIRN_MSG_PART_PUBLISH, .ask_job = on_publish },
     { 0 },
 };
@@ -842,146 +930,3 @@ const struct shard_module move_module = {
             [SHARD_SESSION_ENDED] = forget_fence },
     .tick = tick_move,
 };
-
-/* ==== piece ==== */
-
-/* A range of leaves of a tensor. */
-struct leaves {
-    uint64_t first, end;
-};
-
-struct lister {
-    const struct shard_view *next, *retained;
-    const struct layout *before;
-    struct state_pieces *out;
-    size_t capacity;
-};
-
-static struct leaves leaves_of(const struct layout *layout, const struct extent *extent)
-{
-    const struct geometry *geometry = &layout->geometry[extent->tensor];
-    return (struct leaves) {
-        quantum_first_leaf(geometry, extent->first_quantum),
-        quantum_first_leaf(geometry, extent->first_quantum + extent->quantum_count),
-    };
-}
-
-static cairn_status add_piece(struct lister *lister, const struct state_piece *piece)
-{
-    struct state_pieces *out = lister->out;
-    const struct form *form = &lister->next->forms[piece->extent];
-    if (out->count == lister->capacity) {
-        const size_t capacity = lister->capacity * 2 + 64;
-        struct state_piece *list = realloc(out->list, capacity * sizeof *list);
-        if (list == NULL) return CAIRN_ERR_NO_MEMORY;
-        out->list = list;
-        lister->capacity = capacity;
-    }
-    const uint64_t bytes = form_bytes(form, piece->plane, piece->chunk_elems);
-    if (!piece_is_whole(piece) && bytes > out->cut_bytes) out->cut_bytes = (size_t)bytes;
-    if (bytes > out->chunk_bytes) out->chunk_bytes = (size_t)bytes;
-    out->bytes += form_bytes(form, piece->plane, piece->elem_count);
-    out->list[out->count++] = *piece;
-    return CAIRN_OK;
-}
-
-/* Adds a piece for each plane of state: the part of the sender's chunk that lies in the leaves
- * `come`. */
-static cairn_status add_chunk(struct lister *lister, const struct geometry *geometry,
-                              struct state_piece piece, struct leaves chunk, struct leaves come)
-{
-    cairn_status status = CAIRN_OK;
-    if (come.first < chunk.first) come.first = chunk.first;
-    if (come.end > chunk.end) come.end = chunk.end;
-    piece.first_leaf = chunk.first;
-    piece.leaf_count = (uint32_t)(chunk.end - chunk.first);
-    piece.chunk_elem = leaf_start(geometry, chunk.first);
-    piece.chunk_elems = leaf_start(geometry, chunk.end) - piece.chunk_elem;
-    piece.first_elem = leaf_start(geometry, come.first);
-    piece.elem_count = leaf_start(geometry, come.end) - piece.first_elem;
-    for (int p = 0; p < CAIRN_PLANES && status == CAIRN_OK; p++) {
-        if (!form_stores(&lister->next->forms[piece.extent], p)) continue;
-        piece.plane = (enum plane)p;
-        status = add_piece(lister, &piece);
-    }
-    return status;
-}
-
-/* Adds the pieces for a run of leaves that this shard receives from one extent of a sender. The
- * sender's chunks begin at the beginning of this extent. */
-static cairn_status add_run_pieces(struct lister *lister, const struct extent *given,
-                                   uint32_t extent, struct leaves come)
-{
-    const struct leaves all = leaves_of(lister->before, given);
-    const uint64_t step = lister->next->table.map.chunk_leaves;
-    const struct state_piece piece = { .sender = given->shard, .extent = extent };
-    uint64_t at = all.first + (come.first - all.first) / step * step;
-    cairn_status status = CAIRN_OK;
-    for (; at < come.end && status == CAIRN_OK; at += step) {
-        const struct leaves chunk = { at, at + step < all.end ? at + step : all.end };
-        status = add_chunk(lister, &lister->before->geometry[given->tensor], piece, chunk, come);
-    }
-    return status;
-}
-
-/* Returns the end of the run of leaves that begins with `leaf` and is on this shard by the view
- * `retained`. Returns `leaf` if that leaf is not here. */
-static uint64_t end_of_retained(const struct lister *lister, uint32_t tensor, uint64_t leaf)
-{
-    const struct local_extent *extent = NULL;
-    if (lister->retained != NULL)
-        extent = shard_map_find(&lister->retained->table.map, tensor, leaf);
-    return extent != NULL ? extent->first_leaf + extent->leaf_count : leaf;
-}
-
-static cairn_status add_extent(struct lister *lister, uint32_t number)
-{
-    const struct shard_map *map = &lister->next->table.map;
-    const struct local_extent *extent = &map->extents[number];
-    const uint64_t end = extent->first_leaf + extent->leaf_count;
-    uint64_t leaf = extent->first_leaf;
-    cairn_status status = CAIRN_OK;
-    while (leaf < end && status == CAIRN_OK) {
-        const struct extent *was = layout_find(lister->before, extent->tensor, leaf);
-        const struct leaves all = leaves_of(lister->before, was);
-        const uint64_t retained_end = end_of_retained(lister, extent->tensor, leaf);
-        uint64_t run_end = all.end < end ? all.end : end;
-        if (retained_end > leaf && retained_end < run_end) run_end = retained_end;
-        if (was->shard != map->shard && retained_end == leaf)
-            status = add_run_pieces(lister, was, number, (struct leaves) { leaf, run_end });
-        leaf = run_end;
-    }
-    return status;
-}
-
-static int by_sender(const void *left, const void *right)
-{
-    const struct state_piece *a = left, *b = right;
-    if (a->sender != b->sender) return a->sender < b->sender ? -1 : 1;
-    if (a->extent != b->extent) return a->extent < b->extent ? -1 : 1;
-    if (a->first_leaf != b->first_leaf) return a->first_leaf < b->first_leaf ? -1 : 1;
-    return (int)a->plane - (int)b->plane;
-}
-
-/* Lists the pieces of all state that is on this shard in `next`, and on another shard in `now`.
- * State that is in `retained` is left out, because it is still here; `retained` may be NULL.
- * CAIRN_ERR_NO_MEMORY. */
-static cairn_status list_pieces(const struct shard_view *now, const struct shard_view *next,
-                                const struct shard_view *retained, struct state_pieces *out)
-{
-    struct lister lister = {
-        .next = next, .retained = retained, .before = now->layout, .out = out
-    };
-    cairn_status status = CAIRN_OK;
-    *out = (struct state_pieces) { .list = NULL };
-    for (uint32_t i = 0; i < next->table.map.extent_count && status == CAIRN_OK; i++)
-        status = add_extent(&lister, i);
-    if (status != CAIRN_OK) {
-        pieces_release(out);
-        return status;
-    }
-    if (out->count > 0) qsort(out->list, out->count, sizeof *out->list, by_sender);
-    for (size_t i = 0; i < out->count; i++)
-        out->sender_count += i == 0 || out->list[i].sender != out->list[i - 1].sender;
-    return CAIRN_OK;
-}

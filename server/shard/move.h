@@ -53,6 +53,13 @@ static inline bool piece_is_whole(const struct state_piece *piece)
     return piece->elem_count == piece->chunk_elems;
 }
 
+/* Lists the pieces of all state that is on this shard in `next`, and on another shard in `now`.
+ * State that is in `retained` is left out, because it is still here; `retained` may be NULL.
+ * CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status pieces_list(const struct shard_view *now,
+                                          const struct shard_view *next,
+                                          const struct shard_view *retained,
+                                          struct state_pieces *out);
 void pieces_release(struct state_pieces *pieces);
 
 /* ==== receiver ==== */
@@ -159,6 +166,10 @@ struct move_part {
     bool is_back;     /* this change is in force, and it took back a change that was not settled */
     bool is_ready;    /* the pages for arriving state are made */
     bool is_unwanted; /* the change is to be forgotten as soon as it is ready */
+    /* a process before has received the state that comes; so the receiver is NULL */
+    bool is_whole;
+    bool awaits_settled; /* in force: the part is REDUCED only when the layout is settled */
+    struct packed *message; /* counted: the PartPrepare; NULL: there was no memory */
     struct request asked; /* the PartPrepare; answered when the change is ready */
     uint64_t session;     /* the session in which the PartPrepare arrived */
     /* what was taken from the budget for this change, and is given back with it: the planes and the
@@ -202,6 +213,11 @@ struct move {
  * session. Returns false if no layout comes into force through this Fence; then the caller tells
  * the core. */
 bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout);
+/* Prepares a layout again that a process before had prepared (kept.h). It is prepared, or is not,
+ * when kept_resumed is called. If `is_whole`, all that comes with the layout is in the planes. */
+CAIRN_MUST_CHECK cairn_status move_resume(struct shard_job *job, const Cairn__PartPrepare *message,
+                                          const struct paged *layout, bool is_whole,
+                                          struct sentence *why);
 /* Called when all shards use the layout in force, after the core was told this. */
 void move_on_resolve(struct shard_job *job, uint64_t epoch);
 

@@ -293,25 +293,46 @@ void neighbours_on_message(struct neighbours *all, const struct chunk_header *he
 
 /* ---- open and close ---- */
 
+static cairn_status take_address(struct neighbour *neighbour, const Cairn__ShardInfo *info,
+                                 struct sentence *why)
+{
+    const size_t bytes = info->fabric_address.len;
+    if (bytes > CAIRN_FABRIC_ADDRESS_MAX)
+        return fail_with(why, CAIRN_ERR_MALFORMED, "a fabric address of %zu bytes of shard %s",
+                         bytes, neighbour->name);
+    uint8_t *address = malloc(bytes + 1);
+    if (address == NULL)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to %s shard %s",
+                         neighbour->all->kind->purpose, neighbour->name);
+    if (bytes > 0) memcpy(address, info->fabric_address.data, bytes);
+    free(neighbour->address);
+    neighbour->address = address;
+    neighbour->address_bytes = bytes;
+    return CAIRN_OK;
+}
+
 cairn_status neighbour_open(struct neighbours *all, struct neighbour *neighbour,
                             const Cairn__ShardInfo *info, struct sentence *why)
 {
-    const size_t bytes = info->fabric_address.len;
     neighbour->all = all;
     neighbour->index = info->index;
     neighbour->link.callbacks = &link_callbacks;
     asker_open(&neighbour->asker, send_fetch);
     snprintf(neighbour->name, sizeof neighbour->name, "%s", info->name);
-    if (bytes > CAIRN_FABRIC_ADDRESS_MAX)
-        return fail_with(why, CAIRN_ERR_MALFORMED, "a fabric address of %zu bytes of shard %s",
-                         bytes, neighbour->name);
-    neighbour->address = malloc(bytes + 1);
-    if (neighbour->address == NULL)
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to %s shard %s",
-                         all->kind->purpose, neighbour->name);
-    neighbour->address_bytes = bytes;
-    if (bytes > 0) memcpy(neighbour->address, info->fabric_address.data, bytes);
-    return CAIRN_OK;
+    return take_address(neighbour, info, why);
+}
+
+void neighbour_move(struct neighbour *neighbour, const Cairn__ShardInfo *info)
+{
+    struct sentence why;
+    if (info->fabric_address.len == neighbour->address_bytes &&
+        memcmp(info->fabric_address.data, neighbour->address, neighbour->address_bytes) == 0)
+        return;
+    if (take_address(neighbour, info, &why) == CAIRN_OK)
+        chunk_link_restart(&neighbour->link);
+    else
+        log_error("job %s: shard %s is not found any more: %s", neighbour->all->job->spec.name,
+                  neighbour->name, why.text);
 }
 
 void neighbour_close(struct neighbour *neighbour)

@@ -51,12 +51,6 @@ static bool piece_is_staged(const struct receiver *receiver, const struct state_
     return receiver->staged.all || !piece_is_whole(piece);
 }
 
-void pieces_release(struct state_pieces *pieces)
-{
-    free(pieces->list);
-    *pieces = (struct state_pieces) { .list = NULL };
-}
-
 /* ---- open ---- */
 
 static const Cairn__ShardInfo *info_of(Cairn__ShardInfo *const *shards, size_t count,

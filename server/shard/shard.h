@@ -255,6 +255,9 @@ struct shard_up {
     /* Makes a job from a part that was kept. The job takes the part if the status is CAIRN_OK. */
     cairn_status (*resume)(struct shard_daemon *shard, const struct kept_create *create,
                            struct kept_part *part, struct sentence *why);
+    /* move_resume */
+    cairn_status (*prepare)(struct shard_job *job, const Cairn__PartPrepare *message,
+                            const struct paged *layout, bool is_whole, struct sentence *why);
     /* Called when no part is being resumed any longer: connection_begin. */
     void (*resumed)(struct shard_daemon *shard);
 };

@@ -248,7 +248,6 @@ cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view, st
         ready_close(job, &ready);
         return status;
     }
-    kept_pause(job);
     struct shard_view *before = job->view;
     const struct memory_need less = memory_beyond(&before->memory, &view->memory);
     relay_leave(job);

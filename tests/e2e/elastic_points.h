@@ -19,6 +19,8 @@ struct points {
 /* So many shards, and workers that train without an end; the job's first snapshot is there. `library`:
  * what is preloaded. */
 void points_start(struct points *p, const char *library, int shards);
+/* The same, each shard under a keeper. */
+void points_start_kept(struct points *p, const char *library, int shards);
 /* Every worker is here, trains up to a step that is a multiple of 100, and ends well. Returns that step. */
 uint64_t points_end_training(struct points *p);
 void points_start_worker(struct points *p, uint32_t rank);
