@@ -115,8 +115,9 @@
  * 101  an update that another process ended counts as not made
  * 102  the last decision dies with the process
  * 103  the last fence dies with the process
- * 104  the newest round dies with the process */
-#define CAIRN_MUTANT_COUNT 104
+ * 104  the newest round dies with the process
+ * 105  a shard whose process died before it heard that a slice is settled is not told again */
+#define CAIRN_MUTANT_COUNT 105
 
 /* ==== order on a GPU: cairn-home-seeds-mutant-<n>, which the emulated card catches (tests/gpu) ==== */
 

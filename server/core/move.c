@@ -165,7 +165,8 @@ static void on_moved(struct move *move, const struct move_event *event,
     shard->moved = true;
     if (move->stage != CAIRN_MOVE_MOVING) {
         // The shard does not know that the slice is settled, perhaps because the SETTLE was lost.
-        if (!move->lost) add_action(actions, CAIRN_MOVE_SETTLE, move->layout)->shard = event->shard;
+        if (!move->lost && !MUTANT(105))
+            add_action(actions, CAIRN_MOVE_SETTLE, move->layout)->shard = event->shard;
         return;
     }
     if (!all_moved(move)) return;

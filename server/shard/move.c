@@ -404,6 +404,24 @@ cairn_status move_resume(struct shard_job *job, const Cairn__PartPrepare *messag
     return CAIRN_OK;
 }
 
+/* A layout that a process before had prepared may be in force already, with a Fence that comes again.
+ * So no other layout is prepared before a Fence comes, but one in which all stays where it is. */
+static cairn_status judge_resumed(const struct shard_job *job, const struct paged *pages,
+                                  struct sentence *why)
+{
+    const struct move_part *next = job->move.next;
+    struct layout *layout;
+    if (next == NULL || next->session != 0) return CAIRN_OK;
+    CAIRN_TRY(shard_job_layout(job, pages, &layout, why));
+    const bool stays = same_owners(layout, job->view->layout);
+    layout_close(layout);
+    if (stays) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_BUSY,
+                     "shard %s has just started, and waits for the Fence that may bring layout "
+                     "%" PRIu64 " of job %s: ask again",
+                     job->shard->name, next->view->layout->version, job->spec.name);
+}
+
 static void prepare_is_whole(struct shard_daemon *shard, struct arriving *arriving)
 {
     struct shard_job *job = shard_job_find(shard, message_of(arriving)->job);
@@ -411,6 +429,7 @@ static void prepare_is_whole(struct shard_daemon *shard, struct arriving *arrivi
     cairn_status status = CAIRN_ERR_NOT_FOUND;
     sentence_set(&why, "shard %s does not hold that job", shard->name);
     if (job != NULL) status = judge_prepare(job, message_of(arriving), &why);
+    if (status == CAIRN_OK) status = judge_resumed(job, &arriving->paged[0], &why);
     // The PartPrepare waits until the layout is settled, or until the Fence that drains a round is
     // done.
     if (status == CAIRN_OK && (job->move.is_settling || job->move.fence.epoch != 0)) return;

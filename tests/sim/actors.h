@@ -120,6 +120,9 @@ struct sim_shard {
     uint64_t take_conn;
     bool taking;         /* it has asked for what lacks */
     uint32_t has, lacks; /* state of chunks, a bit each */
+    /* the layout before the one in force, which is not settled; NULL: it is */
+    const struct sim_layout *before;
+    bool awaits_settled; /* it is not REDUCED before that: server/shard/kept.h */
     struct cairn_version state_at[CHUNKS_MAX];
     bool publish_asked, joining;
     struct step_kept noted; /* as the ledger has it: what was told last */

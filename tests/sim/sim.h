@@ -317,6 +317,12 @@ void shard_event(struct sim *sim, const struct event *event);
 void shard_garbage(struct sim *sim, uint32_t shard);
 /* Its process dies, and its memory does not: the next process goes on, if it may. */
 void shard_kill_kept(struct sim *sim, uint32_t shard);
+/* Shards die whose memory does not. */
+bool shard_is_keeping(const struct sim *sim);
+/* True if what is kept of the shard's layouts is enough to go on with; and what the next process has of them:
+ * that before an unsettled one, and that one prepared. */
+bool take_may_die(const struct sim *sim, uint32_t shard);
+void take_dies(struct sim *sim, uint32_t shard);
 void shard_connect(struct sim *sim, uint32_t shard);
 void shard_core_event(struct sim *sim, uint32_t shard, const struct step_event *event);
 

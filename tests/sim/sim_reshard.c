@@ -255,6 +255,15 @@ static bool plan_fails(const struct sim *sim)
     return false;
 }
 
+/* A fence is still to bring a shard that died, and is kept, what it had prepared. The coordinator begins no
+ * slice while an epoch is being stored, or shards are being fenced. */
+static bool some_are_unfenced(const struct sim *sim)
+{
+    for (uint32_t s = 0; s < sim->shard_count; s++)
+        if (layout_has(sim->coordinator.layout, s) && sim->shards[s].unfenced) return true;
+    return false;
+}
+
 static void next_slice(struct sim *sim)
 {
     struct coordinator *c = &sim->coordinator;
@@ -268,7 +277,7 @@ static void next_slice(struct sim *sim)
         sim->plan.active = false;
         return;
     }
-    if (!all_up(sim, c->layout)) return;
+    if (!all_up(sim, c->layout) || some_are_unfenced(sim)) return;
     if (begin_join(sim) || begin_moves(sim) || begin_leave(sim)) return;
     sim->plan.active = false;
     sim->seen[SEEN_plan_done]++;

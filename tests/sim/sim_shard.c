@@ -561,15 +561,18 @@ void shard_garbage(struct sim *sim, uint32_t shard)
 
 /* ---- it dies under a keeper ---- */
 
+bool shard_is_keeping(const struct sim *sim)
+{
+    return sim->scenario.weight[15] > 0 && sim->scenario.hosts == 0; // a relay would die, too
+}
+
 /* True if its memory is enough to go on with: server/shard/kept.h. */
 static bool is_kept(const struct sim *sim, const struct sim_shard *s)
 {
-    if (s->core == NULL || sim->scenario.hosts > 0)
-        return false; // the relay dies, too: not simulated
+    if (s->core == NULL || !shard_is_keeping(sim)) return false;
     const struct step_kept kept = s->noted_of == s->core ? s->noted : step_keep(s->core);
     if (kept.phase == CAIRN_STEP_UPDATING && kept.last.kind == CAIRN_DECISION_WRITE) return false;
-    return kept.phase != CAIRN_STEP_JOINING && s->prepared == NULL && s->next == NULL &&
-           s->lacks == 0 && s->layout == sim->oracle.settled && !s->joining;
+    return kept.phase != CAIRN_STEP_JOINING && take_may_die(sim, (uint32_t)(s - sim->shards));
 }
 
 static void see_kept(struct sim *sim, const struct sim_shard *s, const struct step_kept *kept)
@@ -598,12 +601,13 @@ void shard_kill_kept(struct sim *sim, uint32_t shard)
     for (uint32_t p = 0; p < PROCS_MAX; p++) fabric_break(sim, shard, p);
     memset(s->peers, 0, sizeof s->peers);
     s->endpoints = 0;
-    s->publish_asked = s->taking = false;
     if (kept.phase == CAIRN_STEP_UPDATING) {
+        s->publish_asked = false; // the answer goes nowhere
         update(sim, s);
         oracle_compare(sim, shard);
         take_updated(sim, shard);
     }
+    take_dies(sim, shard);
     const struct step_config config = sim_step_config(sim, s->layout, shard);
     s->core_place = 1 - s->core_place;
     s->core = step_init_kept(sim->step_memory[s->core_place][shard], &config, &kept);

@@ -115,7 +115,8 @@ static void on_join(struct sim *sim, uint32_t shard, const struct message *messa
     struct sim_shard *s = &sim->shards[shard];
     if (s->core != NULL && step_phase_of(s->core) != CAIRN_STEP_JOINING) return;
     s->layout = &sim->layouts[message->layout];
-    s->prepared = s->next = NULL;
+    s->prepared = s->next = s->before = NULL;
+    s->awaits_settled = false;
     s->joining = true;
     struct step_config config = sim_step_config(sim, s->layout, shard);
     config.joins = true;
@@ -130,6 +131,11 @@ static void on_prepare(struct sim *sim, uint32_t shard, const struct message *me
     struct sim_shard *s = &sim->shards[shard];
     const struct sim_layout *layout = &sim->layouts[message->layout];
     if (s->core == NULL || layout->number <= s->layout->number) return;
+    const bool stays = memcmp(layout->owner, s->layout->owner, sizeof layout->owner) == 0;
+    if (s->prepared != NULL && s->unfenced && !stays) { // the fence to come may bring that one
+        say(sim, shard, M_PREPARED, layout->id, CAIRN_ERR_BUSY);
+        return;
+    }
     const bool refuses = !sim->healed && !layout->back && rng_chance(&sim->fault, 0.03);
     s->prepared = refuses ? NULL : layout;
     s->prepared_by = s->obeyed.process;
@@ -230,6 +236,7 @@ void take_advance(struct sim *sim, uint32_t shard)
     if (s->next == NULL || !may_go_over(sim, shard)) return;
     const struct step_config config = sim_step_config(sim, s->next, shard);
     oracle_recut(sim, shard, s->next);
+    s->before = s->layout;
     s->layout = s->next;
     if (s->prepared == s->next)
         s->prepared = NULL; // it may have prepared yet another one meanwhile
@@ -242,7 +249,8 @@ void take_advance(struct sim *sim, uint32_t shard)
     s->taking = s->publish_asked = false;
     find_lacks(sim, shard);
     const struct step_event lacks = { .kind = CAIRN_STEP_LACKS_STATE };
-    if (s->lacks != 0) shard_core_event(sim, shard, &lacks);
+    s->awaits_settled = shard_is_keeping(sim) && !s->layout->back;
+    if (s->lacks != 0 || s->awaits_settled) shard_core_event(sim, shard, &lacks);
     s->held.decision.payload = s->held.payload;
     sim_send_control(sim, &s->control, 0, E_COORDINATOR_FROM_SHARD, 0, shard, &s->held);
 }
@@ -282,7 +290,7 @@ static void whole(struct sim *sim, uint32_t shard)
     const struct step_event event = { .kind = CAIRN_STEP_WHOLE };
     const bool waited = step_phase_of(s->core) == CAIRN_STEP_REDUCING;
     say(sim, shard, M_MOVED, s->layout->id, CAIRN_OK);
-    shard_core_event(sim, shard, &event);
+    if (!s->awaits_settled) shard_core_event(sim, shard, &event);
     if (waited && step_phase_of(s->core) == CAIRN_STEP_REDUCED) sim->seen[SEEN_taken_round]++;
 }
 
@@ -334,6 +342,38 @@ static void on_settled(struct sim *sim, uint32_t shard, const struct message *me
         memset(s->m[c], 0x5a, sizeof s->m[c]);
         memset(s->v[c], 0x5a, sizeof s->v[c]);
     }
+    const struct step_event whole = { .kind = CAIRN_STEP_WHOLE };
+    const bool waited = s->awaits_settled;
+    s->before = NULL;
+    s->awaits_settled = false;
+    if (waited) shard_core_event(sim, shard, &whole);
+}
+
+bool take_may_die(const struct sim *sim, uint32_t shard)
+{
+    const struct sim_shard *s = &sim->shards[shard];
+    // nor two faults in the other order
+    if (move_stage_of(sim->coordinator.move) == CAIRN_MOVE_LOST) return false;
+    return !s->joining && (s->before == NULL || (s->awaits_settled && s->prepared == NULL));
+}
+
+void take_dies(struct sim *sim, uint32_t shard)
+{
+    struct sim_shard *s = &sim->shards[shard];
+    sim->seen[SEEN_kept_prepared] += s->prepared != NULL;
+    s->next = NULL; // the fence comes again
+    s->prepared_by = 0;
+    s->taking = s->publish_asked = false;
+    s->take_conn++;
+    if (s->before == NULL) return;
+    sim->seen[s->lacks != 0 ? SEEN_kept_taking : SEEN_kept_unsettled]++;
+    for (uint32_t c = 0; c < sim->scenario.chunks && s->lacks != 0; c++)
+        if (s->before->owner[c] != shard) s->has &= ~(1u << c); // it is asked for again
+    s->lacks = 0;
+    s->prepared = s->layout;
+    s->layout = s->before;
+    s->before = NULL;
+    s->awaits_settled = false;
 }
 
 void take_message(struct sim *sim, uint32_t shard, const struct message *message)
@@ -371,6 +411,9 @@ static bool known_elsewhere(const struct sim *sim, uint32_t shard)
 bool take_is_fresh(const struct sim *sim, uint32_t shard)
 {
     const struct sim_shard *s = &sim->shards[shard];
+    // Two faults of one slice, one of them with its memory, are not survived.
+    for (uint32_t i = 0; i < sim->shard_count; i++)
+        if (sim->shards[i].unfenced && sim->shards[i].prepared != NULL) return false;
     if (s->core == NULL || step_phase_of(s->core) == CAIRN_STEP_JOINING) return true;
     if (sim->oracle.settled->count[shard] > 0) return false;
     if (s->copies[0].chunks != 0 || s->copies[1].chunks != 0)
