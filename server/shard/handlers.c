@@ -104,6 +104,7 @@ static void on_round_open(struct shard_job *job, const void *body)
         return;
     }
     write_close(job);
+    if (job->kept.is_due && !job->pass.updating) kept_begin(job); // the write before is over
     if (message->write && message->n_members == 1)
         write_open(job, message->round, message->members[0]);
     frozen_note(&job->frozen, &job->spec, message);

@@ -337,6 +337,16 @@ void kept_is_whole(struct shard_job *job)
     if (job->kept.next != NULL) job->kept.next->is_whole = 1;
 }
 
+void kept_without_write(struct shard_job *job)
+{
+    if (!job->kept.is_stored || job->puts.write == NULL) return;
+    kept_pause(job);
+    job->kept.is_due = true;
+    log_debug("job %s: values of a write wait for the decision: till then its state here does not "
+              "outlive this process",
+              job->spec.name);
+}
+
 bool kept_awaits_settled(const struct shard_job *job)
 {
     return job->kept.is_stored && job->kept.next != NULL &&

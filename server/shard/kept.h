@@ -95,6 +95,10 @@ void kept_forget_next(struct shard_job *job);
 
 /* ---- how far it is ---- */
 
+/* The round that is about to be reported as reduced may be a write, whose values are of this process
+ * alone: the next one could not put them into the state. So the part is not kept until the write is
+ * over. */
+void kept_without_write(struct shard_job *job);
 /* Notes how far the machine is. Called before anybody is told of it, and before an update
  * begins. */
 void kept_note(struct shard_job *job);

@@ -455,6 +455,7 @@ static void do_own_action(struct collector *collector, const struct step_action 
 {
     struct shard_job *job = collector->job;
     times_note(job, action);
+    if (action->kind == CAIRN_STEP_REDUCED_REPORT) kept_without_write(job);
     if (tells(job, action->kind)) kept_note(job);
     switch (action->kind) {
     // the REDUCE that follows writes the zeros

@@ -12,8 +12,9 @@
 
 #include "tests/e2e/crew.h"
 #include "tests/e2e/scene.h"
+#include "tests/support/good.h"
 
-enum { ELEMS = 9000, WIDE = 60000 };
+enum { ELEMS = 9000, WIDE = 60000, LEAF = 4096 };
 
 static struct crew both(void)
 {
@@ -135,6 +136,33 @@ TEST(a_write_whose_shard_was_killed_is_begun_again)
     good(status);
     ck_assert_int_eq(resumed(0), 1);
     train_pushing(0.5f, 1);
+}
+
+/* Its values were of the process alone, and the others may have decided on it. */
+TEST(a_write_whose_shard_was_killed_when_it_was_reduced_is_refused_with_a_sentence)
+{
+    static float values[LEAF];
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = values, .dtype = CAIRN_F32 };
+    const struct cairn_box box = { .rank = 1, .extent = { LEAF } };
+    char root[65];
+    start(2, .shards_kept = true, .log_level = "debug");
+    join("tiny", TINY(WIDE, .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST));
+    train_pushing(0.5f, 1);
+    says(0, "committed", "snapshot create tiny --wait");
+    bits(root);
+    good(cairn_write_begin(job, CLUSTER_WAIT_MS));
+    const pid_t other = cluster_shard_process(&cluster, 1);
+    ck_assert_int_eq(kill(other, SIGSTOP), 0);
+    good(cairn_put(job, "w", "param", &box, &mem, NULL));
+    fails(cairn_write_end(job, 100, NULL), CAIRN_ERR_TIMEOUT, "");
+    await(logged(log_of(0), "values of a write wait for the decision") == 1);
+    kill_process(0);
+    ck_assert_int_eq(kill(other, SIGCONT), 0);
+    await(logged(log_of(0), "had values of a write that was not decided") == 1);
+    leave();
+    await(logged("coordinator.log", "job tiny restored from") == 1);
+    join("tiny", TINY(WIDE, .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST));
+    expect_bits(root);
 }
 
 /* ---- what is kept follows what there is ---- */
