@@ -53,7 +53,7 @@
 #define CAIRN_KEEPER_NAMES_BYTES_MAX (128 * 1024 - 16)
 /* "1" in the environment of a process that died three times in a minute with the descriptors that it was
  * handed: they may be what kills it. It is handed them once more, to name them, and must not use what is in
- * them: it forgets them, or leaves them alone. `cairn-shard --keep` sets it, for one start. systemd does
+ * them: it sets them aside, under other names. `cairn-shard --keep` sets it, for one start. systemd does
  * not. */
 #define CAIRN_KEPT_REFUSED "CAIRN_KEPT_REFUSED"
 

@@ -93,8 +93,7 @@ void kept_note(struct shard_job *job)
 bool kept_lacks_round(const struct shard_job *job)
 {
     const struct kept_ledger *ledger = job->kept.ledger;
-    return ledger != NULL &&
-           kept_last(ledger)->round_seen != step_round_seen(job->collector.step);
+    return ledger != NULL && kept_last(ledger)->round_seen != step_round_seen(job->collector.step);
 }
 
 void kept_marks(struct shard_job *job)
@@ -166,6 +165,7 @@ static struct kept_record record_of(const struct shard_job *job, uint32_t editio
         .job = job->number,
         .generation = job->generation,
         .base_step = job->base_step,
+        .layout = kept_view(job)->layout->version,
         .revision = job->terms.revision,
         .shard_index = map->shard,
         .member_max = shard_job_member_max(job),
@@ -176,6 +176,7 @@ static struct kept_record record_of(const struct shard_job *job, uint32_t editio
         .layout_bytes = layout_bytes,
     };
     snprintf(record.build, sizeof record.build, "%s", job->shard->build);
+    snprintf(record.name, sizeof record.name, "%s", job->spec.name);
     for (int p = 0; p < CAIRN_PLANES; p++) record.plane_bytes[p] = job->planes.host[p].bytes;
     record.bytes = sizeof record + map->extent_count * sizeof(uint64_t) + spec_bytes +
                    record.amended_bytes + layout_bytes;
@@ -465,4 +466,3 @@ static void kept_free(struct shard_job *job)
 const struct shard_module kept_module = {
     .on = { [SHARD_JOB_STOPS] = kept_end, [SHARD_JOB_FREED] = kept_free },
 };
-

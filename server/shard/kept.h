@@ -41,9 +41,9 @@ struct job_kept {
     uint32_t edition, nexts;
     uint32_t record; /* the edition of the record that the keeper has; 0: none */
     bool is_stored;  /* the keeper has record and ledger, so the part is kept now */
-    bool is_due;      /* another edition is to be made when the update under way has ended */
-    uint64_t segments[CAIRN_PLANES]; /* so many segments of each plane were stored */
-    struct kept_ledger *ledger;      /* owned: mapped; NULL: none */
+    bool is_due;     /* another edition is to be made when the update under way has ended */
+    uint64_t segments[CAIRN_PLANES];    /* so many segments of each plane were stored */
+    struct kept_ledger *ledger;         /* owned: mapped; NULL: none */
     const struct shard_view *ledger_of; /* never read: the view with which the ledger was made */
     struct kept_next *next; /* owned: mapped: the layout that is prepared; NULL: none is kept */
     /* The threads of the update under way read where its marks go, and its round. Borrowed:
@@ -65,9 +65,11 @@ struct shard_kept {
     struct log_limit said;
 };
 
+struct shard_options;
 /* Takes what the keeper handed over, and begins to resume the parts that it has. Takes ownership
- * of `fds`. A part that cannot be resumed is logged with the reason, and forgotten. */
-void kept_open(struct shard_daemon *shard, struct kept_fd *fds, size_t count);
+ * of options->kept. A part that cannot be resumed is logged with the reason, and forgotten; one of
+ * which the shard died is set aside (kept_aside.h). */
+void kept_open(struct shard_daemon *shard, const struct shard_options *options);
 
 /* Has the part kept as it is now. Call it when the part serves, and whenever its spec, its
  * layout or its memory has changed. Without a keeper, or if the part cannot be kept, this does

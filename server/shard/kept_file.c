@@ -217,6 +217,15 @@ uint64_t kept_ledger_bytes(const struct kept_ledger *ledger)
     return undos_from(ledger) + KEPT_LANES * sizeof(struct update_undo);
 }
 
+bool kept_ledger_is_whole(const struct kept_ledger *ledger, uint64_t bytes)
+{
+    const uint64_t most = (uint64_t)1 << 40;
+    return ledger->payload_max <= most && ledger->group_count <= most &&
+           ledger->tensor_count <= most && ledger->trained_count <= most &&
+           kept_ledger_bytes(ledger) == bytes && ledger->bytes == bytes &&
+           kept_last(ledger)->payload_bytes <= ledger->payload_max;
+}
+
 /* ---- to the keeper ---- */
 
 void kept_forget(const char *name)

@@ -67,7 +67,8 @@ struct kept_record {
     uint64_t ledger_bytes;
     uint32_t ledger_edition;
     uint32_t shard_index, member_max, unused;
-    uint64_t job, generation, base_step;
+    char name[CAIRN_NAME_MAX + 1]; /* of the job */
+    uint64_t job, generation, base_step, layout;
     uint64_t revision;
     uint64_t plane_bytes[CAIRN_PLANES]; /* as arena.bytes; 0: there is no such plane */
     uint64_t local_end, extent_count;
@@ -126,6 +127,8 @@ struct kept_ledger {
 #define KEPT_LANES \
     (CAIRN_POOL_THREADS_MAX + 8) /* of an undo each, of which untouched ones take no memory */
 
+/* True if a file of so many bytes is the ledger that its head says. */
+bool kept_ledger_is_whole(const struct kept_ledger *ledger, uint64_t bytes);
 uint64_t kept_ledger_bytes(const struct kept_ledger *ledger);
 struct kept_outcome *kept_outcome(const struct kept_ledger *ledger, uint64_t count);
 const struct kept_outcome *kept_last(const struct kept_ledger *ledger);

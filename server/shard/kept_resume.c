@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "proto/wire/wire.h"
+#include "server/shard/kept_aside.h"
 #include "server/shard/kept_file.h"
 #include "server/shard/move.h"
 #include "server/shard/part.h"
@@ -28,8 +29,8 @@ struct kept_part {
         uint64_t count;
     } planes[CAIRN_PLANES];
     const struct kept_record *record; /* owned: mapped; NULL: not yet */
-    struct kept_ledger *ledger;  /* owned: mapped; NULL: not yet, or the job has taken it */
-    struct kept_next *next;      /* the same; NULL: no layout was prepared, either */
+    struct kept_ledger *ledger;       /* owned: mapped; NULL: not yet, or the job has taken it */
+    struct kept_next *next;           /* the same; NULL: no layout was prepared, either */
 };
 
 static void close_fd(int *fd)
@@ -155,21 +156,15 @@ static struct kept_part *sort_parts(struct shard_kept *kept, struct kept_fd *fds
 static bool ledger_is_right(const struct kept_ledger *ledger, const struct kept_part *part,
                             uint64_t bytes)
 {
-    const uint64_t most = (uint64_t)1 << 40;
-    if (!kept_head_is_known(&ledger->head) || ledger->head.edition != part->ledger_edition ||
-        ledger->payload_max > most ||
-        ledger->group_count > most || ledger->tensor_count > most || ledger->trained_count > most ||
-        kept_ledger_bytes(ledger) != bytes || ledger->bytes != bytes ||
-        part->record->ledger_bytes != bytes)
-        return false;
-    return kept_last(ledger)->payload_bytes <= ledger->payload_max;
+    return kept_head_is_known(&ledger->head) && ledger->head.edition == part->ledger_edition &&
+           part->record->ledger_bytes == bytes && kept_ledger_is_whole(ledger, bytes);
 }
 
 static cairn_status read_ledger(struct kept_part *part, struct sentence *why)
 {
     uint64_t bytes = 0;
     struct kept_ledger *ledger = kept_map(part->ledger_fd, sizeof *ledger, PROT_READ | PROT_WRITE,
-                                         &bytes);
+                                          &bytes);
     if (ledger == NULL) return fail_with(why, CAIRN_ERR_IO, "its ledger cannot be read");
     if (ledger->head.format == KEPT_VOID_FORMAT) {
         munmap(ledger, (size_t)bytes);
@@ -257,17 +252,15 @@ static void read_next(struct kept_part *part)
     struct sentence why;
     const cairn_status status = kept_next_read(part->next_fd, &part->next, &why);
     if (status != CAIRN_OK && status != CAIRN_ERR_NOT_FOUND)
-        log_error("what was kept of the layout that job %016" PRIx64 " goes over to is not used: %s",
+        log_error("what was kept of the layout that job %016" PRIx64
+                  " goes over to is not used: %s",
                   part->record->job, why.text);
 }
 
-static cairn_status try_resume(struct shard_daemon *shard, struct kept_part *part, bool is_refused,
+static cairn_status try_resume(struct shard_daemon *shard, struct kept_part *part,
                                struct sentence *why)
 {
     CAIRN_TRY(kept_record_read(part->record_fd, &part->record, why));
-    if (is_refused)
-        return fail_with(why, CAIRN_ERR_REFUSED,
-                         "this daemon died with it three times in a minute, and it may be why");
     CAIRN_TRY(read_ledger(part, why));
     read_next(part);
     const struct coordinator_id seen = kept_last(part->ledger)->seen;
@@ -277,11 +270,11 @@ static cairn_status try_resume(struct shard_daemon *shard, struct kept_part *par
     return CAIRN_OK;
 }
 
-static void resume(struct shard_daemon *shard, struct kept_part *part, bool is_refused)
+static void resume(struct shard_daemon *shard, struct kept_part *part)
 {
     struct sentence why;
     char name[32] = "a part";
-    if (try_resume(shard, part, is_refused, &why) == CAIRN_OK) return;
+    if (try_resume(shard, part, &why) == CAIRN_OK) return;
     if (part->record != NULL) snprintf(name, sizeof name, "job %016" PRIx64, part->record->job);
     log_error(
         "what was kept of %s cannot be used, and is forgotten: %s; the job is restored from a "
@@ -291,15 +284,17 @@ static void resume(struct shard_daemon *shard, struct kept_part *part, bool is_r
     kept_part_close(part);
 }
 
-void kept_open(struct shard_daemon *shard, struct kept_fd *fds, size_t count)
+void kept_open(struct shard_daemon *shard, const struct shard_options *options)
 {
     const char *refused = getenv(CAIRN_KEPT_REFUSED);
-    const bool is_refused = refused != NULL && strcmp(refused, "1") == 0;
-    struct kept_part *list = count > 0 ? sort_parts(&shard->kept, fds, count) : NULL;
+    const size_t count = kept_set_aside(
+        options->state, shard->name, options->kept, options->kept_count,
+        refused != NULL && strcmp(refused, "1") == 0, &shard->kept.parts);
+    struct kept_part *list = sort_parts(&shard->kept, options->kept, count);
     while (list != NULL) {
         struct kept_part *part = list;
         list = part->next_part;
-        resume(shard, part, is_refused);
+        resume(shard, part);
     }
 }
 

@@ -14,6 +14,7 @@
 #include "server/base/daemon.h"
 #include "server/base/keeper.h"
 #include "server/shard/join.h"
+#include "server/shard/kept_aside.h"
 #include "server/shard/shard.h"
 
 /* ==== addresses ==== */
@@ -647,7 +648,11 @@ int main(int argc, char **argv)
             "  --keep                   the first option: a small process runs the shard with "
             "the\n                           others, holds what it stores while it is started "
             "again after\n                           a crash, and starts the program anew on "
-            "SIGUSR2\n",
+            "SIGUSR2\n"
+            "       cairn-shard --inspect NAME [--state FOLDER] [drop|return]\n"
+            "  --inspect                says which parts of the shard of that name are set aside, "
+            "because\n                           it died of them; at its next start it drops them, "
+            "or uses\n                           them again\n",
         .build = CAIRN_BUILD,
         .options = options,
         .option_count = sizeof options / sizeof *options,
@@ -660,6 +665,7 @@ int main(int argc, char **argv)
     int exit_code;
     struct sentence why;
     if (argc > 1 && strcmp(argv[1], "--join") == 0) return join_main(argc, argv);
+    if (argc > 1 && strcmp(argv[1], "--inspect") == 0) return kept_inspect_main(argc, argv);
     if (argc > 1 && strcmp(argv[1], "--keep") == 0) {
         argv[1] = argv[0];
         return keeper_run(argv[0], argv + 1);

@@ -209,7 +209,7 @@ static cairn_status open_parts(struct shard_daemon *shard, const struct shard_op
     if (status == CAIRN_OK) status = open_fabric(shard, options, why);
     if (status == CAIRN_OK) status = connection_open(shard, options, why);
     if (status != CAIRN_OK) return status;
-    kept_open(shard, options->kept, options->kept_count);
+    kept_open(shard, options);
     if (shard->kept.pending == 0) connection_begin(shard);
     return CAIRN_OK;
 }

@@ -13,9 +13,8 @@
 enum { MOVES = 3 /* the shard that comes, or goes */, STAYS = 0 };
 
 static const char *const points_of[] = {
-    "is to be prepared",     "is prepared:",
-    "is in the store",       "a Fence brings layout",
-    "what comes is asked",   "all that comes is here",
+    "is to be prepared",     "is prepared:",        "is in the store",
+    "a Fence brings layout", "what comes is asked", "all that comes is here",
     "told that all is here", "is settled:",
 };
 enum { POINTS = sizeof points_of / sizeof *points_of };

@@ -372,6 +372,60 @@ TEST_EACH(what_is_damaged_is_refused_with_a_sentence_and_the_job_waits_for_a_sna
     expect_bits(root);
 }
 
+/* ---- what kills the daemon ---- */
+
+/* What `cairn-shard --inspect shard-0 --state FOLDER [WORD]` prints. */
+static int inspect(const char *word, char out[static 2048])
+{
+    char line[512];
+    snprintf(line, sizeof line, CAIRN_BIN_DIR "/cairn-shard --inspect shard-0 --state %s/state %s",
+             cluster.folder, word);
+    FILE *pipe = popen(line, "re");
+    ck_assert_ptr_nonnull(pipe);
+    out[fread(out, 1, 2047, pipe)] = '\0';
+    const int status = pclose(pipe);
+    return WEXITSTATUS(status);
+}
+
+/* Three processes die of what they were given: the next one is not given it. */
+static void die_of_it(void)
+{
+    for (int i = 1; i <= 3; i++) {
+        ck_assert_int_eq(kill(cluster_shard_process(&cluster, 0), SIGSEGV), 0);
+        if (i < 3) await(resumed(0) == i);
+    }
+    await(logged(log_of(0), "parts of 1 jobs are set aside") == 1);
+}
+
+TEST_EACH(a_part_that_kills_its_daemon_is_set_aside_and_dropped_or_given_back, 0, 2)
+{
+    char root[65], out[2048], state[2048];
+    const bool is_dropped = _i == 0;
+    start(1, .shards_kept = true);
+    join("tiny", TINY(ELEMS));
+    train_pushing(0.5f, 3);
+    says(0, "committed", "snapshot create tiny --wait");
+    bits(root);
+    die_of_it();
+    leave();
+    ck_assert_int_eq(inspect("", out), 0);
+    ck_assert_msg(strstr(out, "job tiny (") != NULL && strstr(out, "version 1.3") != NULL, "%s",
+                  out);
+    ck_assert_int_gt(held(cluster.shards[0], "cairn-param"), 0);
+    ck_assert_int_eq(inspect(is_dropped ? "drop" : "return", out), 0);
+    cluster_renew_shard(&cluster, 0, SIGUSR2);
+    ck_assert_int_eq(inspect("", state), 0);
+    ck_assert_msg(strstr(state, "nothing of shard shard-0") != NULL, "%s", state);
+    if (is_dropped) {
+        await(held(cluster.shards[0], NULL) == 0);
+        says(0, "", "snapshot restore tiny latest --yes");
+    } else {
+        await(resumed(0) == 3);
+    }
+    join("tiny", TINY(ELEMS));
+    expect_bits(root);
+}
+
 /* The keeper has yet to read that the part is not kept any more when its process dies. */
 TEST(what_went_on_while_its_keeper_was_stopped_is_refused_with_a_sentence)
 {

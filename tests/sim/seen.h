@@ -123,9 +123,9 @@
     X(kept_void, "shards that died in a round, and whose memory did not")              \
     X(kept_reduced, "shards that died prepared, and whose memory did not")             \
     X(kept_cut, "updates cut off, and ended by another process")                       \
-    X(kept_prepared, "shards that died with a layout prepared, and whose memory did not") \
-    X(kept_taking, "shards that died while state came, and whose memory did not")      \
-    X(kept_unsettled, "shards that died whole in a layout that was not settled")       \
+    X(kept_prepared, "shards that died with a layout prepared, and were kept")         \
+    X(kept_taking, "shards that died while state came, and were kept")                 \
+    X(kept_unsettled, "shards that died whole in an unsettled layout, and were kept")  \
     X(went_back, "slices in force that were taken back")                               \
     X(left_out, "shards with nothing that were left out")                              \
     X(fetched_before, "versions fetched by the layout before")                         \

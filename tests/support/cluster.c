@@ -294,7 +294,8 @@ static void start_shard(struct cluster *cluster, int shard)
     }
     if (cluster->options.both_ways) add(&args, "--set", "fabric.host=" HOST);
     snprintf(state, sizeof state, "shard.state=%s/state", cluster->folder);
-    if (cluster->options.coordinator_ip != NULL) add(&args, "--set", state);
+    if (cluster->options.coordinator_ip != NULL || cluster->options.shards_kept)
+        add(&args, "--set", state);
     add_settings(&args, cluster->options.shard_set);
     const char *const *own = cluster->options.shard_each != NULL && is_first
                                  ? cluster->options.shard_each[shard]
