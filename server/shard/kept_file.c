@@ -109,8 +109,7 @@ cairn_status kept_record_read(int fd, const struct kept_record **record_out, str
 {
     uint64_t bytes = 0;
     struct kept_record *record = kept_map(fd, sizeof *record, PROT_READ, &bytes);
-    if (record == NULL)
-        return fail_with(why, CAIRN_ERR_NOT_FOUND, "the process before was making the part");
+    if (record == NULL) return fail_with(why, CAIRN_ERR_NOT_FOUND, KEPT_NO_MORE);
     cairn_status status = CAIRN_OK;
     if (!kept_head_is_known(&record->head))
         status = fail_with(why, CAIRN_ERR_VERSION,

@@ -76,6 +76,9 @@ struct kept_record {
 };
 /* The last step before a record is stored: the checksum. */
 void kept_record_seal(struct kept_record *record);
+/* Why there is no record, or none that counts. */
+#define KEPT_NO_MORE \
+    "the process before was making the part, giving it up, or waiting for the decision on a write"
 /* Maps a record that came. CAIRN_ERR_NOT_FOUND, CAIRN_ERR_VERSION, CAIRN_ERR_CHECKSUM. */
 CAIRN_MUST_CHECK cairn_status kept_record_read(int fd, const struct kept_record **record_out,
                                                struct sentence *why);

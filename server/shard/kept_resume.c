@@ -168,9 +168,7 @@ static cairn_status read_ledger(struct kept_part *part, struct sentence *why)
     if (ledger == NULL) return fail_with(why, CAIRN_ERR_IO, "its ledger cannot be read");
     if (ledger->head.format == KEPT_VOID_FORMAT) {
         munmap(ledger, (size_t)bytes);
-        return fail_with(why, CAIRN_ERR_NOT_FOUND,
-                         "the process before was giving the part up, or had values of a write "
-                         "that was not decided");
+        return fail_with(why, CAIRN_ERR_NOT_FOUND, KEPT_NO_MORE);
     }
     if (!ledger_is_right(ledger, part, bytes)) {
         munmap(ledger, (size_t)bytes);
