@@ -126,8 +126,8 @@ cairn_status coord_reshard_cancel(struct coord_job *job, struct sentence *why) C
 /* Ends the run in this state, and drops what the run was preparing. */
 void coord_reshard_end(struct coord_job *job, enum coord_reshard_state state, const char *text);
 void coord_reshard_close(struct coord_job *job);
-/* The process of a shard may be a new one, which has not published the newest version in an earlier layout. So
- * before a round opens, all shards publish that version in the layout in force. */
+/* The process of a shard may be a new one, which has not published the newest version in an earlier
+ * layout. So before a round opens, all shards publish that version in the layout in force. */
 void coord_reshard_publish_anew(struct coord_job *job);
 
 /* ---- the wish ---- */

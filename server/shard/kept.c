@@ -14,7 +14,6 @@
 
 #include "proto/wire/wire.h"
 #include "server/shard/kept_file.h"
-#include "server/shard/move.h"
 #include "server/shard/part.h"
 #include "server/shard/shard.h"
 
@@ -252,6 +251,22 @@ void kept_forget_next(struct shard_job *job)
     unmap_next(kept);
 }
 
+/* Has the part not kept for now. */
+static void kept_pause(struct shard_job *job)
+{
+    struct job_kept *kept = &job->kept;
+    kept_forget_next(job);
+    // A keeper that does not read may hold the edition for longer, and hand it over.
+    if (kept->ledger != NULL) kept->ledger->head.format = KEPT_VOID_FORMAT;
+    if (kept->is_stored) kept_forget_edition(kept->part, 'r', kept->record);
+    if (kept->is_stored && kept->ledger != NULL)
+        kept_forget_edition(kept->part, 'l', kept->ledger->head.edition);
+    kept->record = 0;
+    kept->is_stored = false;
+    // The ledger stays mapped until the next edition, or until the job is freed: the threads of an
+    // update that is under way write into it.
+}
+
 static cairn_status store_next(struct shard_job *job, const struct packed *layout,
                                struct sentence *why)
 {
@@ -312,10 +327,7 @@ static void say_not_kept(struct shard_job *job, const struct sentence *why)
 void kept_prepared(struct shard_job *job)
 {
     struct sentence why;
-    if (job->kept.is_pending || !job->kept.is_stored) {
-        kept_resumed(job);
-        return;
-    }
+    if (job->kept.is_pending || !job->kept.is_stored) return;
     kept_forget_next(job);
     if (make_next(job, &why) == CAIRN_OK) return;
     kept_pause(job);
@@ -327,7 +339,6 @@ void kept_unprepared(struct shard_job *job)
     const bool is_unwanted = job->kept.next != NULL &&
                              job->kept.next->layout > job->view->layout->version;
     if (is_unwanted) kept_forget_next(job);
-    kept_resumed(job);
     // Otherwise the layout in force may just have got the number of the prepared one, and the next
     // record takes the place of that one.
     if (!is_unwanted) kept_begin(job);
@@ -427,27 +438,11 @@ void kept_begin(struct shard_job *job)
     say_not_kept(job, &why);
 }
 
-void kept_pause(struct shard_job *job)
-{
-    struct job_kept *kept = &job->kept;
-    kept_forget_next(job);
-    // A keeper that does not read may hold the edition for longer, and hand it over.
-    if (kept->ledger != NULL) kept->ledger->head.format = KEPT_VOID_FORMAT;
-    if (kept->is_stored) kept_forget_edition(kept->part, 'r', kept->record);
-    if (kept->is_stored && kept->ledger != NULL)
-        kept_forget_edition(kept->part, 'l', kept->ledger->head.edition);
-    kept->record = 0;
-    kept->is_stored = false;
-    // The ledger stays mapped until the next edition, or until the job is freed: the threads of an
-    // update that is under way write into it.
-}
-
 /* The part is stopped, or leaves. When only the process ends, the next one takes it up. */
 static void kept_end(struct shard_job *job)
 {
     struct job_kept *kept = &job->kept;
     if (job->shard->closing) return;
-    kept_resumed(job);
     kept_pause(job);
     for (int p = 0; p < CAIRN_PLANES; p++) {
         kept_forget_segments(kept->part, p, 0, kept->segments[p]);
@@ -459,8 +454,6 @@ static void kept_free(struct shard_job *job)
 {
     unmap_ledger(&job->kept);
     unmap_next(&job->kept);
-    kept_part_close(job->kept.from);
-    job->kept.from = NULL;
 }
 
 const struct shard_module kept_module = {

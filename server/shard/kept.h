@@ -75,8 +75,6 @@ void kept_open(struct shard_daemon *shard, const struct shard_options *options);
  * layout or its memory has changed. Without a keeper, or if the part cannot be kept, this does
  * nothing. */
 void kept_begin(struct shard_job *job);
-/* Has the part not kept for now. */
-void kept_pause(struct shard_job *job);
 
 /* ---- another layout ---- */
 
@@ -146,9 +144,13 @@ CAIRN_MUST_CHECK cairn_status kept_take(struct shard_job *job, bool *was_cut_out
  * not cut off. */
 struct update_undo *kept_undo(const struct shard_job *job, uint32_t lane, bool *is_of,
                               uint32_t *trained_out);
+/* Has the layout that was prepared prepared by `prepare`, or says why that fails. If `is_whole`, all
+ * that comes with the layout is in the planes. */
+typedef cairn_status kept_prepare_fn(struct shard_job *job, const Cairn__PartPrepare *message,
+                                     const struct paged *layout, bool is_whole,
+                                     struct sentence *why);
+void kept_prepare_next(struct shard_job *job, kept_prepare_fn *prepare);
 /* The part serves again; or the layout that was prepared is prepared again, or cannot be. */
 void kept_resumed(struct shard_job *job);
-/* Frees what came of a part; NULL is fine. */
-void kept_part_close(struct kept_part *part);
 
 #endif

@@ -1,7 +1,7 @@
 /* Parts that are set aside. A process that dies three times within a minute with the same parts may die of
  * what is in them. So no process is given them any more: the keeper goes on holding their descriptors, under
- * names that begin with "aside-", until an operator has looked at them (`cairn-shard --inspect`). STATE/NAME.aside
- * says what they are, and STATE/NAME.order what the next process is to do with them. */
+ * names that begin with "aside-", until an operator has looked at them (`cairn-shard --inspect`).
+ * STATE/NAME.aside says what they are, and STATE/NAME.order what the next process is to do with them. */
 #include "server/shard/kept_aside.h"
 
 #include <errno.h>
@@ -176,8 +176,8 @@ static void obey(struct kept_fd *one, enum order order)
     one->fd = -1;
 }
 
-/* Leaves those out that were dropped, and those that are set aside, which only the keeper has then. Returns how
- * many are left; *parts_out is at least the highest number of a part. */
+/* Leaves those out that were dropped, and those that are set aside, which only the keeper has then. Returns
+ * how many are left; *parts_out is at least the highest number of a part. */
 static size_t leave_out(struct kept_fd *fds, size_t count, uint32_t *parts_out)
 {
     size_t left = 0;

@@ -1,5 +1,5 @@
-/* What a keeper holds of a part: the names of the descriptors, and what is in the files other than
- * segments and ledgers. kept.h has the picture. Any thread.
+/* The files that a keeper holds of a part, and the names of their descriptors. kept.h has the picture.
+ * Any thread.
  *
  *   3.r7      the record of edition 7 of part 3
  *   3.l7      a ledger, which a record names by its edition
@@ -20,11 +20,11 @@
 #include "server/shard/memory.h"
 
 /* Another format is refused by name, and the part is restored from a snapshot. */
-#define KEPT_FORMAT      2
+#define KEPT_FORMAT      3
 #define KEPT_VOID_FORMAT 0 /* of a file whose part goes on without it */
 #define KEPT_BUILD_BYTES 64
 
-/* What each file begins with. */
+/* Each file begins with it. */
 struct kept_head {
     char magic[8];
     uint32_t format, edition;

@@ -12,7 +12,6 @@
 #include "proto/wire/wire.h"
 #include "server/shard/kept_aside.h"
 #include "server/shard/kept_file.h"
-#include "server/shard/move.h"
 #include "server/shard/part.h"
 #include "server/shard/shard.h"
 
@@ -39,7 +38,7 @@ static void close_fd(int *fd)
     *fd = -1;
 }
 
-void kept_part_close(struct kept_part *part)
+static void part_close(struct kept_part *part)
 {
     if (part == NULL) return;
     close_fd(&part->record_fd);
@@ -279,7 +278,7 @@ static void resume(struct shard_daemon *shard, struct kept_part *part)
         "snapshot by its on_shard_loss, or by `cairn snapshot restore`",
         name, why.text);
     forget_part(part);
-    kept_part_close(part);
+    part_close(part);
 }
 
 void kept_open(struct shard_daemon *shard, const struct shard_options *options)
@@ -440,7 +439,8 @@ bool kept_has_places(const struct shard_job *job, const struct shard_view *view)
     return is_same;
 }
 
-static cairn_status prepare_next(struct shard_job *job, struct sentence *why)
+static cairn_status prepare_by(struct shard_job *job, kept_prepare_fn *prepare,
+                               struct sentence *why)
 {
     const struct kept_next *next = job->kept.next;
     const uint8_t *at = (const uint8_t *)(next + 1) + next->extent_count * sizeof(uint64_t);
@@ -449,10 +449,19 @@ static cairn_status prepare_next(struct shard_job *job, struct sentence *why)
     if (message == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a layout");
     const struct paged layout = borrow(CAIRN_PAGE_LAYOUT, at + next->message_bytes,
                                        next->layout_bytes);
-    const cairn_status status = job->shard->up->prepare(job, message, &layout, next->is_whole != 0,
-                                                        why);
+    const cairn_status status = prepare(job, message, &layout, next->is_whole != 0, why);
     cairn__part_prepare__free_unpacked(message, NULL);
     return status;
+}
+
+void kept_prepare_next(struct shard_job *job, kept_prepare_fn *prepare)
+{
+    struct sentence why;
+    if (prepare_by(job, prepare, &why) != CAIRN_OK)
+        log_error("job %s: layout %" PRIu64
+                  ", which was prepared here, is not any more: %s; if it is in force, the job "
+                  "is restored from a snapshot",
+                  job->spec.name, job->kept.next->layout, why.text);
 }
 
 /* Prepares the layout that the process before had prepared. Returns true if this has begun: then
@@ -460,18 +469,12 @@ static cairn_status prepare_next(struct shard_job *job, struct sentence *why)
 static bool resume_next(struct shard_job *job)
 {
     struct job_kept *kept = &job->kept;
-    struct sentence why;
     if (kept->from->next == NULL || job->state != CAIRN_JOB_SERVING) return false;
     kept->next = kept->from->next;
     kept->from->next = NULL;
     // A settled layout has a record of its own.
-    if (kept->next->layout > job->view->layout->version) {
-        if (prepare_next(job, &why) == CAIRN_OK) return true;
-        log_error("job %s: layout %" PRIu64
-                  ", which was prepared here, is not any more: %s; if it is in force, the job "
-                  "is restored from a snapshot",
-                  job->spec.name, kept->next->layout, why.text);
-    }
+    if (kept->next->layout > job->view->layout->version) shard_tell(job, SHARD_JOB_RESUMES);
+    if (job->move.next != NULL) return true;
     kept_forget_next(job);
     return false;
 }
@@ -481,8 +484,25 @@ void kept_resumed(struct shard_job *job)
     struct shard_daemon *shard = job->shard;
     if (!job->kept.is_pending || resume_next(job)) return;
     job->kept.is_pending = false;
-    kept_part_close(job->kept.from);
+    part_close(job->kept.from);
     job->kept.from = NULL;
     assert(shard->kept.pending > 0);
     if (--shard->kept.pending == 0) shard->up->resumed(shard);
 }
+
+/* ---- the end ---- */
+
+static void resume_end(struct shard_job *job)
+{
+    if (!job->shard->closing) kept_resumed(job);
+}
+
+static void resume_free(struct shard_job *job)
+{
+    part_close(job->kept.from);
+    job->kept.from = NULL;
+}
+
+const struct shard_module kept_resume_module = {
+    .on = { [SHARD_JOB_STOPS] = resume_end, [SHARD_JOB_FREED] = resume_free },
+};

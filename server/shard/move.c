@@ -297,6 +297,7 @@ static void forget_prepared(struct shard_job *job)
     move_part_drop(job, part);
     move_trim(job);
     kept_unprepared(job);
+    kept_resumed(job);
 }
 
 /* Forgets the prepared layout, now or as soon as it is ready. It does not come into force. */
@@ -342,6 +343,7 @@ static void on_room(const struct reserve_request *request, cairn_status status,
              " bytes come in, and %zu shards take from here",
              job->spec.name, part->view->layout->version, part->comes, part->mover_count);
     kept_prepared(job); // from now on the layout may come into force
+    kept_resumed(job);
     session_answer(shard, &part->asked, CAIRN_OK, NULL);
 }
 
@@ -396,12 +398,17 @@ static cairn_status begin_prepare(struct shard_job *job, const Cairn__PartPrepar
     return status;
 }
 
-cairn_status move_resume(struct shard_job *job, const Cairn__PartPrepare *message,
-                         const struct paged *layout, bool is_whole, struct sentence *why)
+static cairn_status prepare_again(struct shard_job *job, const Cairn__PartPrepare *message,
+                                  const struct paged *layout, bool is_whole, struct sentence *why)
 {
     CAIRN_TRY(begin_prepare(job, message, layout, is_whole, why));
     job->move.next->session = 0; // of an earlier session than any of this process
     return CAIRN_OK;
+}
+
+static void resume_prepared(struct shard_job *job)
+{
+    kept_prepare_next(job, prepare_again);
 }
 
 /* A layout that a process before had prepared may be in force already, with a Fence that comes again.
@@ -946,6 +953,7 @@ const struct shard_module move_module = {
     .on = { [SHARD_JOB_STOPS] = end_moves,
             [SHARD_JOB_FREED] = free_moves,
             [SHARD_JOB_MAY_REST] = may_rest,
+            [SHARD_JOB_RESUMES] = resume_prepared,
             [SHARD_SESSION_ENDED] = forget_fence },
     .tick = tick_move,
 };

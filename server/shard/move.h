@@ -168,10 +168,10 @@ struct move_part {
     bool is_unwanted; /* the change is to be forgotten as soon as it is ready */
     /* a process before has received the state that comes; so the receiver is NULL */
     bool is_whole;
-    bool awaits_settled; /* in force: the part is REDUCED only when the layout is settled */
+    bool awaits_settled;    /* in force: the part is REDUCED only when the layout is settled */
     struct packed *message; /* counted: the PartPrepare; NULL: there was no memory */
-    struct request asked; /* the PartPrepare; answered when the change is ready */
-    uint64_t session;     /* the session in which the PartPrepare arrived */
+    struct request asked;   /* the PartPrepare; answered when the change is ready */
+    uint64_t session;       /* the session in which the PartPrepare arrived */
     /* what was taken from the budget for this change, and is given back with it: the planes and the
      * staging for arriving state, and the additional need of copies and tables. When the change has
      * come into force, only the staging */
@@ -213,11 +213,6 @@ struct move {
  * session. Returns false if no layout comes into force through this Fence; then the caller tells
  * the core. */
 bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout);
-/* Prepares a layout again that a process before had prepared (kept.h). It is prepared, or is not,
- * when kept_resumed is called. If `is_whole`, all that comes with the layout is in the planes. */
-CAIRN_MUST_CHECK cairn_status move_resume(struct shard_job *job, const Cairn__PartPrepare *message,
-                                          const struct paged *layout, bool is_whole,
-                                          struct sentence *why);
 /* Called when all shards use the layout in force, after the core was told this. */
 void move_on_resolve(struct shard_job *job, uint64_t epoch);
 

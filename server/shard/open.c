@@ -833,6 +833,5 @@ const struct shard_up shard_job_up = {
     .loaded = on_loaded,
     .memory_back = on_memory_back,
     .resume = resume_job,
-    .prepare = move_resume,
     .resumed = connection_begin,
 };

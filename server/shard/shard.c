@@ -179,10 +179,10 @@ static cairn_status open_fabric(struct shard_daemon *shard, const struct shard_o
 }
 
 const struct shard_module *const shard_modules[] = {
-    &session_module,   &held_module, &create_module,  &round_module,   &relay_module,
-    &move_module,      &park_module, &reserve_module, &restore_module, &pin_module,
-    &put_module,       &tile_module, &update_module,  &member_module,  &fetch_module,
-    &published_module, &kept_module, &audit_module,
+    &session_module,   &held_module,        &create_module,  &round_module,   &relay_module,
+    &move_module,      &park_module,        &reserve_module, &restore_module, &pin_module,
+    &put_module,       &tile_module,        &update_module,  &member_module,  &fetch_module,
+    &published_module, &kept_resume_module, &kept_module,    &audit_module,
 };
 const size_t shard_module_count = sizeof shard_modules / sizeof *shard_modules;
 

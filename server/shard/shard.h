@@ -255,9 +255,6 @@ struct shard_up {
     /* Makes a job from a part that was kept. The job takes the part if the status is CAIRN_OK. */
     cairn_status (*resume)(struct shard_daemon *shard, const struct kept_create *create,
                            struct kept_part *part, struct sentence *why);
-    /* move_resume */
-    cairn_status (*prepare)(struct shard_job *job, const Cairn__PartPrepare *message,
-                            const struct paged *layout, bool is_whole, struct sentence *why);
     /* Called when no part is being resumed any longer: connection_begin. */
     void (*resumed)(struct shard_daemon *shard);
 };
@@ -354,6 +351,9 @@ enum shard_event {
     SHARD_JOB_MAY_REST,
     /* all sends out of a published copy have ended, for which an UPDATE may wait */
     SHARD_COPIES_ENDED,
+    /* the job goes on with what a process before left, and the layout that was prepared is to be
+     * prepared again (kept_prepare_next) */
+    SHARD_JOB_RESUMES,
     SHARD_SESSION_ENDED, /* the session with the coordinator has ended */
     SHARD_EVENTS
 };
@@ -372,9 +372,9 @@ struct shard_module {
 #define CAIRN_SHARD_TICK_MS 20
 
 extern const struct shard_module audit_module, create_module, fetch_module, held_module,
-    kept_module, member_module, move_module, park_module, pin_module, published_module, put_module,
-    relay_module, reserve_module, restore_module, round_module, session_module, tile_module,
-    update_module;
+    kept_module, kept_resume_module, member_module, move_module, park_module, pin_module,
+    published_module, put_module, relay_module, reserve_module, restore_module, round_module,
+    session_module, tile_module, update_module;
 
 /* All modules, in the order in which they are told of events. In this order a relay and a move end
  * before the members leave, and the members leave before the replies that they keep are freed. */

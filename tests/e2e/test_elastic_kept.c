@@ -1,7 +1,7 @@
-/* A shard under a keeper dies while the layout of a job changes: at a point of a slice, and at random moments.
- * Nothing is lost: training goes on from the step where it was, and the content root is that of an undisturbed
- * run. CAIRN_TEST_LONG=1: a shard that gives and one that takes at each point, and many more random kills;
- * CAIRN_TEST_CELLS="grow \"is settled": those whose names have that. */
+/* A shard under a keeper dies while the layout of a job changes: at a point of a slice, and at any moment.
+ * Nothing is lost: training goes on from the step where it was, and the content root is that of an
+ * undisturbed run. CAIRN_TEST_LONG=1: a shard that gives and one that takes at each point, and many more
+ * random kills; CAIRN_TEST_CELLS="grow \"is settled": those whose names have that. */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdlib.h>

@@ -338,7 +338,7 @@ static const struct {
     void (*change)(int fd);
 } damages[] = {
     { "cairn-record", "its record is damaged", damage_record },
-    { "cairn-record", "and this build reads 2", other_format },
+    { "cairn-record", "and this build reads 3", other_format },
     { "cairn-record", "its record is damaged", cut_off },
     { "cairn-ledger", "its ledger is damaged", other_format },
     { "cairn-ledger", "its ledger is damaged", cut_off },
