@@ -69,6 +69,8 @@ struct update {
     size_t elems;
     /* wire will have left the caches before it is read, so writes may bypass the caches */
     bool far;
+    size_t
+        ahead_bytes; /* how far ahead planes are fetched into the caches; 0: as far as is usual */
 };
 
 /* Returns the number of elements for which a result is not finite. The results are the parameter, the

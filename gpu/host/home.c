@@ -520,10 +520,12 @@ static void take_checks(const struct update_checks *checks, uint64_t i, size_t a
 }
 
 /* Updates leaf by leaf, from element `from` on. Returns true if all was updated. */
-static bool update_leaves(update_fn update, const struct update_work *w, size_t from,
+static bool update_leaves(update_fn update, struct update_work *w, size_t from,
                           uint64_t *nonfinite_out)
 {
     const struct update_checks *checks = &w->checks;
+    // a leaf that is compared is read before its update, so it comes while the leaf before is updated
+    if (checks->of[0].checks[0] != 0) w->planes.ahead_bytes = CAIRN_LEAF_ELEMS * sizeof(float);
     for (uint64_t i = 0; i < checks->leaf_count; i++) {
         const size_t at = leaf_at(checks, i), end = leaf_at(checks, i + 1);
         if (end <= from) continue;

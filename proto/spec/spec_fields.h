@@ -185,12 +185,10 @@ enum spec_part {
     X(offload_fraction, 65, "", "", "", "",                                                      \
       "The fraction of each shard's part of the job, 0 to 1, that lies in host memory; the "     \
       "rest lies on a GPU. The part in host memory consists of whole chunks, at least this "     \
-      "fraction. The CPU folds and updates these chunks while the GPU works on the rest. "       \
-      "The bits are the same at any fraction; the GPU needs that much less memory. At 1 "        \
-      "nothing of the job is on the GPU, and the job continues if the GPU fails. If all "        \
-      "state lies in host memory anyway (compute.backend = host), the fraction has no "          \
-      "effect, and the shard's log says so. No amendment changes it; a restored job has the "    \
-      "same fraction again.")                                                                    \
+      "fraction. The CPU updates these chunks while the GPU works on the rest, with the same "   \
+      "bits at any fraction. At 1 nothing of the job is on the GPU, and the job continues if "   \
+      "the GPU fails. If all state lies in host memory anyway, the fraction has no effect, and " \
+      "the log says so. A restored job has the same fraction.")                                  \
     X(tiers, 66, "", "", "", "",                                                                 \
       "Where the planes of an element lie: CAIRN_TIERS_TOGETHER (the default); the others "      \
       "are refused")                                                                             \
@@ -246,8 +244,7 @@ enum spec_part {
       "CAIRN_SNAPSHOT_STAGING_STATE (the default), or CAIRN_SNAPSHOT_STAGING_SMALL")             \
     X(snapshot_fallback, 77, "", "snapshot-fallback", "yes|no",                                  \
       "a restore that finds a snapshot damaged takes the newest good one before it",             \
-      "A restore that finds a snapshot damaged takes the newest good one before it, and "        \
-      "reports this")                                                                            \
+      "A restore that finds a snapshot damaged takes the newest good one before it")             \
     X(first_step, 79, "", "", "", "",                                                            \
       "For a run that began elsewhere and continues here: the step of the version that the "     \
       "job begins with. Schedules and the optimizer's corrections continue from this step. "     \
@@ -263,14 +260,10 @@ enum spec_part {
       "If not 0, a worker of the job writes its buffers (cairn_write_begin) after each "         \
       "applied step that is a multiple of this or of snapshot_every, before the next round: "    \
       "the periodic snapshot of that step then saves the version that the write makes; "         \
-      "without a write, the version of the next step. 0: no worker writes.")                     \
+      "without one, the next version. 0: none")                                                  \
     X(audit_every, 97, "", "audit-every", "N",                                                   \
       "every N steps all state is compared with its checksums; 0: never",                        \
-      "The versions of all steps that are multiples of this are audited: shards make "           \
-      "checksums of their parameters and moments, and compare them before the next update "      \
-      "and in a snapshot of such a version. State that changed although nothing wrote it is "    \
-      "reported, and the job is lost, as if that shard had died (on_shard_loss). Each audit "    \
-      "compares a sixteenth of frozen tensors. 1 costs most and finds all. 0 = no audits")
+      "Every so many steps all state is compared with its checksums (deploy/README.md)")
 
 /* The fields of a group: name (the same in struct group_hyper) | kind | what is allowed | default |
  * part: FIRST or LATER. */

@@ -641,6 +641,23 @@ static cairn_status judge_bounds(const struct coord_job *job, const struct job_s
     return coord_judge_workers(job->cluster, next, why);
 }
 
+/* State on a device is not audited, and nobody may believe that it is. */
+static cairn_status judge_audits(const struct coord_job *job, const struct job_spec_data *next,
+                                 struct sentence *why)
+{
+    CAIRN_EACH_SHARD (job, s) {
+        const struct coord_shard_entry *entry = job->shards[s].entry;
+        for (size_t i = 0; next->policy.audit_every != 0 && i < entry->told.memory_count; i++)
+            if (entry->told.memory[i].job == job->id && entry->told.memory[i].device > 0)
+                return fail_with(why, CAIRN_ERR_UNSUPPORTED,
+                                 "job %s has state on a device of shard %s, which cannot be "
+                                 "audited: leave audit_every at 0, or have all of it in host "
+                                 "memory (offload_fraction = 1)",
+                                 job->spec.name, entry->name);
+    }
+    return CAIRN_OK;
+}
+
 /* `member` is the worker that amends the job; NULL: an admin does. */
 static cairn_status amend_job(struct coord_job *job, struct coord_member *member,
                               const Cairn__JobAmend *amend, struct sentence *why)
@@ -654,6 +671,7 @@ static cairn_status amend_job(struct coord_job *job, struct coord_member *member
     if (status == CAIRN_OK)
         status = coord_settings_judge_planes(&job->spec, &next, CAIRN_SETTINGS_AMEND, why);
     if (status == CAIRN_OK) status = judge_bounds(job, &next, why);
+    if (status == CAIRN_OK) status = judge_audits(job, &next, why);
     if (status == CAIRN_OK && !extends)
         status = coord_quota_judge_workers(job, quota_in_flight_if(job, &next, job->entry_count),
                                            why);

@@ -122,7 +122,13 @@ void audit_want(struct shard_job *job, uint64_t every)
 void audit_begin(struct shard_job *job, bool is_seal)
 {
     struct audit *audit = &job->audit;
-    const bool is_wanted = audit->every != 0 && job->planes.host_from == 0;
+    const bool is_on_device = job->planes.host_from != 0,
+               is_wanted = audit->every != 0 && !is_on_device;
+    if (audit->every != 0 && is_on_device)
+        log_limited(&audit->said, CAIRN_LOG_ERROR,
+                    "job %s: its state lies on a device, and is not audited, though audit_every is "
+                    "%" PRIu64,
+                    job->spec.name, audit->every);
     if (!is_wanted && is_open(&audit->checks)) close_checks(job);
     if (is_wanted && !is_open(&audit->checks)) open_checks(job);
     audit->turns = audit->turn = 0;

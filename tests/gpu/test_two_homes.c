@@ -179,4 +179,20 @@ TEST(a_call_that_the_driver_refuses_stops_the_job_that_needed_it_and_no_other_of
     ck_assert_int_eq(logged("shard-0.log", "job beside is stopped here"), 0);
 }
 
+TEST(state_on_a_card_is_not_audited_and_whoever_asks_for_it_hears_so)
+{
+    cairn_job *opened;
+    const struct cairn_job_spec spec = TRAINER_SPEC(model, 1, .audit_every = 1, .chunk_leaves = 1);
+    start_faulty("");
+    ck_assert_int_eq(
+        cairn_job_open(session, "audited", &spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &opened),
+        CAIRN_ERR_UNSUPPORTED);
+    expect_error("which cannot be audited");
+    job = open_job("card", 0);
+    await((ask("job amend card --audit-every 5"), said.status != 0));
+    ck_assert_ptr_nonnull(strstr(said.err, "has state on a device of shard"));
+    (void)open_job("host", 1);
+    says(0, "", "job amend host --audit-every 5");
+}
+
 SUITE(60, .tear_down = stop);

@@ -160,11 +160,10 @@ class JobSpec:
         as the cluster's round.workers_max. If workers_min equals workers_max (always n workers), the spec also matches
         a job whose bounds allow n, for example in another launch after an amendment.
     `offload_fraction`: The fraction of each shard's part of the job, 0 to 1, that lies in host memory; the rest lies
-        on a GPU. The part in host memory consists of whole chunks, at least this fraction. The CPU folds and updates
-        these chunks while the GPU works on the rest. The bits are the same at any fraction; the GPU needs that much
-        less memory. At 1 nothing of the job is on the GPU, and the job continues if the GPU fails. If all state lies
-        in host memory anyway (compute.backend = host), the fraction has no effect, and the shard's log says so. No
-        amendment changes it; a restored job has the same fraction again.
+        on a GPU. The part in host memory consists of whole chunks, at least this fraction. The CPU updates these
+        chunks while the GPU works on the rest, with the same bits at any fraction. At 1 nothing of the job is on the
+        GPU, and the job continues if the GPU fails. If all state lies in host memory anyway, the fraction has no
+        effect, and the log says so. A restored job has the same fraction.
     `tiers`: Where the planes of an element lie: "together" (the default); the others are refused
     `global_batch`: Elastic workers with the same bits: a step consists of this many micro-batches, numbered from 0,
         whatever the number of workers (1 to 65536; 0 = none, each worker has its micro_batches). struct cairn_round
@@ -192,7 +191,7 @@ class JobSpec:
     `snapshot_durable_within_s`: Every snapshot is to be on disk so many seconds after its cut; 0 = no deadline
     `snapshot_scrub_every_s`: Every snapshot is read again and checked; 0 = by command only
     `snapshot_staging`: Room for what updates overwrite while a snapshot is written: "state" (the default), or "small"
-    `snapshot_fallback`: A restore that finds a snapshot damaged takes the newest good one before it, and reports this
+    `snapshot_fallback`: A restore that finds a snapshot damaged takes the newest good one before it
     `first_step`: For a run that began elsewhere and continues here: the step of the version that the job begins with.
         Schedules and the optimizer's corrections continue from this step. The moments are written (cairn_write_begin)
         before the first round. Workers that open the job afterwards may leave this field out.
@@ -201,11 +200,8 @@ class JobSpec:
     `init_extra_ok`: init_from may have more weights than the job has tensors
     `buffers_every`: If not 0, a worker of the job writes its buffers (cairn_write_begin) after each applied step that
         is a multiple of this or of snapshot_every, before the next round: the periodic snapshot of that step then
-        saves the version that the write makes; without a write, the version of the next step. 0: no worker writes.
-    `audit_every`: The versions of all steps that are multiples of this are audited: shards make checksums of their
-        parameters and moments, and compare them before the next update and in a snapshot of such a version. State that
-        changed although nothing wrote it is reported, and the job is lost, as if that shard had died (on_shard_loss).
-        Each audit compares a sixteenth of frozen tensors. 1 costs most and finds all. 0 = no audits
+        saves the version that the write makes; without one, the next version. 0: none
+    `audit_every`: Every so many steps all state is compared with its checksums (deploy/README.md)
     And these, by hand. `rank`: this worker's, unique in the job. `init_from`: a safetensors file, a Hugging Face
     folder, or the folder of a snapshot, of which the optimizer's state and the step are left out, where the shards
     are, that they begin with. `world`: how many workers come together; the first round after all were gone waits for

@@ -389,14 +389,15 @@ static inline __attribute__((always_inline)) f32_vector
 update_steps(const struct update *u, const struct constants *k, rule_fn rule, bool has_m,
              bool has_v, bool has_e, cairn_dtype dtype, bool publishes, bool around)
 {
+    const size_t ahead = u->ahead_bytes != 0 ? u->ahead_bytes : AHEAD_BYTES;
     f32_vector seen = { 0 };
     size_t i = 0;
     for (; i + STEP_ELEMS <= u->elems; i += STEP_ELEMS) {
-        prefetch_step(u->grad + i, sizeof(float), AHEAD_BYTES);
-        prefetch_step(u->param + i, sizeof(float), AHEAD_BYTES);
-        if (has_m) prefetch_step(u->exp_avg + i, sizeof(float), AHEAD_BYTES);
-        if (has_v) prefetch_step(u->exp_avg_sq + i, sizeof(float), AHEAD_BYTES);
-        if (has_e) prefetch_step(u->ema + i, sizeof(float), AHEAD_BYTES);
+        prefetch_step(u->grad + i, sizeof(float), ahead);
+        prefetch_step(u->param + i, sizeof(float), ahead);
+        if (has_m) prefetch_step(u->exp_avg + i, sizeof(float), ahead);
+        if (has_v) prefetch_step(u->exp_avg_sq + i, sizeof(float), ahead);
+        if (has_e) prefetch_step(u->ema + i, sizeof(float), ahead);
 #pragma GCC unroll 8
         for (size_t j = i; j < i + STEP_ELEMS; j += VECTOR_ELEMS) {
             f32_vector m = { 0 }, v = { 0 };
