@@ -144,7 +144,7 @@ static const struct config_option table[] = {
     { "store", "trust", CAIRN_OPTION_BOOL, AT(store_trust), "no", 0, 0,
       "Go to an etcd of another host without TLS: whoever reads that network has the cluster's "
       "keys." },
-    { "store", "lease", CAIRN_OPTION_DURATION, AT(store_lease_ms), "5s", 2000, 60000,
+    { "store", "lease", CAIRN_OPTION_DURATION, AT(store_lease_ms), "4s", 2000, 60000,
       "How long a leader that is not heard of leads; then another coordinator does." },
     { "store", "from", CAIRN_OPTION_STRING, AT(store_from), "", 0, 0,
       "File of `cairn cluster backup` with which an empty store in etcd begins." },

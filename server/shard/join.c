@@ -125,8 +125,8 @@ cairn_status join_node_key(const char *state, const char *name, struct curve_key
 
 struct join {
     struct token token;
-    struct stream_address address;
-    char address_text[CAIRN_ADDRESS_TEXT_BYTES];
+    struct endpoints endpoints;
+    char address_text[CAIRN_ENDPOINTS_TEXT_BYTES]; /* of all of them */
     char folder[PATH_MAX];
     uv_timer_t settled;
     struct stream *stream;
@@ -167,20 +167,27 @@ static cairn_status take_token(char *given, struct token *token_out, struct sent
     return status;
 }
 
-/* HOST, HOST:PORT, [v6 address] or [v6 address]:PORT. */
-static cairn_status take_address(const char *given, struct join *join, struct sentence *why)
+/* HOST, HOST:PORT, [v6 address] or [v6 address]:PORT, or several of these with commas. */
+static cairn_status take_addresses(const char *given, struct join *join, struct sentence *why)
 {
-    char text[CAIRN_ADDRESS_TEXT_BYTES];
-    const size_t length = strlen(given);
-    const bool has_port = strchr(given, ':') != NULL && length > 0 && given[length - 1] != ']';
-    snprintf(text, sizeof text, has_port ? "%.260s" : "%.260s:%d", given, CAIRN_JOIN_PORT);
-    CAIRN_TRY(address_parse(text, &join->address, why));
-    if (join->address.is_unix)
-        return fail_with(why, CAIRN_ERR_INVALID,
-                         "%.200s is a socket of this host, for which no token is needed: start the "
-                         "shard with shard.coordinator = %.200s",
-                         given, given);
-    address_print(&join->address, join->address_text);
+    struct sentence all = { "" };
+    for (const char *at = given;; at++) {
+        const size_t length = strcspn(at, ",");
+        const bool has_port = memchr(at, ':', length) != NULL && at[length - 1] != ']';
+        sentence_add(&all, has_port ? "%s%.*s" : "%s%.*s:%d", at == given ? "" : ",", (int)length,
+                     at, CAIRN_JOIN_PORT);
+        at += length;
+        if (*at == '\0') break;
+    }
+    CAIRN_TRY(endpoints_parse(all.text, &join->endpoints, why));
+    for (size_t i = 0; i < join->endpoints.count; i++)
+        if (join->endpoints.list[i].is_unix)
+            return fail_with(
+                why, CAIRN_ERR_INVALID,
+                "%.200s is a socket of this host, for which no token is needed: start the "
+                "shard with shard.coordinator = %.200s",
+                given, given);
+    endpoints_print(&join->endpoints, join->address_text);
     return CAIRN_OK;
 }
 
@@ -228,7 +235,7 @@ static void on_close(struct stream *stream, cairn_status status, const char *why
 }
 
 /* Connects once, which shows that the coordinator is the token's and knows the token. */
-static cairn_status try_token(struct join *join)
+static cairn_status try_token(struct join *join, const struct stream_address *address)
 {
     static const struct stream_events events = { .on_open = on_open,
                                                  .on_frame = on_frame,
@@ -245,8 +252,8 @@ static cairn_status try_token(struct join *join)
         return fail_with(&join->why, CAIRN_ERR_NO_MEMORY, "no event loop");
     uv_timer_init(&loop, &join->settled);
     join->settled.data = join;
-    const cairn_status status = stream_connect(&loop, &join->address, JOIN_MS, &options, &events,
-                                               join, &join->stream, &join->why);
+    const cairn_status status = stream_connect(&loop, address, JOIN_MS / join->endpoints.count,
+                                               &options, &events, join, &join->stream, &join->why);
     entrance_wipe(&entrance);
     sodium_memzero(&secure, sizeof secure);
     if (status != CAIRN_OK) end_join(join, status, join->why.text);
@@ -255,9 +262,22 @@ static cairn_status try_token(struct join *join)
     return status != CAIRN_OK ? status : join->status;
 }
 
+/* Tries the coordinators one after the other: those that stand by do not let themselves be reached. */
+static cairn_status try_each(struct join *join)
+{
+    cairn_status status = CAIRN_ERR_UNREACHABLE;
+    do {
+        join->status = CAIRN_OK;
+        join->why.text[0] = '\0';
+        status = try_token(join, endpoints_next(&join->endpoints));
+    } while ((status == CAIRN_ERR_UNREACHABLE || status == CAIRN_ERR_TIMEOUT) &&
+             !endpoints_are_tried(&join->endpoints));
+    return status;
+}
+
 static cairn_status write_files(const struct join *join, struct sentence *why)
 {
-    char path[PATH_MAX], line[CAIRN_ADDRESS_TEXT_BYTES + 1];
+    char path[PATH_MAX], line[CAIRN_ENDPOINTS_TEXT_BYTES + 1];
     CAIRN_TRY(make_folder(join->folder, why));
     path_in(join->folder, "token", path);
     CAIRN_TRY(token_write_file(path, &join->token, why));
@@ -270,7 +290,8 @@ static int usage(void)
 {
     fprintf(
         stderr,
-        "cairn-shard: write cairn-shard --join HOST[:PORT] TOKEN [--state FOLDER]; TOKEN is the "
+        "cairn-shard: write cairn-shard --join HOST[:PORT][,HOST[:PORT]]... TOKEN [--state "
+        "FOLDER]; TOKEN is the "
         "word that `cairn cluster init` printed, a file that has it, or - for standard input\n");
     return 2;
 }
@@ -290,14 +311,14 @@ int join_main(int argc, char **argv)
     struct sentence why = { "" };
     if (argc != 4 && !(argc == 6 && strcmp(argv[4], "--state") == 0)) return usage();
     cairn_status status = take_token(argv[3], &join.token, &why);
-    if (status == CAIRN_OK) status = take_address(argv[2], &join, &why);
+    if (status == CAIRN_OK) status = take_addresses(argv[2], &join, &why);
     if (argc == 6)
         snprintf(join.folder, sizeof join.folder, "%s", argv[5]);
     else if (geteuid() == 0 && getenv("STATE_DIRECTORY") == NULL)
         snprintf(join.folder, sizeof join.folder, "%s", CAIRN_JOIN_FOLDER);
     else
         join_state_folder("", join.folder);
-    if (status == CAIRN_OK && (status = try_token(&join)) != CAIRN_OK) why = join.why;
+    if (status == CAIRN_OK && (status = try_each(&join)) != CAIRN_OK) why = join.why;
     if (status == CAIRN_OK) status = write_files(&join, &why);
     if (status == CAIRN_OK) say_what_next(&join);
     sodium_memzero(&join.token, sizeof join.token);

@@ -31,7 +31,8 @@ void join_address(const char *state, char *text_out, size_t text_bytes);
 CAIRN_MUST_CHECK cairn_status join_node_key(const char *state, const char *name,
                                             struct curve_key *key_out, struct sentence *why);
 
-/* cairn-shard --join HOST[:PORT] TOKEN [--state FOLDER]: returns the exit status of the process. */
+/* cairn-shard --join HOST[:PORT][,HOST[:PORT]]... TOKEN [--state FOLDER]: returns the exit status of the
+ * process. */
 int join_main(int argc, char **argv);
 
 #endif

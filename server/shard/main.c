@@ -290,7 +290,7 @@ struct program {
     size_t kept_count;
     struct shard_daemon *shard; /* NULL: the shard is not open yet, or is being closed */
     int exit_code;
-    char coordinator[CAIRN_ADDRESS_TEXT_BYTES]; /* the default, if no address is configured */
+    char coordinator[CAIRN_ENDPOINTS_TEXT_BYTES]; /* the default, if no address is configured */
 };
 
 static void on_closed(void *context)
@@ -637,7 +637,7 @@ int main(int argc, char **argv)
         .name = "cairn-shard",
         .purpose = "Holds a part of every job's state, and updates it.",
         .more_usage =
-            "       cairn-shard --join HOST[:PORT] TOKEN [--state FOLDER]\n"
+            "       cairn-shard --join HOST[:PORT][,HOST[:PORT]]... TOKEN [--state FOLDER]\n"
             "  --join                   asks the coordinator at HOST (port 7077) whether it "
             "knows the\n                           token, and keeps both for the shards of "
             "this host; TOKEN is the\n                           word that `cairn cluster "

@@ -299,7 +299,8 @@ TEST(a_node_joins_by_one_word_and_keeps_it_for_its_shards)
     token_print(&good, word);
     unsetenv("CAIRN_TOKEN_FILE");
     snprintf(state, sizeof state, "%s", in_folder("joined"));
-    run(SHARD " --join %s %s --state %s", cluster.address, word, state);
+    // At the first of two addresses nobody listens, as where a coordinator stands by.
+    run(SHARD " --join 127.0.0.1:1,%s %s --state %s", cluster.address, word, state);
     expect_said(0, "knows this token", "shard.name=NAME");
     const pid_t pid = run_on(NULL, "joined.log",
                              SHARD " --set shard.name=joined --set shard.state=%s "
