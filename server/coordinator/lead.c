@@ -32,17 +32,16 @@ struct lead {
     struct etcd asks;   /* the thread's own */
     struct etcd writes; /* the store's */
     char self[512];     /* what PREFIX/leader says */
-    char said
-        [CAIRN_SENTENCE_BYTES]; /* the thread's own: what it logged last, which it does not repeat */
     /* the store's */
     uint64_t picture, next; /* number of the picture, and of the next change */
 
     pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t changed;
     enum lead_phase phase;
+    char said
+        [CAIRN_SENTENCE_BYTES]; /* the thread's last line of the log, which it does not repeat */
     bool is_stopping, is_released;
-    uint64_t
-        until_ms; /* on the clock of now_ms: when the lease ends, as far as this process knows */
+    uint64_t until_ms; /* on the clock of now_ms: when the lease ends, as this process knows it */
     json_int_t lease, made; /* the id of the lease; the revision at which PREFIX/leader was made */
     /* the loop's */
     enum lead_change told;
@@ -536,8 +535,11 @@ static cairn_status load(struct backing *backing, take_fn take, void *context, s
 
 static void say(struct lead *lead, bool is_well, const char *text)
 {
-    if (strcmp(lead->said, text) == 0) return;
+    pthread_mutex_lock(&lead->lock);
+    const bool is_said = strcmp(lead->said, text) == 0;
     snprintf(lead->said, sizeof lead->said, "%s", text);
+    pthread_mutex_unlock(&lead->lock);
+    if (is_said) return;
     if (is_well)
         log_info("%s", text);
     else
@@ -629,8 +631,8 @@ static bool campaign(struct lead *lead)
     // The key may have been made although the answer was lost: it ends with its lease.
     if (made == 0 && lease != 0) drop_lease(lead, lease);
     if (made == 0) return false;
-    lead->said[0] = '\0';
     HOLD_LOCK(&lead->lock);
+    lead->said[0] = '\0';
     lead->lease = lease;
     lead->made = made;
     lead->until_ms = began_ms + lease_ms(lead);
@@ -765,6 +767,12 @@ cairn_status lead_open(const struct coord_options *options, uv_loop_t *loop, lea
     }
     uv_close((uv_handle_t *)&lead->wake, on_wake_closed);
     return fail_with(why, CAIRN_ERR_NO_MEMORY, "no thread to renew the lease");
+}
+
+void lead_why(struct lead *lead, struct sentence *out)
+{
+    HOLD_LOCK(&lead->lock);
+    sentence_set(out, "%s", lead->said[0] != '\0' ? lead->said : "stands by");
 }
 
 struct backing *lead_backing(struct lead *lead)

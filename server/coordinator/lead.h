@@ -2,7 +2,7 @@
  *
  * Several coordinators may have one store in etcd (store.url). One at a time leads: it has the key
  * PREFIX/leader, which etcd deletes when the leader's lease was not renewed for store.lease. The others
- * stand by. They open no store and listen nowhere; each tries to make the key as soon as it is gone. Every
+ * stand by. They open no store, and serve nobody; each tries to make the key as soon as it is gone. Every
  * write of the leader is a transaction that compares the revision at which the leader's key was made, so a
  * former leader that wakes up writes nothing; and shards obey no coordinator that is older than the newest
  * which they know (server/core/standing.h). A leader whose lease was not confirmed in time steps down, and
@@ -70,6 +70,8 @@ typedef void (*lead_fn)(enum lead_change change, void *context);
 cairn_status lead_open(const struct coord_options *options, uv_loop_t *loop, lead_fn on_change,
                        void *context, struct lead **lead_out,
                        struct sentence *why) CAIRN_MUST_CHECK;
+/* Says why this process does not lead: "stands by: ... leads", or what etcd answers. */
+void lead_why(struct lead *lead, struct sentence *out);
 /* Returns the place of the leader's rows. */
 struct backing *lead_backing(struct lead *lead);
 /* The store is closed: lets another coordinator lead, and stands by. */

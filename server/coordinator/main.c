@@ -1,6 +1,8 @@
 /* The program cairn-coordinator, which keeps the members, epochs, rounds and snapshots of a
  * cluster. */
 
+#include <string.h>
+
 #include "server/coordinator/cluster.h"
 #include "server/coordinator/lead.h"
 
@@ -8,35 +10,96 @@ static struct coord_options options;
 static struct coord *cluster; /* NULL: closed, or being closed */
 /* NULL: the store is a file, and not shared. The cluster is open while this process leads. */
 static struct lead *lead;
-static bool is_closing, is_stopping;
+static struct listener *refuser; /* while this process stands by; NULL: none */
+/* is_closing: the cluster, or the refuser; has_led: meanwhile this process has ceased to lead */
+static bool is_closing, has_led, is_stopping;
 
 static const struct config_option *option_table(size_t *option_count_out);
 
+/* ==== standing by ==== */
+
+/* While this process stands by, it answers commands of this host, at its Unix sockets, and says who leads.
+ * Others hear nothing, and try their next address. */
+
+static void refuse(struct peer *peer, const struct wire_frame *frame, void *context)
+{
+    Cairn__Hello *hello = (Cairn__Hello *)message_unpack(&cairn__hello__descriptor, frame->payload,
+                                                         frame->payload_bytes);
+    const bool is_command = hello != NULL && hello->role == CAIRN_ROLE_WIRE_ADMIN;
+    Cairn__Error error = CAIRN__ERROR__INIT;
+    struct sentence why, text;
+    (void)context;
+    if (hello != NULL) message_free(&hello->base);
+    lead_why(lead, &why);
+    sentence_set(&text,
+                 "this coordinator %s; ask the one that leads, or give the addresses of all "
+                 "coordinators, with commas",
+                 why.text);
+    error.status = CAIRN_ERR_UNREACHABLE;
+    error.text = text.text;
+    if (!is_command || peer_send(peer, CAIRN_MSG_ERROR, frame->request, &error.base) == CAIRN_OK)
+        peer_finish(peer, CAIRN_ERR_UNREACHABLE, "%s", text.text);
+}
+
+static void on_refused(struct peer *peer, cairn_status status, const char *why, void *context)
+{
+    (void)peer, (void)status, (void)why, (void)context;
+}
+
+static void open_refuser(struct daemon *daemon)
+{
+    static const struct listener_events events = { .on_frame = refuse, .on_gone = on_refused };
+    struct listener_options sockets = options.network;
+    struct sentence list = { "" }, why;
+    const char *at = options.network.listen;
+    for (; *(at += strspn(at, " ")) != '\0'; at += strcspn(at, " "))
+        if (*at == '/' || strncmp(at, "unix:", 5) == 0)
+            sentence_add(&list, "%s%.*s", list.text[0] != '\0' ? " " : "", (int)strcspn(at, " "),
+                         at);
+    if (list.text[0] == '\0' && options.network.listen[0] != '\0') return; // it has none
+    sockets.listen = list.text;
+    if (listener_open(&daemon->loop, &sockets, CAIRN_MSG_HELLO, CAIRN_MSG_MAX, &events, daemon,
+                      &refuser, &why) == CAIRN_OK)
+        return;
+    refuser = NULL;
+    log_warn("nobody hears at this host that this coordinator stands by: %s", why.text);
+}
+
+/* ==== leading ==== */
+
+static void stand_by(struct daemon *daemon)
+{
+    has_led = false;
+    open_refuser(daemon);
+    lead_release(lead);
+}
+
 static void on_closed(void *context)
 {
-    (void)context;
     is_closing = false;
     if (lead == NULL) return;
     if (is_stopping)
         lead_close(lead);
     else
-        lead_release(lead);
+        stand_by(context);
 }
 
-static void close_cluster(void)
+static void close_cluster(struct daemon *daemon)
 {
     struct coord *closed = cluster;
     cluster = NULL;
     is_closing = true;
-    coord_close(closed, on_closed, NULL);
+    coord_close(closed, on_closed, daemon);
 }
 
 static void on_stop(struct daemon *daemon, void *context)
 {
     (void)context;
+    if (refuser != NULL) listener_close(refuser, NULL);
+    refuser = NULL;
     if (!is_stopping && cluster == NULL && !is_closing) lead_close(lead);
     is_stopping = true;
-    if (cluster != NULL) close_cluster();
+    if (cluster != NULL) close_cluster(daemon);
     daemon_stop(daemon, 0);
 }
 
@@ -52,15 +115,10 @@ static void fail(struct daemon *daemon, cairn_status status, const struct senten
     on_stop(daemon, NULL);
 }
 
-static void on_lead(enum lead_change change, void *context)
+/* Opens the store, and serves. */
+static void serve(struct daemon *daemon)
 {
-    struct daemon *daemon = context;
     struct sentence why;
-    if (is_stopping) return;
-    if (change == CAIRN_LED) {
-        if (cluster != NULL) close_cluster();
-        return;
-    }
     options.backing = lead_backing(lead);
     const cairn_status status = start_coordinator(daemon, &why);
     if (status == CAIRN_OK) return;
@@ -69,15 +127,46 @@ static void on_lead(enum lead_change change, void *context)
         return;
     }
     log_warn("does not lead after all: %s", why.text);
-    lead_release(lead);
+    stand_by(daemon);
+}
+
+static void on_refuser_closed(void *context)
+{
+    is_closing = false;
+    if (is_stopping)
+        lead_close(lead);
+    else if (has_led)
+        stand_by(context);
+    else
+        serve(context);
+}
+
+static void on_lead(enum lead_change change, void *context)
+{
+    struct daemon *daemon = context;
+    if (is_stopping) return;
+    if (change == CAIRN_LED) {
+        has_led = true;
+        if (cluster != NULL) close_cluster(daemon);
+        return;
+    }
+    if (refuser == NULL) {
+        serve(daemon);
+        return;
+    }
+    is_closing = true;
+    listener_close(refuser, on_refuser_closed); // its sockets will be the cluster's
+    refuser = NULL;
 }
 
 /* Leads at once if the store is a file, and otherwise when no other coordinator does. */
 static cairn_status begin(struct daemon *daemon, struct sentence *why)
 {
     if (options.store_url[0] == '\0') return start_coordinator(daemon, why);
+    CAIRN_TRY(lead_open(&options, &daemon->loop, on_lead, daemon, &lead, why));
+    open_refuser(daemon);
     daemon_stand_by(daemon);
-    return lead_open(&options, &daemon->loop, on_lead, daemon, &lead, why);
+    return CAIRN_OK;
 }
 
 static cairn_status judge_options(const void *values, struct sentence *why)

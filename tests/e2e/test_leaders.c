@@ -63,6 +63,9 @@ static void tear_down(void)
 
 TEST(the_leader_is_killed_and_steps_go_on)
 {
+    run_on(NULL, "asked.log", CAIRN_BIN_DIR "/cairn --endpoint %s/other.sock cluster status",
+           cluster.folder);
+    await(logged("asked.log", "this coordinator stands by: pid ") > 0);
     kill_coordinator();
     const int64_t began_ms = now_ms();
     train_pushing(1, 1);
