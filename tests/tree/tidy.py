@@ -13,7 +13,7 @@ SELF = "tests/tree/tidy.py"
 FILE_LINES, FILE_LINES_NOTE, FUNCTION_LINES, FILE_BYTES = 1200, 1000, 70, 1 << 20
 COLUMNS, COLUMNS_OF_SCRIPTS = 110, 120
 # The one installed header stands alone: to split it would be its users' to put together again.
-ONE_PIECE = {"client/include/cairn.h": 1400}
+ONE_PIECE = {"client/include/cairn.h": 1420}
 MADE_BY_A_SCRIPT = {"tests/golden/optim_golden.h", "tests/installed/libcairn.abi"}
 
 # One door per library: a header, and the beginnings of the paths that may include it. tests/ may.
