@@ -24,6 +24,7 @@ enum trouble {
     TROUBLE_WAITS,    /* a job is lost, halted, or waits */
     TROUBLE_SNAPSHOT, /* a snapshot failed, is damaged, unverified or too old; or none can be saved */
     TROUBLE_DEGRADED, /* everything works, but not as it should */
+    TROUBLE_SAFETY,   /* everything works, but a job is less safe than it could be */
     TROUBLE_COUNT
 };
 static const struct {
@@ -32,7 +33,8 @@ static const struct {
 } troubles[TROUBLE_COUNT] = { [TROUBLE_SHARD] = { "shard", 20 },
                               [TROUBLE_WAITS] = { "waits", 21 },
                               [TROUBLE_SNAPSHOT] = { "snapshot", 22 },
-                              [TROUBLE_DEGRADED] = { "degraded", 23 } };
+                              [TROUBLE_DEGRADED] = { "degraded", 23 },
+                              [TROUBLE_SAFETY] = { "safety", 3 } };
 
 /* `latest` may remain unread by the coordinator for this long beyond its scrub interval. */
 #define UNREAD_S 3600
@@ -144,6 +146,23 @@ static void check_state(struct check *check, const Cairn__JobStatus *j)
     add_complaints(check, j, complaints);
 }
 
+/* Names the shards with which a part of the job dies. */
+static void check_kept(struct check *check, const Cairn__JobStatus *j)
+{
+    struct sentence names = { "" };
+    const bool is_running = strcmp(j->state, "running") == 0 && j->loss[0] == '\0';
+    if (!is_running || j->parts_kept >= j->shards) return;
+    for (size_t i = 0; i < j->n_memory; i++)
+        if (!j->memory[i]->untold && !j->memory[i]->kept)
+            sentence_add(&names, "%s%s", names.text[0] != '\0' ? ", " : "", j->memory[i]->shard);
+    if (names.text[0] == '\0') return;
+    add_trouble(check, TROUBLE_SAFETY, j->name,
+                "nothing keeps its part when the process ends of %s: start these under systemd "
+                "with FileDescriptorStoreMax=, or by `cairn-shard --keep`; a part on a GPU is not "
+                "kept",
+                sentence_brief(names.text, 600).text);
+}
+
 static uint64_t age_s(uint64_t unix_ms)
 {
     const uint64_t now_s = (uint64_t)time(NULL), then_s = unix_ms / 1000;
@@ -204,6 +223,7 @@ static cairn_status check_snapshots(struct check *check, struct ctl *ctl, const 
 static cairn_status check_job(struct check *check, struct ctl *ctl, const Cairn__JobStatus *j)
 {
     check_state(check, j);
+    check_kept(check, j);
     return check_snapshots(check, ctl, j);
 }
 

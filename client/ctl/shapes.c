@@ -400,6 +400,7 @@ const struct ctl_shape ctl_shapes[] = {
             "[{?workers_max>workers_min}{workers} ({workers_min} to {workers_max})]"
             "[{?workers_max}{!workers_max>workers_min}{workers} of {workers_min}]\nSHARDS|shards\n"
             "MEMORY|[{!untold}{state_bytes/bytes}][{?untold}unknown]\n"
+            "KEPT|{!untold}{parts_kept} of {shards}\n"
             "SNAPSHOTS|{?snapshot_failed}failed\n"
             "WAITS FOR|[{?path_cut}data path cut; ]{awaited}"),
     SHAPE(key, .json = "id key=line own signs since_ms=since_unix_ms",

@@ -15,13 +15,14 @@ static const struct cairn_tensor tensors[] = {
 static void set_up(void)
 {
     float values[ELEMS] = { 0 };
-    start(2, .coordinator_set = SETTINGS("lease.heartbeat=100ms"));
+    start(2, .shards_kept = true, .coordinator_set = SETTINGS("lease.heartbeat=100ms"));
     session = trainer_session(cluster.address, NULL);
     const struct cairn_job_spec spec = trainer_spec(tensors, 1);
     job = trainer_open(session, "run", &spec);
     trainer_put(job, "w", values);
     good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
     trainer_step(job, "w", values);
+    await_said("2 of 2", "job list"); // the shards have said that they keep their parts
 }
 
 static void tear_down(void)
@@ -99,6 +100,20 @@ TEST(what_is_meant_to_be_is_well_and_what_is_damaged_or_lost_is_not)
     expect(21, "is lost: "); // which is worse, and not hidden by it
     expect(21, "its snapshots cannot be listed: ");
     ck_assert_str_eq(said.err, ""); // all of it is what was found, in JSON as well
+}
+
+TEST(a_part_that_dies_with_its_process_is_named)
+{
+    const pid_t process = cluster_shard_process(&cluster, 1);
+    cluster_kill(cluster.shards[1]); // its keeper
+    cluster.shards[1] = 0;
+    says(0, "", "job amend run --clip-norm 3"); // of which the part makes a new record
+    do                                          // until the shard has said so
+        ask("job check run");
+    while (said.status == 0);
+    expect(3, "safety: run: nothing keeps its part when the process ends of shard-1");
+    says(0, "1 of 2", "job list");
+    ck_assert_int_eq(kill(process, SIGKILL), 0);
 }
 
 TEST(every_member_says_which_build_it_is)
