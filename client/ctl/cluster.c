@@ -139,6 +139,7 @@ static void check_state(struct check *check, const Cairn__JobStatus *j)
         { TROUBLE_WAITS, "{name}", "the data path is cut: {path_cut?}" },
         { TROUBLE_DEGRADED, "{name}", "{?straggler}{straggler.text}" },
         { TROUBLE_DEGRADED, "{name}", "no reduce groups: {reduce_groups_off?}" },
+        { TROUBLE_DEGRADED, "{name}", "{?degraded}{mirrors?}" },
         { TROUBLE_SNAPSHOT, "{name}", "the last one failed, {snapshot_failed?}" },
         { TROUBLE_SNAPSHOT, "{name}", "restored past a damaged one: {passed_over?}" },
         { 0, NULL, NULL },
@@ -311,6 +312,7 @@ const struct ctl_question ctl_cluster_status = {
         "*members {;}{name} hears nothing from {unheard?} over the data path: look for a firewall "
         "or a cut between them, in both directions\n"
         "*members {;}{name} {apart?}\n"
+        "*members {;}{name} is a standby of {standby_of?}\n"
         "*members {;}warning: shard {name} {clear?}\n"
         "{?strangers}{;}held by shards, but not acted on (`cairn cluster adopt` takes it, `cairn "
         "cluster forget JOB` drops it):{;}\n"

@@ -96,7 +96,8 @@ static int print_memory(struct ctl *ctl, const void *reply)
     "durability|{!untold}{?parts_kept}process: {parts_kept} of {shards} shard{shards/plural} may " \
     "crash or be exchanged, and lose nothing\n"                                                    \
     "durability|{!untold}{!parts_kept}none: a shard whose process ends loses its part\n"           \
-    "audits|all of the state was compared since step {audited_since?}\n" SPEC_PAGE GROUPS_PAGE     \
+    "audits|all of the state was compared since step {audited_since?}\n"                           \
+    "[{?degraded}degraded][{!degraded}peer]|{mirrors?}\n" SPEC_PAGE GROUPS_PAGE                    \
     "frozen tensors|{frozen_tensors?}[{:}and {frozen_tensor_count-frozen_tensors} more]\n"         \
     "reduce groups|{?spec.reduce_groups}{?reduce_group_count}{reduce_group_count} "                \
     "({groups_of_round})\n"                                                                        \

@@ -390,7 +390,7 @@ const struct ctl_shape ctl_shapes[] = {
                 "seconds_since_step=stepped_ms_ago/1000?stepped restores blobs blob_bytes "
                 "state_bytes!untold pushed_bytes!untold fetched_bytes!untold "
                 "heaviest_over_mean? leases held_up_by=straggler groups owner? shared shared_read "
-                "parts_kept!untold audited_since? "
+                "parts_kept!untold audited_since? mirrors degraded "
                 "made.by=made_by? made.from=made_from? made.at=made_unix_ms/instant?",
         .columns =
             "JOB|name\nOWNER|[{owner}][{!owner}-]\nSTATE|state\nGENERATION|generation!"
@@ -424,9 +424,9 @@ const struct ctl_shape ctl_shapes[] = {
           .columns = "SHARD|shard\nBY TOKEN|token?\nSINCE|since_unix_ms/time\nNODE'S KEY|key"),
     SHAPE(lease_status, .json = "generation step holder role/role seconds_left=left_ms/1000"),
     SHAPE(member_status, .add = add_of_member,
-          .json =
-              "name role/role state address path place storage unheard unfit apart clear since_ms "
-              "state_bytes memory_bytes version without/without home",
+          .json = "name role/role state address path place storage unheard unfit apart clear "
+                  "standby_of since_ms "
+                  "state_bytes memory_bytes version without/without home",
           .columns = "NAME|name\nROLE|role/role\nSTATE|state\nFOR|since_ms/s\nPATH|path\n"
                      "PLACE|place\nMEMORY|{state_bytes/bytes}[ of {memory_bytes/bytes}]\n"
                      "ADDRESS|address\nVERSION|version"),

@@ -43,7 +43,8 @@
  *   COMMIT     worker  shard   epoch, round, micro = last micro-batch, value = weight
  *   PUT        worker  shard   initial state: as PUSH without epoch, round and micro, but with plane; in a
  *                              write with round, too
- *   FETCH      worker  shard   plane, tensor, first_leaf, leaf_count, tile, table_hash, version, request
+ *   FETCH      worker  shard   plane, tensor, first_leaf, leaf_count, tile, table_hash, version, request;
+ *                              from a standby, round: the sums of the round that the shard is prepared for
  *   DATA       shard   worker  the answer: as FETCH, with dtype, checksum and the payload
  *
  * CAIRN_CHUNK_UNSUMMED is a bit of value. In a shard's HELLO and in a worker's FETCH the bit says that the
@@ -483,14 +484,17 @@ void packed_release(struct packed *packed); /* NULL is fine */
     X(150, JOB_SHARE, JobShare, job_share)                          \
     X(151, JOB_SHARED, JobShared, job_shared)                       \
     X(152, QUOTA_GET, QuotaGet, quota_get)                          \
-    X(153, QUOTAS, Quotas, quotas)
+    X(153, QUOTAS, Quotas, quotas)                                  \
+    X(154, MIRROR_OF, MirrorOf, mirror_of)                          \
+    X(155, MIRROR_SUMS, MirrorSums, mirror_sums)                    \
+    X(156, MIRROR_FILLED, MirrorFilled, mirror_filled)
 
 enum wire_message {
 #define X(number, constant, type, field) CAIRN_MSG_##constant = (number),
     CAIRN_MESSAGE_TABLE(X)
 #undef X
 };
-#define CAIRN_MSG_MAX 153
+#define CAIRN_MSG_MAX 156
 
 /* How many versions of a job can be leased at a time. Every shard has one more published copy for each
  * leased version. */

@@ -147,6 +147,7 @@ struct coord_told {
     size_t bytes_count;
     Cairn__MemoryTold *memory; /* owned: [memory_count] */
     size_t memory_count;
+    char standby_of[CAIRN_NAME_MAX + 1]; /* the shard that it mirrors; empty: it is no standby */
 };
 
 /* A shard, known by its name. */
@@ -413,7 +414,7 @@ extern const struct coord_row coord_adopt_rows[], coord_amend_rows[], coord_dige
     coord_keys_rows[], coord_leases_rows[], coord_members_rows[], coord_openings_rows[],
     coord_park_rows[], coord_reshard_rows[], coord_reshard_asked_rows[], coord_restore_rows[],
     coord_roster_rows[], coord_status_rows[], coord_tenants_rows[], coord_tiles_rows[],
-    coord_waiting_rows[];
+    coord_waiting_rows[], coord_mirror_rows[];
 
 /* Returns how long a request of the session has to wait after the coordinator has started. */
 enum coord_awaits coord_message_awaits(const struct coord_session *session, uint16_t type);

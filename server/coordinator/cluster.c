@@ -61,6 +61,7 @@ static void on_tick(uv_timer_t *timer)
         coord_job_tick(job, coord_now_ms(cluster));
         coord_leases_tick(job);
         coord_job_parts_tick(job);
+        coord_mirrors_tick(job);
         coord_operations_tick(job);
         if (coord_recovery_tick(job)) coord_openings_advance(cluster);
         coord_straggler_tick(job);
@@ -209,6 +210,7 @@ static cairn_status open_parts(struct coord *cluster, struct sentence *why)
     cairn_status status = open_folders(cluster, why);
     if (status == CAIRN_OK) clock_open(cluster);
     if (status == CAIRN_OK) status = coord_jobs_load(cluster, why);
+    if (status == CAIRN_OK) status = coord_mirrors_load(cluster, why);
     if (status == CAIRN_OK) status = coord_drains_load(cluster, why);
     if (status == CAIRN_OK) status = coord_saves_open(cluster, why);
     if (status == CAIRN_OK) status = coord_scrub_open(cluster, why);

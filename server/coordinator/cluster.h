@@ -93,6 +93,7 @@ struct coord_options {
     /* When a job has been lost for shards_wait_ms, shards_min shards are enough for its automatic restore;
      * 0: as many as `shards`. */
     int64_t shards_min, shards_wait_ms;
+    int64_t standby_after_ms; /* how long a shard may be away before its standby takes its place */
     char *store_path;
     char *store_url; /* "": store_path has the rows; the next five are for a url (lead.h) */
     char *store_credentials, *store_ca, *store_from;

@@ -252,6 +252,7 @@ void coord_job_ask_create(const struct coord_job *job, const struct coord_create
     create.shard_index = shard;
     create.extend = load->extend;
     create.joins = load->joins;
+    create.mirror = load->mirror;
     create.digest = load->digest;
     create.member_max = (uint32_t)job->cluster->options->workers_max;
     create.snapshot_path = wire_text(load->snapshot_path != NULL ? load->snapshot_path : "");

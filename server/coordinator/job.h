@@ -165,6 +165,7 @@ struct coord_loss {
     /* true: the job is LOST because our store is an older copy. This ends when the job is adopted */
     bool behind;
     struct coord_recovery recovery;
+    struct coord_mirror *mirrors; /* owned: what keeps it from being lost */
 };
 
 /* Makes the job LOST, and expels its members. may_return: the parts may come back, so the core is still
@@ -470,6 +471,7 @@ void coord_draft_close(struct coord_draft *draft);
 struct coord_create {
     bool extend; /* true: the new part is made from the part that the shard has */
     bool joins;  /* true: the shard joins a running job, and the part owns nothing */
+    bool mirror; /* true (only with `joins`): the part mirrors the one at the index */
     const char *snapshot_path;
     /* number for the SnapshotParts that report digests of the loaded state; 0: no digests are wanted */
     uint64_t digest;
@@ -553,6 +555,9 @@ cairn_status coord_missed_judge(const struct coord_job *job, const struct job_sp
 void coord_jobs_shard_up(struct coord *cluster, struct coord_shard_entry *entry,
                          Cairn__HeldJob *const *held, size_t held_count);
 void coord_jobs_shard_down(struct coord *cluster, struct coord_shard_entry *entry);
+/* The shard, which is connected, has this part of the job, or (NULL) lacks its part. */
+void coord_job_shard_has(struct coord_job *job, const struct coord_shard_entry *entry,
+                         Cairn__HeldJob *part);
 /* A shard, or a member ("worker"), has seen this epoch of the job. If our store does not know the epoch,
  * the store is an older copy, and nothing is done with the job. */
 void coord_job_seen(struct coord_job *job, const char *kind, const char *name, uint64_t epoch);
@@ -602,5 +607,54 @@ cairn_status coord_settings_payload(const struct job_spec_data *was,
 
 /* Called after the sessions and the saves are closed: no answer can reach the drops that are left. */
 void coord_drops_close(struct coord *cluster);
+
+/* ==== mirror ==== */
+
+/* Standbys: shards that mirror the parts of another shard, their owner, and take its place if it is lost. A
+ * standby owns no part, unless it has taken a place. server/core/standing.h has the rule.
+ *
+ *   a standby is connected ─► its part is made ─► the owner lets it in ─► it takes part in the next round,
+ *       and is filled ─► the store says that it is in step ─► the owner is lost: the store says that the
+ *       standby is the owner
+ *
+ * In each round the standby is a shard more, of which the core knows nothing: the reports of the owner are
+ * handed to the core when the standby has reported the same. Loop thread. */
+
+/* True if the shard is a standby that owns no part of any job. It gets none, and does not count. */
+bool coord_shard_is_standby(const struct coord *cluster, const struct coord_shard_entry *entry);
+
+/* Reads which standbys are in step. Must be called when the jobs are loaded. */
+cairn_status coord_mirrors_load(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
+void coord_mirrors_free(struct coord_job *job);
+void coord_mirrors_tick(struct coord_job *job);
+
+/* A shard has connected, or is gone: as a standby. Called before its parts are judged. */
+void coord_mirrors_standby_up(struct coord *cluster, struct coord_shard_entry *entry);
+void coord_mirrors_standby_down(struct coord *cluster, struct coord_shard_entry *entry);
+/* The owner is back with its part, perhaps as another process; or gone. */
+void coord_mirrors_owner_up(struct coord_job *job, uint32_t shard);
+void coord_mirrors_owner_down(struct coord_job *job, uint32_t shard);
+/* True while the store is told that the shard has the place, in which it has nothing to do before. */
+bool coord_mirrors_is_taking(const struct coord_job *job, uint32_t shard);
+/* True if the shard's part of the job is a mirror, which is not to be dropped. */
+bool coord_mirrors_has(const struct coord_job *job, const struct coord_shard_entry *entry);
+
+/* Sends the standbys what the owners are told of rounds. */
+void coord_mirrors_send(const struct coord_job *job, uint16_t type,
+                        const ProtobufCMessage *message);
+void coord_mirrors_fence(struct coord_job *job, const Cairn__Fence *fence);
+void coord_mirrors_open(struct coord_job *job, const struct round_action *action,
+                        const Cairn__RoundOpen *owners);
+/* Takes the report of a standby, or one of an owner that waits for its standby's. False: the message is
+ * handled as any other. */
+bool coord_mirrors_take(struct coord_session *session, const struct wire_frame *frame,
+                        const ProtobufCMessage *message);
+/* Handles a message of a part, as if it came now (messages.c). */
+void coord_part_message(struct coord_job *job, uint32_t shard, uint16_t type,
+                        const ProtobufCMessage *message);
+
+/* Says of a shard's part by whom it is mirrored, or why it is not. False: it has had no standby. */
+bool coord_mirrors_say(const struct coord_job *job, uint32_t shard, struct sentence *out,
+                       bool *is_in_step_out);
 
 #endif

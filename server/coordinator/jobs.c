@@ -29,6 +29,7 @@ void coord_job_free(struct coord_job *job)
     coord_relapses_release(job);
     coord_job_core_close(job);
     coord_groups_free(job);
+    coord_mirrors_free(job);
     coord_tiles_release(job);
     (void)coord_steps_cancel(&job->init.seal);
     coord_operations_release(job);
@@ -79,7 +80,8 @@ static cairn_status choose_shards(struct coord_job *job, uint32_t shard_count, b
         return CAIRN_ERR_NO_MEMORY;
     for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next) {
         const bool takes = restores ? coord_shard_fits(s, &job->spec)
-                                    : coord_shard_stays(s) && !coord_shard_apart(s);
+                                    : coord_shard_stays(s) && !coord_shard_apart(s) &&
+                                          !coord_shard_is_standby(job->cluster, s);
         if (!takes || count == CAIRN_SHARD_ENTRIES_MAX) continue;
         uint32_t place = count++;
         for (; place > 0 && is_better(s, entries[place - 1], &job->spec); place--)

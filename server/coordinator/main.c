@@ -219,6 +219,9 @@ static const struct config_option table[] = {
       "waited for shards_wait. 0: cluster.shards." },
     { "cluster", "shards_wait", CAIRN_OPTION_DURATION, AT(shards_wait_ms), "1min", 0, 86400000,
       "How long a lost job waits for cluster.shards before fewer are taken." },
+    { "cluster", "standby_after", CAIRN_OPTION_DURATION, AT(standby_after_ms), "1s", 0, 86400000,
+      "How long a shard that has a standby (shard.standby_of) may be away before the standby takes "
+      "its place. Longer than its supervisor takes to start it again, if that keeps its state." },
     { "store", "path", CAIRN_OPTION_PATH, AT(store_path), "coordinator", 0, 0,
       "Data folder: jobs, layouts, epochs. One coordinator at a time." },
     { "store", "url", CAIRN_OPTION_STRING, AT(store_url), "", 0, 0,

@@ -685,7 +685,7 @@ static const struct coord_row *const tables[] = {
     coord_keys_rows,    coord_leases_rows,  coord_members_rows,       coord_openings_rows,
     coord_reshard_rows, coord_restore_rows, coord_reshard_asked_rows, coord_status_rows,
     coord_tiles_rows,   coord_waiting_rows, coord_park_rows,          coord_roster_rows,
-    coord_tenants_rows,
+    coord_tenants_rows, coord_mirror_rows,
 };
 
 static bool may_send(uint32_t role, enum coord_sender from)
@@ -760,6 +760,13 @@ enum coord_awaits coord_message_awaits(const struct coord_session *session, uint
     return row != NULL ? row->awaits : CAIRN_AWAITS_NOTHING;
 }
 
+void coord_part_message(struct coord_job *job, uint32_t shard, uint16_t type,
+                        const ProtobufCMessage *message)
+{
+    const struct coord_row *row = find_row(CAIRN_ROLE_WIRE_SHARD, type);
+    (void)row->by_part(job, shard, message); // a malformed message would not have been kept
+}
+
 bool coord_handle_message(struct coord_session *session, const struct wire_frame *frame,
                           ProtobufCMessage *message)
 {
@@ -787,6 +794,7 @@ bool coord_handle_message(struct coord_session *session, const struct wire_frame
     assert(number != NULL || (row->by_part == NULL && row->by_member == NULL));
     if (row->by_frame != NULL) return row->by_frame(session, frame);
     if (row->by_part != NULL) {
+        if (coord_mirrors_take(session, frame, message)) return true;
         job = place_of(session, job_id, &shard);
         return job == NULL || row->by_part(job, shard, message);
     }

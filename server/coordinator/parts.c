@@ -276,6 +276,7 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
 {
     struct coord_job_shard *s = &job->shards[shard];
     if (job->state == CAIRN_CLUSTER_JOB_CREATING || job->loss.behind) return;
+    if (coord_mirrors_is_taking(job, shard)) return;
     const char *behind = behind_in(job, held);
     if (behind != NULL) coord_job_behind(job, "shard", s->entry->name, behind);
     if (coord_job_dead(job)) return;
@@ -298,6 +299,7 @@ static void shard_up(struct coord_job *job, uint32_t shard, const struct held *h
     coord_terms_tell(job, shard, !part->unsettled);
     coord_members_tell_shard(job, shard);
     tell_shard_came(job, shard);
+    coord_mirrors_owner_up(job, shard);
     coord_gate_update(job); // the messages about members come first, on the same connection
     const struct round_event up = { .kind = CAIRN_ROUND_SHARD_UP, .shard = shard };
     coord_job_event(job, &up);
@@ -336,6 +338,18 @@ void coord_jobs_shard_up(struct coord *cluster, struct coord_shard_entry *entry,
     }
 }
 
+void coord_job_shard_has(struct coord_job *job, const struct coord_shard_entry *entry,
+                         Cairn__HeldJob *part)
+{
+    Cairn__HeldJob *const list[] = { part };
+    const struct held held = { list, part != NULL ? 1 : 0 };
+    CAIRN_EACH_SHARD (job, i) {
+        if (job->shards[i].entry != entry || job->shards[i].up) continue;
+        shard_up(job, i, &held);
+        return;
+    }
+}
+
 static void shard_down(struct coord_job *job, uint32_t shard)
 {
     struct coord_job_shard *s = &job->shards[shard];
@@ -346,6 +360,7 @@ static void shard_down(struct coord_job *job, uint32_t shard)
     coord_gate_update(job);
     if (!s->up) return;
     s->up = false;
+    coord_mirrors_owner_down(job, shard);
     sentence_set(&job->rounds.epoch_reason, "shard %s was away", s->entry->name);
     if (job->core != NULL) {
         const struct round_event down = { .kind = CAIRN_ROUND_SHARD_DOWN, .shard = shard };
@@ -356,6 +371,7 @@ static void shard_down(struct coord_job *job, uint32_t shard)
 
 void coord_jobs_shard_down(struct coord *cluster, struct coord_shard_entry *entry)
 {
+    coord_mirrors_standby_down(cluster, entry);
     for (struct coord_job *job = cluster->jobs; job != NULL; job = job->next) {
         CAIRN_EACH_SHARD (job, i) {
             if (job->shards[i].entry != entry) continue;
@@ -381,6 +397,7 @@ static void send_fence(struct coord_job *job, const struct round_action *action)
     fence.layout = action->layout;
     log_info("job %s: epoch %" PRIu64 ", because %s", job->spec.name, action->epoch,
              job->rounds.epoch_why.text);
+    coord_mirrors_fence(job, &fence);
     coord_job_send_all(job, CAIRN_MSG_FENCE, &fence.base);
 }
 
@@ -393,6 +410,7 @@ static void send_resolve(struct coord_job *job, const struct round_action *actio
     resolve.epoch = action->epoch;
     resolve.round = action->round;
     resolve.decision = &decision;
+    coord_mirrors_send(job, CAIRN_MSG_RESOLVE, &resolve.base);
     coord_job_send_all(job, CAIRN_MSG_RESOLVE, &resolve.base);
 }
 
@@ -434,6 +452,7 @@ static void send_open(struct coord_job *job, const struct round_action *action)
     coord_straggler_opened(job, action->round, action->write);
     log_debug("job %s: round %" PRIu64 " of step %" PRIu64 " open for %" PRIu32 " workers",
               job->spec.name, action->round, action->version.step, action->member_count);
+    coord_mirrors_open(job, action, &open);
     if (action->write ||
         !coord_groups_open(job, action->round, action->members, action->member_count)) {
         coord_job_send_all(job, CAIRN_MSG_ROUND_OPEN, &open.base);
@@ -463,6 +482,7 @@ static void send_decide(struct coord_job *job, const struct round_action *action
               decision.kind == CAIRN_DECISION_APPLY   ? "apply"
               : decision.kind == CAIRN_DECISION_WRITE ? "write"
                                                       : "skip");
+    coord_mirrors_send(job, CAIRN_MSG_DECIDE, &decide.base);
     coord_job_send_all(job, CAIRN_MSG_DECIDE, &decide.base);
     if (decision.kind == CAIRN_DECISION_SKIP) coord_halts_skipped(job, action->decision);
     if (decision.kind == CAIRN_DECISION_APPLY) coord_terms_applied(job);

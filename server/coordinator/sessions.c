@@ -30,6 +30,10 @@ static cairn_status judge_hello(const Cairn__Hello *hello, struct sentence *why)
     if (status == CAIRN_OK && hello->version[0] != '\0')
         status = text_check("a version", hello->version, CAIRN_NAME_MAX, why);
     if (status != CAIRN_OK) return status;
+    if (hello->standby_of[0] != '\0' &&
+        (!job_name_ok(hello->standby_of) || strcmp(hello->standby_of, hello->name) == 0))
+        return fail_with(why, CAIRN_ERR_INVALID,
+                         "shard.standby_of is to be the name of another shard");
     if (hello->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX)
         return fail_with(why, CAIRN_ERR_PROTOCOL, "the fabric address is too long");
     if (hello->role == CAIRN_ROLE_WIRE_SHARD && !job_name_ok(hello->name))
@@ -319,7 +323,7 @@ static bool are_all_here(const struct coord *cluster)
 {
     uint64_t here = 0;
     for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
-        here += s->session != NULL;
+        here += s->session != NULL && !coord_shard_is_standby(cluster, s);
     return here >= (uint64_t)cluster->options->shards;
 }
 
@@ -783,6 +787,8 @@ static bool take_entry(struct coord_session *session, const Cairn__Hello *hello)
     entry->since_ms = session->since_ms;
     entry->session = session;
     entry->memory_bytes = hello->memory_bytes;
+    snprintf(entry->told.standby_of, sizeof entry->told.standby_of, "%s", hello->standby_of);
+    coord_mirrors_standby_up(cluster, entry);
     coord_drain_come(cluster, entry);
     cluster->arrivals++;
     entry->claim.claimed_ms = 0;

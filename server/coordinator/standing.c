@@ -79,7 +79,7 @@ bool coord_shard_fits(const struct coord_shard_entry *entry, const struct job_sp
 {
     const bool uses_device = spec == NULL || spec->offload_fraction < 1;
     return coord_shard_stays(entry) && !(uses_device && coord_shard_unfit(entry)) &&
-           !coord_shard_apart(entry);
+           !coord_shard_apart(entry) && !coord_shard_is_standby(entry->session->cluster, entry);
 }
 
 const char *coord_shard_standing_text(const struct coord_shard_entry *entry)
@@ -146,7 +146,8 @@ static bool was_left_behind(const struct coord_job *job, const struct coord_shar
                             const Cairn__HeldJob *held)
 {
     const bool is_older = held->generation <= job->generation && held->epoch <= job->epoch;
-    return job->state == CAIRN_CLUSTER_JOB_RUNNING && is_older && !coord_job_has_shard(job, entry);
+    return job->state == CAIRN_CLUSTER_JOB_RUNNING && is_older &&
+           !coord_job_has_shard(job, entry) && !coord_mirrors_has(job, entry);
 }
 
 void coord_shard_clean(struct coord *cluster, struct coord_shard_entry *entry,
@@ -263,7 +264,7 @@ uint32_t coord_shards_up(const struct coord *cluster)
 {
     uint32_t count = 0;
     for (const struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
-        count += coord_shard_obeys(s);
+        count += coord_shard_obeys(s) && !coord_shard_is_standby(cluster, s);
     return count;
 }
 

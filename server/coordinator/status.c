@@ -193,6 +193,25 @@ static void fill_rounds(struct coord_answer *answer, Cairn__JobStatus *s,
     s->gradient = coord_answer_text(answer, "%s", gradient.text);
 }
 
+#define MIRRORS_SHOWN 64
+
+static void fill_mirrors(struct coord_answer *answer, Cairn__JobStatus *s,
+                         const struct coord_job *job)
+{
+    char **list = coord_answer_bytes(answer, MIRRORS_SHOWN * sizeof *list);
+    struct sentence text;
+    bool is_in_step;
+    if (list == NULL) return;
+    s->mirrors = list;
+    CAIRN_EACH_SHARD (job, i) {
+        if (!coord_mirrors_say(job, i, &text, &is_in_step)) continue;
+        s->degraded += !is_in_step;
+        if (s->n_mirrors == MIRRORS_SHOWN) continue;
+        list[s->n_mirrors++] = coord_answer_text(answer, "%s %s", job->shards[i].entry->name,
+                                                 text.text);
+    }
+}
+
 static void fill_shards(struct coord_answer *answer, Cairn__JobStatus *s,
                         const struct coord_job *job)
 {
@@ -206,6 +225,7 @@ static void fill_shards(struct coord_answer *answer, Cairn__JobStatus *s,
     s->shards = job->entry_count;
     CAIRN_EACH_SHARD (job, i) s->shards_told += job->shards[i].entry->told.has_stats;
     coord_memory_show(job, answer, s);
+    fill_mirrors(answer, s, job);
 }
 
 static void list_frozen(struct coord_answer *answer, Cairn__JobStatus *s,
@@ -429,7 +449,7 @@ static bool is_clear(const uint8_t *address, size_t bytes)
 }
 
 static void fill_shard(Cairn__MemberStatus *out, struct coord_shard_entry *entry,
-                       struct coord_answer *answer, uint64_t now_ms)
+                       const struct coord *cluster, struct coord_answer *answer, uint64_t now_ms)
 {
     out->name = entry->name;
     out->role = CAIRN_ROLE_WIRE_SHARD;
@@ -451,6 +471,7 @@ static void fill_shard(Cairn__MemberStatus *out, struct coord_shard_entry *entry
         out->unfit = wire_text(coord_shard_unfit(entry) ? entry->unfit.text : "");
         out->unheard = wire_text(coord_unheard_text(entry->session));
     }
+    if (coord_shard_is_standby(cluster, entry)) out->standby_of = entry->told.standby_of;
     out->since_ms = now_ms - entry->since_ms;
     out->state_bytes = entry->told.stats.state_bytes;
     out->memory_bytes = entry->memory_bytes;
@@ -491,7 +512,7 @@ static void fill_members(const struct coord_session *asker, struct coord_answer 
     for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next) {
         if (status->n_members == MEMBERS_MAX) return;
         Cairn__MemberStatus *out = coord_answer_add(answer, &status->base, "members");
-        if (out != NULL) fill_shard(out, s, answer, now_ms);
+        if (out != NULL) fill_shard(out, s, cluster, answer, now_ms);
     }
     for (const struct coord_session *s = cluster->sessions; s != NULL; s = s->next) {
         if (!is_shown(s, asker)) continue;

@@ -159,6 +159,17 @@ static const struct column begun_columns[] = {
 };
 #undef ROW
 
+#define ROW struct stored_mirror
+static const struct column mirror_columns[] = {
+    { COLUMN("part", TEXT, part) },
+    { COLUMN("job", NUMBER, job) },
+    { COLUMN("generation", NUMBER, generation) },
+    { COLUMN("place", NUMBER, place) },
+    { COLUMN("shard", TEXT, shard) },
+    { COLUMN("incarnation", NUMBER, incarnation) },
+};
+#undef ROW
+
 /* A change finds its rows by the table's first column. So the table's key begins with this
  * column. */
 #define TABLE(text, row, list, primary, by)                                         \
@@ -193,6 +204,7 @@ static const struct table {
                                         "place", "place"),
     [CAIRN_STORED_AUDIT_APART] = TABLE("audit_apart", struct stored_event, event_apart_columns,
                                        "place", "place"),
+    [CAIRN_STORED_MIRRORS] = TABLE("mirrors", struct stored_mirror, mirror_columns, "part", "part"),
 };
 
 static const struct change {
@@ -222,6 +234,8 @@ static const struct change {
     [CAIRN_STORE_NODE_DROP] = { CAIRN_STORED_NODES, DROP },
     [CAIRN_STORE_TENANT] = { CAIRN_STORED_TENANTS, PUT },
     [CAIRN_STORE_BEGUN] = { CAIRN_STORED_BEGUN, PUT },
+    [CAIRN_STORE_MIRROR] = { CAIRN_STORED_MIRRORS, PUT },
+    [CAIRN_STORE_MIRROR_DROP] = { CAIRN_STORED_MIRRORS, DROP },
     [CAIRN_STORE_START] = { CAIRN_STORED_META, SET },
     [CAIRN_STORE_SHARDS] = { CAIRN_STORED_SHARDS, PUT },
     [CAIRN_STORE_SHARDS_DROP] = { CAIRN_STORED_SHARDS, DROP },

@@ -236,6 +236,13 @@ struct stored_node { /* the public key by which a shard's name is known */
     uint64_t since_unix_s;
 };
 
+struct stored_mirror { /* a standby that is in step with a shard's part of a job */
+    const char *part;  /* the job's id and the shard's index, as text */
+    uint64_t job, generation, place;
+    const char *shard; /* the standby */
+    uint64_t incarnation;
+};
+
 struct stored_event { /* see the section "events" below */
     uint64_t place; /* in its ring; of the first ring it is the number, and the store has it once */
     uint64_t number, unix_ms;
@@ -278,6 +285,7 @@ enum store_kind {
     /* struct stored_event, by place: the events and the entries that are kept apart */
     CAIRN_STORED_EVENTS_APART,
     CAIRN_STORED_AUDIT_APART,
+    CAIRN_STORED_MIRRORS, /* struct stored_mirror, by part */
     CAIRN_STORED_KINDS
 };
 
@@ -311,6 +319,8 @@ enum store_change {
     CAIRN_STORE_NODE_DROP,
     CAIRN_STORE_TENANT, /* writes whose the job is */
     CAIRN_STORE_BEGUN,  /* writes with what initial state the job began */
+    CAIRN_STORE_MIRROR, /* adds the mirror of the part, or replaces it */
+    CAIRN_STORE_MIRROR_DROP,
     /* the next kinds are used by the store itself */
     CAIRN_STORE_START,
     CAIRN_STORE_SHARDS,
@@ -452,6 +462,8 @@ void coord_saves_close(struct coord *cluster, void (*on_closed)(void *context), 
     X(DAMAGED, "snapshot-damaged")                                                              \
     X(ASKED, "asked")           /* an operator's request that changes something */              \
     X(STORAGE, "storage-taken") /* the snapshots' folder was another cluster's */               \
+    X(MIRRORED, "mirrored")     /* a standby is in step with a shard */                         \
+    X(TAKEN, "place-taken")     /* a standby has the place of a lost shard */                   \
     X(CLOCK, "clock-jumped")    /* the wall clock of the coordinator's host */
 
 enum coord_event_kind {

@@ -66,3 +66,23 @@ void marks_above(struct marks *all, uint64_t round_block)
 {
     all->round += MUTANT(43) ? 0 : round_block + 1;
 }
+
+/* ==== mirror ==== */
+
+enum mirror_verdict mirror_judge(const struct mirror_view *view)
+{
+    if (view->has_owner)
+        return view->takes_part && view->has_standby ? CAIRN_MIRROR_STAYS : CAIRN_MIRROR_ENDS;
+    // Without the owner, a standby that was never in step has nothing that anybody could go on with.
+    if (!view->is_stored) return CAIRN_MIRROR_ENDS;
+    // A standby that is away may return in time. Nobody goes on without it, as nobody has the part.
+    const bool is_given_up = view->owner_is_empty || view->away_ms >= view->patience_ms;
+    return view->has_standby && is_given_up ? CAIRN_MIRROR_TAKES : CAIRN_MIRROR_STAYS;
+}
+
+bool mirror_passes(const struct mirror_view *view, struct mirror_report owner,
+                   struct mirror_report standby)
+{
+    if (!view->is_stored && !view->takes_part) return true;
+    return standby.epoch == owner.epoch && standby.round == owner.round;
+}

@@ -75,6 +75,47 @@ struct seat_part {
 /* True if the part is among those in `held` [held_count]. */
 bool seat_has(const struct seat_part *part, const struct seat_part *held, size_t held_count);
 
+/* ==== mirror ==== */
+
+/* Decides when a standby takes the place of the shard that it mirrors, its owner.
+ *
+ * The store says for each part whether a standby is in step: which process, and of which shard. While it
+ * says so, no round is decided before the standby has the owner's sums, and none is committed before the
+ * standby has carried out the decision (mirror_passes). So the standby has all that anybody was told of, and
+ * may take the owner's place. If the standby is lost, the store is told first, and only then does the owner
+ * go on alone: a standby that is not in step never takes a place. The store is told so, too, if the owner is
+ * there and the coordinator cannot know whether the standby took part, because the coordinator is new.
+ *
+ * Pure; no allocation. */
+
+/* The coordinator's view of a part, its owner and its standby. */
+struct mirror_view {
+    /* the store says that this process of the standby is in step, or is being told so, or otherwise */
+    bool is_stored;
+    bool takes_part;      /* this coordinator sends the standby each round */
+    bool has_standby;     /* the process is connected, and has its part */
+    bool has_owner;       /* the owner is connected, and has its part */
+    bool owner_is_empty;  /* the owner is connected, and its part is lost */
+    uint64_t away_ms;     /* for how long the owner has not been connected */
+    uint64_t patience_ms; /* how long it may be away, because its next process may have its part */
+};
+
+enum mirror_verdict {
+    CAIRN_MIRROR_STAYS,
+    /* the standby is of no use; if the store says that it is in step, the store is told otherwise */
+    CAIRN_MIRROR_ENDS,
+    CAIRN_MIRROR_TAKES /* the standby is the owner from now on; the store is told first */
+};
+enum mirror_verdict mirror_judge(const struct mirror_view *view);
+
+/* A report of a round: REDUCED or PUBLISHED. */
+struct mirror_report {
+    uint64_t epoch, round;
+};
+/* True if the owner's report may be acted upon. `standby` is the standby's last report of that kind. */
+bool mirror_passes(const struct mirror_view *view, struct mirror_report owner,
+                   struct mirror_report standby);
+
 /* ==== standing ==== */
 
 /* The identity of a coordinator: of the present one, or of the newest that a shard has obeyed. */

@@ -176,6 +176,11 @@ void audit_switch(struct shard_job *job, const struct shard_view *next)
     if (count_checks(job, &why) != CAIRN_OK) close_checks(job);
 }
 
+void audit_forget(struct shard_job *job)
+{
+    if (is_open(&job->audit.checks)) close_checks(job);
+}
+
 /* ---- the end of an UPDATE ---- */
 
 static void say_found(const struct shard_job *job, struct sentence *why)

@@ -640,6 +640,7 @@ static void send_hello(struct shard_daemon *shard)
     Cairn__Home home;
     device_tell(shard, &home);
     hello.home = &home;
+    hello.standby_of = shard->standby_of;
     shard->unfit.is_told = home.failed[0] != '\0';
     if (held_jobs_count(shard) > 0) {
         hello.store = shard->session.seen.store;

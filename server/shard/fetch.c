@@ -351,12 +351,37 @@ static cairn_status judge_state(const struct shard_member *member,
     return CAIRN_OK;
 }
 
+/* Judges a fetch of the sums of a round. They stay as they are while the shard is prepared for the
+ * round, and are gone afterwards. Only a member that is a shard gets them: a standby is let in as
+ * relays are. */
+static cairn_status judge_sums(const struct shard_member *member, const struct chunk_header *header,
+                               struct source *source_out)
+{
+    const struct shard_job *job = member->job;
+    const struct step_machine *step = job->collector.step;
+    struct place place = { .view = job->view };
+    if (job->state != CAIRN_JOB_SERVING || step_phase_of(step) != CAIRN_STEP_REDUCED ||
+        step_round_of(step) != header->round)
+        return CAIRN_ERR_NOT_READY;
+    if (!find_chunk(header, &place)) return CAIRN_ERR_MALFORMED;
+    const uint32_t extent = place.view->table.extent_of[place.chunk];
+    if (!place.view->forms[extent].trained) return CAIRN_ERR_NOT_FOUND;
+    *source_out = (struct source) {
+        .bytes = planes_at(&job->planes, CAIRN_PLANE_SUM, extent, place.at.local_elem),
+        .byte_count = (size_t)place.at.elem_count * sizeof(float),
+        .dtype = CAIRN_F32,
+        .is_given = compute_is_host(job->compute),
+    };
+    return CAIRN_OK;
+}
+
 /* Finds what the fetch is to read, without side effects. CAIRN_ERR_BUSY: the fetch has to wait,
  * because an update, a park or a move is under way. */
 static cairn_status judge_fetch(const struct shard_member *member,
                                 const struct chunk_header *header, struct source *source_out)
 {
     struct place place;
+    if (member->is_relay && header->round != 0) return judge_sums(member, header, source_out);
     CAIRN_TRY(find_place(member, header, &place));
     return place.published != NULL ? judge_wire(member->job, &place, source_out)
                                    : judge_state(member, header, &place, source_out);

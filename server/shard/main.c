@@ -189,7 +189,7 @@ static void crypto_free(void *memory, const char *file, int line)
 /* ==== the program ==== */
 
 struct values {
-    char *name, *coordinator, *state, *token_file, *import_folders, *on_sigterm;
+    char *name, *standby_of, *coordinator, *state, *token_file, *import_folders, *on_sigterm;
     int64_t drain_seconds;
     int64_t memory_bytes, relay_cache_bytes, compute_threads;
     char *backend, *device;
@@ -203,6 +203,9 @@ struct values {
 static const struct config_option options[] = {
     { "shard", "name", CAIRN_OPTION_STRING, offsetof(struct values, name), NULL, 0, 0,
       "This shard's name in the cluster: unique, and the same after a restart." },
+    { "shard", "standby_of", CAIRN_OPTION_STRING, offsetof(struct values, standby_of), "", 0, 0,
+      "Mirror the parts of the shard of this name, on another host, and take its place if it is "
+      "lost. Empty: this shard owns parts itself." },
     { "shard", "coordinator", CAIRN_OPTION_ENDPOINTS, offsetof(struct values, coordinator), "", 0,
       0,
       "The coordinator's control address; a name is looked up for each connection, so that its "
@@ -591,6 +594,7 @@ static cairn_status open_shard(struct program *program, struct sentence *why)
         .token_file = values->token_file,
         .state = values->state,
         .import_folders = values->import_folders,
+        .standby_of = values->standby_of,
         .memory_bytes = values->memory_bytes > 0 ? (uint64_t)values->memory_bytes
                                                  : default_memory(),
         .relay_cache_bytes = (uint64_t)values->relay_cache_bytes,

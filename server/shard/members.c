@@ -459,11 +459,14 @@ static void do_own_action(struct collector *collector, const struct step_action 
     if (tells(job, action->kind)) kept_note(job);
     switch (action->kind) {
     // the REDUCE that follows writes the zeros
-    case CAIRN_STEP_ZERO: job->pass.zero[action->chunk] = true; break;
+    case CAIRN_STEP_ZERO: job->pass.zero[action->chunk] = !mirror_has_sums(job); break;
     case CAIRN_STEP_REDUCE: pass_reduce(job); break;
     case CAIRN_STEP_UPDATE: pass_update(job, action->decision); break;
     case CAIRN_STEP_REDUCED_REPORT: report_reduced(job, action); break;
-    case CAIRN_STEP_PUBLISHED_REPORT: report_published(job, action); break;
+    case CAIRN_STEP_PUBLISHED_REPORT:
+        report_published(job, action);
+        mirror_go_on(job);
+        break;
     case CAIRN_STEP_ANSWER: send_answer(job, action); break;
     case CAIRN_STEP_FORWARD: // only a relay's core has these actions: relay.c
     case CAIRN_STEP_FORWARD_END:

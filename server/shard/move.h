@@ -216,4 +216,36 @@ bool move_on_fence(struct shard_job *job, uint64_t epoch, uint64_t layout);
 /* Called when all shards use the layout in force, after the core was told this. */
 void move_on_resolve(struct shard_job *job, uint64_t epoch);
 
+/* ==== mirror ==== */
+
+/* A part that mirrors another shard's, the owner's: it has the bits of the owner, and can take the owner's
+ * place at once. It is a part as any other, with planes, a round machine and published copies. Only its sums
+ * come another way: the owner's sums of the round are fetched, in place of the contributions of workers. So
+ * both carry out the same decisions with the same sums.
+ *
+ *   JobCreate{mirror} ─► SERVING, with nothing ── MirrorOf ─► state is fetched between updates
+ *        each round: RoundOpen of one member, this mirror ── MirrorSums ─► sums are fetched ─► REDUCED
+ *   all state is here ─► MirrorFilled ─► the coordinator may give it the owner's place: MirrorOf{0}
+ *
+ * The chunks that were fetched take part in the updates from then on. All others are worthless until they
+ * are fetched, all planes of a chunk at one version; what the updates make of them does no harm. Loop
+ * thread. */
+
+struct mirror;
+
+struct mirrors {
+    struct mirror *now; /* owned: the owner, and what is asked of it; NULL: the part is no mirror */
+    LIST_HEAD(, mirror) leaving; /* owned: those to which something in flight still refers */
+    /* the MirrorOf that ended the mirror; answered when nothing leaves any more */
+    struct request ending;
+};
+
+/* True if the sums of the round that ends are the owner's, so that the plane of sums has them. */
+bool mirror_has_sums(const struct shard_job *job);
+/* An update waits while this is true: chunks of the version before are arriving. Nothing is asked for until
+ * the update has ended. */
+bool mirror_is_receiving(struct shard_job *job);
+/* A version is published, so chunks can be asked for again. */
+void mirror_go_on(struct shard_job *job);
+
 #endif

@@ -250,7 +250,7 @@ static cairn_status judge_create(const struct shard_draft *draft, const Cairn__J
                          ", and its state would lie on a device of shard %s, which cannot be "
                          "audited: leave audit_every out, or set offload_fraction = 1",
                          job->spec.name, job->spec.policy.audit_every, job->shard->name);
-    if (message->joins && job->view->table.map.elem_count > 0)
+    if (message->joins && !message->mirror && job->view->table.map.elem_count > 0)
         return fail_with(why, CAIRN_ERR_INVALID,
                          "a part that joins must own nothing yet, but has %" PRIu64
                          " elements in layout %" PRIu64,

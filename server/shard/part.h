@@ -196,6 +196,9 @@ void audit_want(struct shard_job *job, uint64_t every);
 void audit_begin(struct shard_job *job, bool is_seal);
 /* The part gets another view, which takes the checksums of the leaves that stay. */
 void audit_switch(struct shard_job *job, const struct shard_view *next);
+/* State was written otherwise than by an UPDATE, and none is under way: no checksum is known any
+ * more. */
+void audit_forget(struct shard_job *job);
 /* The UPDATE, or a write, has ended. Returns true if state was found that nothing wrote: then the
  * job is stopped, with a reason that says where. */
 bool audit_end(struct shard_job *job);

@@ -201,6 +201,17 @@ void published_begin(struct shard_job *job)
     published_write_begin(copy_head(copy));
 }
 
+void published_void(struct shard_job *job)
+{
+    for (uint32_t i = 0; i < CAIRN_SHARD_PUBLISHED_MAX; i++) {
+        struct published_copy *copy = &job->versions.copies[i];
+        copy->stale = true;
+        if (!copy->readable) continue;
+        copy->readable = false;
+        published_write_begin(copy_head(copy));
+    }
+}
+
 cairn_status published_ready(struct shard_job *job, struct sentence *why)
 {
     return copy_follow(job, &job->versions.copies[job->versions.writing], why);

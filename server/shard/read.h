@@ -162,6 +162,9 @@ void published_fill(struct works *works, const struct published_copy *copy, uint
  * copy may be written when nothing is sent out of it any longer, and published_ready has then
  * succeeded. */
 void published_begin(struct shard_job *job);
+/* Has no copy readable any more, the one that is being written aside: the planes have changed without an
+ * update. */
+void published_void(struct shard_job *job);
 /* Prepares the chosen copy to be written in the job's view. On CAIRN_ERR_NO_MEMORY the copy cannot
  * be written. */
 CAIRN_MUST_CHECK cairn_status published_ready(struct shard_job *job, struct sentence *why);

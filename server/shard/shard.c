@@ -37,6 +37,7 @@ static void handle_closed(struct shard_daemon *shard)
     free(shard->session.token_fallback);
     free(shard->name);
     free(shard->import_folders);
+    free(shard->standby_of);
     free(shard->memory.lock);
     free(shard->memory.host_root);
     storage_watch_release(&shard->storage);
@@ -179,10 +180,10 @@ static cairn_status open_fabric(struct shard_daemon *shard, const struct shard_o
 }
 
 const struct shard_module *const shard_modules[] = {
-    &session_module,   &held_module,        &create_module,  &round_module,   &relay_module,
-    &move_module,      &park_module,        &reserve_module, &restore_module, &pin_module,
-    &put_module,       &tile_module,        &update_module,  &member_module,  &fetch_module,
-    &published_module, &kept_resume_module, &kept_module,    &audit_module,
+    &session_module, &held_module,      &create_module,      &round_module,   &relay_module,
+    &move_module,    &mirror_module,    &park_module,        &reserve_module, &restore_module,
+    &pin_module,     &put_module,       &tile_module,        &update_module,  &member_module,
+    &fetch_module,   &published_module, &kept_resume_module, &kept_module,    &audit_module,
 };
 const size_t shard_module_count = sizeof shard_modules / sizeof *shard_modules;
 
@@ -241,8 +242,10 @@ cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
     shard->memory.host_root = strdup(options->host_root != NULL ? options->host_root : "");
     cairn_status status = guard_install();
     ssize_t got = getrandom(&shard->incarnation, sizeof shard->incarnation, 0);
-    if (shard->name == NULL || shard->import_folders == NULL || shard->memory.lock == NULL ||
-        shard->memory.host_root == NULL || got != (ssize_t)sizeof shard->incarnation) {
+    shard->standby_of = strdup(options->standby_of != NULL ? options->standby_of : "");
+    if (shard->name == NULL || shard->import_folders == NULL || shard->standby_of == NULL ||
+        shard->memory.lock == NULL || shard->memory.host_root == NULL ||
+        got != (ssize_t)sizeof shard->incarnation) {
         status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory or no random numbers");
     }
     if (status == CAIRN_OK) status = open_parts(shard, options, why);

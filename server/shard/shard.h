@@ -15,7 +15,7 @@
  *   read.h        the versions that can be fetched, the leased ones, and the fetches
  *   state.h       the initial state (load, put), writes, snapshots and digests (pin)
  *   part.h        the terms, times, passes, parking and admission of a job's part
- *   move.h        the state that the part gets and gives when the layout changes
+ *   move.h        the state that the part gets and gives when the layout changes; the part as a mirror
  *   shard.h       the shard itself; its connection, its device, its storage, its draining
  *   jobs.h        a complete job: made, held, freed; its members' connections; its own part's rounds
  *   relay.h       does for other owners, on behalf of this host's workers, what collect.h and read.h do
@@ -140,7 +140,8 @@ struct shard_options {
     const char *token_file, *state;
     /* the folders from which weights may be read, ':' between them; NULL: none */
     const char *import_folders;
-    uint64_t memory_bytes; /* for state, landing, staging and replies of all jobs */
+    const char *standby_of; /* the shard whose parts this one mirrors; NULL: none */
+    uint64_t memory_bytes;  /* for state, landing, staging and replies of all jobs */
     /* how much of memory_bytes each job may use for chunks that are fetched for the host */
     uint64_t relay_cache_bytes;
     /* the folder or file that the shards of this host lock while they take memory; NULL: the
@@ -214,6 +215,7 @@ struct shard_job {
     struct state_planes planes;
     struct park park;         /* whether the planes lie in host memory for now */
     struct move move;         /* the state that arrives and leaves when the layout changes */
+    struct mirrors mirrors;   /* whose part this one mirrors */
     struct versions versions; /* the versions that can be fetched */
     struct members members;
     struct tiling tiling; /* the parts of the tensors that members hold */
@@ -288,6 +290,7 @@ struct shard_daemon {
     /* owned */
     const char *build; /* borrowed */
     char *name, *import_folders;
+    char *standby_of; /* the shard whose parts this one mirrors; "": it is no standby */
     uint64_t incarnation;
     /* how many times a published copy was shown; each time it gets the next number */
     uint32_t copies_made;
@@ -372,9 +375,9 @@ struct shard_module {
 #define CAIRN_SHARD_TICK_MS 20
 
 extern const struct shard_module audit_module, create_module, fetch_module, held_module,
-    kept_module, kept_resume_module, member_module, move_module, park_module, pin_module,
-    published_module, put_module, relay_module, reserve_module, restore_module, round_module,
-    session_module, tile_module, update_module;
+    kept_module, kept_resume_module, member_module, mirror_module, move_module, park_module,
+    pin_module, published_module, put_module, relay_module, reserve_module, restore_module,
+    round_module, session_module, tile_module, update_module;
 
 /* All modules, in the order in which they are told of events. In this order a relay and a move end
  * before the members leave, and the members leave before the replies that they keep are freed. */

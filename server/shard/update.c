@@ -429,7 +429,9 @@ static void begin_update(struct shard_job *job)
  * of the copy that it will write. */
 static void begin_when_unsent(struct shard_job *job)
 {
-    if (!job->pass.update_waits || job->versions.copies[job->versions.writing].sends > 0) return;
+    if (!job->pass.update_waits || job->versions.copies[job->versions.writing].sends > 0 ||
+        mirror_is_receiving(job))
+        return;
     if (job->pass.republished != NULL)
         begin_republish(job);
     else

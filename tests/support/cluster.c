@@ -296,6 +296,9 @@ static void start_shard(struct cluster *cluster, int shard)
     snprintf(state, sizeof state, "shard.state=%s/state", cluster->folder);
     if (cluster->options.coordinator_ip != NULL || cluster->options.shards_kept)
         add(&args, "--set", state);
+    char standby_of[64];
+    snprintf(standby_of, sizeof standby_of, "shard.standby_of=%s", cluster->standby_of[shard]);
+    add(&args, "--set", standby_of);
     add_settings(&args, cluster->options.shard_set);
     const char *const *own = cluster->options.shard_each != NULL && is_first
                                  ? cluster->options.shard_each[shard]
@@ -431,6 +434,13 @@ void cluster_add_shard(struct cluster *cluster, int shard)
     ck_assert_int_eq(cluster->shards[shard], 0);
     start_shard(cluster, shard);
     if (shard >= cluster->shard_count) cluster->shard_count = shard + 1;
+}
+
+void cluster_add_standby(struct cluster *cluster, int shard, int of)
+{
+    ck_assert_int_lt(shard, CLUSTER_SHARDS_MAX);
+    snprintf(cluster->standby_of[shard], sizeof cluster->standby_of[shard], "shard-%d", of);
+    cluster_add_shard(cluster, shard);
 }
 
 void cluster_await_end_of_shard(struct cluster *cluster, int shard)

@@ -69,6 +69,8 @@ struct cluster {
     int shard_count;
     pid_t coordinator; /* 0: not running */
     pid_t shards[CLUSTER_SHARDS_MAX];
+    char standby_of[CLUSTER_SHARDS_MAX]
+                   [32]; /* the name of the shard that each mirrors; "": of none */
 };
 
 /* Returns when every daemon has said that it serves. options may be NULL. */
@@ -90,6 +92,8 @@ void cluster_restart_shard(struct cluster *cluster, int shard);
 /* A shard more, or a new process of a number whose own has ended: "shard-I". Of options it has what is the
  * same for all of them. */
 void cluster_add_shard(struct cluster *cluster, int shard);
+/* The same, of a standby of the shard `of`. */
+void cluster_add_standby(struct cluster *cluster, int shard, int of);
 /* It ends by itself, with status 0. */
 void cluster_await_end_of_shard(struct cluster *cluster, int shard);
 

@@ -1,0 +1,160 @@
+/* A shard's host dies, and its standby takes its place: no step is lost, and the content root is the one of
+ * the undisturbed run. A standby that is not in step takes no place. */
+#include <signal.h>
+#include <stdlib.h>
+
+#include "tests/e2e/crew.h"
+#include "tests/e2e/scene.h"
+
+enum { STEPS = 200, ELEMS = 60000 };
+
+#define AT_ONCE SETTINGS("lease.heartbeat=100ms", "cluster.standby_after=0s")
+
+static int in_log(const char *text)
+{
+    return logged("coordinator.log", text);
+}
+
+/* How often a standby came in step. */
+static int mirrored(void)
+{
+    return in_log("is mirrored by");
+}
+
+static int taken(void)
+{
+    return in_log("takes its place");
+}
+
+static struct crew both(uint64_t until_step)
+{
+    return (
+        struct crew) { .job = &bits_job, .endpoint = cluster.address, .until_step = until_step };
+}
+
+static void expect_root_at(uint64_t step)
+{
+    char root[65];
+    bits_root_at(step, root);
+    crew_check_root(cluster.address, &bits_job, root);
+}
+
+/* ---- the owner dies ---- */
+
+/* On one host, and as between hosts. */
+static const char *const paths[] = { "fabric.kind=auto", "fabric.kind=sealed" };
+
+/* Again and again, at any moment of a step, and its next process is the standby of its own standby. */
+TEST_EACH(owners_that_die_one_after_the_other_lose_no_step, 0, sizeof paths / sizeof *paths)
+{
+    const char *many = getenv("CAIRN_STANDBY_STEPS");
+    const uint64_t steps = many != NULL ? strtoull(many, NULL, 10) : STEPS;
+    struct crew_run run;
+    int owner = 0, standby = 2, kills = 0;
+    unsigned seed = 7;
+    start(2, .coordinator_set = AT_ONCE, .shard_set = SETTINGS(paths[_i]));
+    cluster_add_standby(&cluster, standby, owner);
+    const struct crew crew = both(steps);
+    crew_start(&run, &crew);
+    for (; run.step + 60 < steps; kills++) {
+        await(mirrored() > kills || run.step + 60 >= steps);
+        if (mirrored() <= kills) break;
+        poll(NULL, 0, rand_r(&seed) % 50);
+        kill_shard(owner);
+        const uint64_t step = run.step;
+        const int64_t from_ms = now_ms();
+        crew_await(&run, step + 1);
+        if (many != NULL) fprintf(stderr, "%lld ms\n", (long long)(now_ms() - from_ms));
+        crew_await(&run, step + 3);
+        const int former = owner;
+        owner = standby;
+        standby = former;
+        cluster_add_standby(&cluster, standby, owner);
+    }
+    crew_join(&run);
+    ck_assert_int_gt(kills, 0);
+    ck_assert_int_eq(taken(), kills);
+    expect_root_at(steps);
+}
+
+/* Of a job that the trainer of the scene trains. */
+static void come_in_step(int times)
+{
+    while (mirrored() < times) train_pushing(0.5f, 1);
+}
+
+static void begin(void)
+{
+    start(1, .coordinator_set = AT_ONCE);
+    cluster_add_standby(&cluster, 1, 0);
+    join("tiny", TINY(ELEMS));
+    come_in_step(1);
+}
+
+/* A coordinator that did not see the owner die has it from its store that there is a standby. */
+TEST(a_standby_outlives_its_owner_and_the_coordinator)
+{
+    char root[65];
+    begin();
+    train_pushing(0.5f, 3);
+    bits(root);
+    kill_coordinator();
+    kill_shard(0);
+    cluster_restart_coordinator(&cluster);
+    await(taken() == 1);
+    expect_bits(root);
+    const uint64_t step = newest(job).step;
+    train_pushing(0.25f, 3);
+    ck_assert_uint_eq(newest(job).step, step + 3);
+}
+
+TEST(an_owner_that_is_stopped_and_wakes_up_has_lost_its_place)
+{
+    char root[65];
+    begin();
+    bits(root);
+    ck_assert_int_eq(kill(cluster.shards[0], SIGSTOP), 0);
+    await(taken() == 1);
+    train_pushing(0.25f, 3);
+    bits(root);
+    ck_assert_int_eq(kill(cluster.shards[0], SIGCONT), 0);
+    await(in_log("which is on other shards now: dropped") == 1);
+    expect_bits(root);
+    train_pushing(0.25f, 3);
+}
+
+/* ---- the standby dies ---- */
+
+TEST(a_job_goes_on_without_its_standby_and_says_so)
+{
+    char root[65];
+    begin();
+    says(0, "shard-0 is mirrored by shard-1", "job show tiny");
+    says(0, "shard-1 is a standby of shard-0", "cluster status");
+    kill_shard(1);
+    train_pushing(0.5f, 3);
+    says(0, "shard-0 is not mirrored", "job show tiny");
+    says(23, "shard-0 is not mirrored", "job check tiny");
+    ck_assert_int_gt(in_log("is not mirrored: the connection to it was lost"), 0);
+    bits(root);
+    cluster_add_standby(&cluster, 1, 0);
+    come_in_step(2);
+    kill_shard(0);
+    await(taken() == 1);
+    train_pushing(0.5f, 1);
+}
+
+/* It is behind: the steps that were taken without it are with the owner alone. */
+TEST(a_standby_that_was_lost_before_takes_no_place)
+{
+    begin();
+    ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
+    train_pushing(0.5f, 3);
+    kill_shard(0);
+    ck_assert_int_eq(kill(cluster.shards[1], SIGCONT), 0);
+    await(in_log("shard shard-1 is up") == 2);
+    poll(NULL, 0, 500);
+    ck_assert_int_eq(taken(), 0);
+}
+
+SUITE(120, .tear_down = stop);
