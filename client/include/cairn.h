@@ -285,13 +285,8 @@ struct cairn_schedule_point {
     uint64_t step;
     double factor; /* of the group's lr */
 };
-#endif
-
-/* The decay of an average (cairn_group.ema = d) in the round with step k: 0 for k = 0, then
- *   CONSTANT  d                              torch's AveragedModel with get_ema_multi_avg_fn(d)
- *   WARMUP    min(d, (1 + k) / (10 + k))     diffusers' EMAModel */
-#ifndef CAIRN_EMA_DEFINED
-#define CAIRN_EMA_DEFINED
+/* The decay of an average in the round with step k is 0 for k = 0, then cairn_group.ema (CONSTANT: torch's
+ * AveragedModel), or min(ema, (1 + k) / (10 + k)) (WARMUP: diffusers' EMAModel). */
 typedef enum cairn_ema_schedule { CAIRN_EMA_CONSTANT = 0, CAIRN_EMA_WARMUP = 1 } cairn_ema_schedule;
 #endif
 
@@ -430,9 +425,8 @@ struct cairn_group {
     size_t point_count;
     cairn_schedule_kind schedule;
     uint32_t reserved_last; /* 0 */
-    /* Above 0 and below 1: the shards keep the moving average of the group's parameters, with this
-     * decay, as the plane "ema", which begins as the parameters (client/README.md, "The arithmetic").
-     * A job without gets one when it is made from a snapshot. 0 = none */
+    /* Above 0 and below 1: the decay of the moving average of the parameters that the shards keep, as
+     * the plane "ema" (client/README.md, "The arithmetic"). 0 = none */
     double ema;
     cairn_ema_schedule ema_schedule;
     uint32_t reserved_ema; /* 0 */

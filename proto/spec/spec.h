@@ -62,6 +62,7 @@ struct cairn_schedule_point {
     uint64_t step;
     double factor; /* of the group's lr */
 };
+typedef enum cairn_ema_schedule { CAIRN_EMA_CONSTANT = 0, CAIRN_EMA_WARMUP = 1 } cairn_ema_schedule;
 #endif
 
 /* All zero: always the group's lr. Fields that a kind does not use are 0. */
@@ -110,10 +111,6 @@ double cos_pi(double x);
  *
  * Sources: torch.optim.swa_utils.get_ema_multi_avg_fn (constant); Hugging Face diffusers, EMAModel.get_decay
  * with the defaults, and timm's warm-up (warmup). */
-#ifndef CAIRN_EMA_DEFINED
-#define CAIRN_EMA_DEFINED
-typedef enum cairn_ema_schedule { CAIRN_EMA_CONSTANT = 0, CAIRN_EMA_WARMUP = 1 } cairn_ema_schedule;
-#endif
 
 /* decay(k) of the round of step k = `step`, in [0, ema]. Each operation rounds once, in double. */
 double ema_decay(cairn_ema_schedule schedule, double ema, uint64_t step);
