@@ -82,8 +82,8 @@ TEST_EACH(one_whose_coordinator_is_gone_does_not_wait_for_its_whole_time, 0, 2)
     scene_serve(&scene, 1, 1);
     struct shard_daemon *shard = scene.shard;
     if (_i == 1) ask(100); // and then it goes
-    snprintf(shard->session.address.host, sizeof shard->session.address.host, "%.200s/nowhere",
-             scene.folder);
+    struct stream_address *coordinator = &shard->session.endpoints.list[0];
+    snprintf(coordinator->host, sizeof coordinator->host, "%.200s/nowhere", scene.folder);
     shard->session.lease_ms = 200;
     const uint64_t serial = shard->session.serial, begin_ms = uv_hrtime() / 1000000;
     peer_close(scene.session, CAIRN_OK, "it is gone");
