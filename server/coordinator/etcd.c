@@ -9,6 +9,7 @@
 
 #ifdef CAIRN_CURL
 #include <curl/curl.h>
+#include <dlfcn.h>
 #endif
 
 #include "server/coordinator/lead.h"
@@ -18,6 +19,59 @@
 #define CODE_FULL         8
 #define CODE_UNAVAILABLE  14
 #define CODE_UNKNOWN_USER 16
+
+#ifdef CAIRN_CURL
+
+/* ==== libcurl ==== */
+
+/* The library is opened when a store in etcd is asked for. Else no coordinator would have the two dozen
+ * libraries that it brings along. */
+
+#define CURL_CALLS(X) \
+    X(global_init)    \
+    X(easy_init)      \
+    X(easy_reset)     \
+    X(easy_setopt)    \
+    X(easy_perform)   \
+    X(easy_getinfo)   \
+    X(easy_strerror)  \
+    X(easy_cleanup)   \
+    X(slist_append)   \
+    X(slist_free_all)
+
+#define AS_FIELD(call) __typeof__(&curl_##call) call;
+static struct curl {
+    CURL_CALLS(AS_FIELD)
+} curl;
+#undef AS_FIELD
+
+/* Opens the library once. Must be called while there is one thread. */
+static cairn_status open_curl(struct sentence *why)
+{
+    if (curl.global_init != NULL) return CAIRN_OK;
+    void *library = dlopen("libcurl.so.4", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (library == NULL)
+        return fail_with(why, CAIRN_ERR_CONFIG,
+                         "a store in etcd is asked by libcurl, which is not here (%s): install it "
+                         "(Debian: libcurl4, or libcurl4t64)",
+                         dlerror());
+    struct curl found;
+    bool has_all = true;
+#define FIND(call)                                                 \
+    do {                                                           \
+        void *at = dlsym(library, "curl_" #call);                  \
+        memcpy(&found.call, &at, sizeof at); /* as ISO C has it */ \
+        has_all = has_all && at != NULL;                           \
+    } while (0);
+    CURL_CALLS(FIND)
+#undef FIND
+    if (!has_all || found.global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
+        return fail_with(why, CAIRN_ERR_CONFIG, "libcurl.so.4 does not start: install another one");
+    curl = found;
+    return CAIRN_OK;
+}
+
+#endif
 
 /* ==== options ==== */
 
@@ -148,7 +202,7 @@ cairn_status etcd_init(struct etcd *etcd, const struct coord_options *options, s
         "would ask etcd: build it where libcurl is (Debian: libcurl4-openssl-dev)",
         options->store_url);
 #else
-    curl_global_init(CURL_GLOBAL_DEFAULT); // now, while there is one thread
+    CAIRN_TRY(open_curl(why));
 #endif
     CAIRN_TRY(read_url(etcd, options->store_url, why));
     CAIRN_TRY(judge_network(etcd, options->store_trust, why));
@@ -181,15 +235,15 @@ static size_t on_bytes(char *bytes, size_t one, size_t count, void *context)
 
 static void set_up(struct etcd *etcd)
 {
-    CURL *curl = etcd->curl;
-    curl_easy_reset(curl);
-    curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
-    curl_easy_setopt(curl, CURLOPT_PROXY, ""); // nobody's variable sends the keys elsewhere
-    curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, etcd->is_secure ? "https" : "http");
-    curl_easy_setopt(curl, CURLOPT_FOLLOWLOCATION, 0L);
-    curl_easy_setopt(curl, CURLOPT_TCP_KEEPALIVE, 1L);
-    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, on_bytes);
-    if (etcd->ca[0] != '\0') curl_easy_setopt(curl, CURLOPT_CAINFO, etcd->ca);
+    CURL *easy = etcd->curl;
+    curl.easy_reset(easy);
+    curl.easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+    curl.easy_setopt(easy, CURLOPT_PROXY, ""); // nobody's variable sends the keys elsewhere
+    curl.easy_setopt(easy, CURLOPT_PROTOCOLS_STR, etcd->is_secure ? "https" : "http");
+    curl.easy_setopt(easy, CURLOPT_FOLLOWLOCATION, 0L);
+    curl.easy_setopt(easy, CURLOPT_TCP_KEEPALIVE, 1L);
+    curl.easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_bytes);
+    if (etcd->ca[0] != '\0') curl.easy_setopt(easy, CURLOPT_CAINFO, etcd->ca);
 }
 
 /* Posts the text to the endpoint. Returns what curl says, and sets the status of HTTP. */
@@ -200,17 +254,17 @@ static CURLcode post(struct etcd *etcd, const char *path, const char *text, long
     address_print(&etcd->endpoints[etcd->endpoint], place);
     snprintf(url, sizeof url, "http%s://%s%s", etcd->is_secure ? "s" : "", place, path);
     snprintf(line, sizeof line, "Authorization: %s", etcd->token);
-    struct curl_slist *headers = curl_slist_append(NULL, "Content-Type: application/json");
-    if (etcd->token[0] != '\0') headers = curl_slist_append(headers, line);
+    struct curl_slist *headers = curl.slist_append(NULL, "Content-Type: application/json");
+    if (etcd->token[0] != '\0') headers = curl.slist_append(headers, line);
     set_up(etcd);
-    curl_easy_setopt(etcd->curl, CURLOPT_URL, url);
-    curl_easy_setopt(etcd->curl, CURLOPT_HTTPHEADER, headers);
-    curl_easy_setopt(etcd->curl, CURLOPT_POSTFIELDS, text);
-    curl_easy_setopt(etcd->curl, CURLOPT_TIMEOUT_MS, timeout_ms);
-    curl_easy_setopt(etcd->curl, CURLOPT_WRITEDATA, answer);
-    const CURLcode code = curl_easy_perform(etcd->curl);
-    curl_easy_getinfo(etcd->curl, CURLINFO_RESPONSE_CODE, http_out);
-    curl_slist_free_all(headers);
+    curl.easy_setopt(etcd->curl, CURLOPT_URL, url);
+    curl.easy_setopt(etcd->curl, CURLOPT_HTTPHEADER, headers);
+    curl.easy_setopt(etcd->curl, CURLOPT_POSTFIELDS, text);
+    curl.easy_setopt(etcd->curl, CURLOPT_TIMEOUT_MS, timeout_ms);
+    curl.easy_setopt(etcd->curl, CURLOPT_WRITEDATA, answer);
+    const CURLcode code = curl.easy_perform(etcd->curl);
+    curl.easy_getinfo(etcd->curl, CURLINFO_RESPONSE_CODE, http_out);
+    curl.slist_free_all(headers);
     return code;
 }
 
@@ -223,11 +277,11 @@ static cairn_status judge_code(const struct etcd *etcd, CURLcode code, struct se
             why, CAIRN_ERR_REFUSED,
             "etcd at %s is not believed: %s; name the file of the authority that signed "
             "its certificate in store.ca",
-            place, curl_easy_strerror(code));
+            place, curl.easy_strerror(code));
     if (code == CURLE_OUT_OF_MEMORY)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a request to etcd");
     return fail_with(why, CAIRN_ERR_UNREACHABLE, "etcd at %s does not answer: %s", place,
-                     curl_easy_strerror(code));
+                     curl.easy_strerror(code));
 }
 
 /* Judges what etcd refused. `code` is of gRPC. */
@@ -282,7 +336,7 @@ static cairn_status ask_one(struct etcd *etcd, const char *path, const char *tex
 {
     struct answer answer = { 0 };
     long http = 0;
-    if (etcd->curl == NULL) etcd->curl = curl_easy_init();
+    if (etcd->curl == NULL) etcd->curl = curl.easy_init();
     if (etcd->curl == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for etcd");
     const CURLcode code = post(etcd, path, text, timeout_ms, &answer, &http);
     const cairn_status status = code != CURLE_OK
@@ -295,7 +349,7 @@ static cairn_status ask_one(struct etcd *etcd, const char *path, const char *tex
 
 static void close_curl(struct etcd *etcd)
 {
-    if (etcd->curl != NULL) curl_easy_cleanup(etcd->curl);
+    if (etcd->curl != NULL) curl.easy_cleanup(etcd->curl);
     etcd->curl = NULL;
 }
 

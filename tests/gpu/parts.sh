@@ -56,7 +56,7 @@ on_card() {
     local key
     key=$("$bin/cairn-shard" --print-config | awk -F'[][ =#]+' '
         /^\[/ { section = $2 }
-        /^#? *backend *=/ { print section ".backend"; exit }')
+        /^#? *backend *=/ && !seen++ { print section ".backend" }') # to its end: whoever prints would be stopped
     [ -n "$key" ] || fail "cairn-shard --print-config has no key for a shard's backend"
     card_setting=$key=cuda host_setting=$key=host
     has_home
