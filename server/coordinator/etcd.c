@@ -1,3 +1,4 @@
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -17,7 +18,11 @@
 #define ANSWER_BYTES_MAX  ((size_t)32 << 20)
 #define CODE_REFUSED      7 /* numbers of gRPC, which the gateway passes on */
 #define CODE_FULL         8
-#define CODE_UNAVAILABLE  14
+#define CODE_NOT_FOUND    5
+#define CODE_INVALID      3
+#define CODE_PRECONDITION 9
+#define CODE_OUT_OF_RANGE 11
+#define CODE_NOT_BUILT    12
 #define CODE_UNKNOWN_USER 16
 
 #ifdef CAIRN_CURL
@@ -77,8 +82,10 @@ static cairn_status open_curl(struct sentence *why)
 
 static bool is_loopback(const struct stream_address *address)
 {
-    return strcmp(address->host, "localhost") == 0 || strncmp(address->host, "127.", 4) == 0 ||
-           strcmp(address->host, "::1") == 0;
+    struct in_addr ip;
+    const bool is_ip = inet_pton(AF_INET, address->host, &ip) == 1; // and no name "127.example.org"
+    return strcmp(address->host, "localhost") == 0 || strcmp(address->host, "::1") == 0 ||
+           (is_ip && strncmp(address->host, "127.", 4) == 0);
 }
 
 static cairn_status bad_url(const char *url, const char *what, struct sentence *why)
@@ -284,6 +291,18 @@ static cairn_status judge_code(const struct etcd *etcd, CURLcode code, struct se
                      curl.easy_strerror(code));
 }
 
+/* True if a request that ended with this code of gRPC was not carried out. With any other code it may have
+ * been: "canceled" is said by a member that stops behind its commit. */
+static bool is_refusal(json_int_t code)
+{
+    static const int refusals[] = { CODE_INVALID,   CODE_NOT_FOUND,    CODE_REFUSED,
+                                    CODE_FULL,      CODE_PRECONDITION, CODE_OUT_OF_RANGE,
+                                    CODE_NOT_BUILT, CODE_UNKNOWN_USER };
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++)
+        if (code == refusals[i]) return true;
+    return false;
+}
+
 /* Judges what etcd refused. `code` is of gRPC. */
 static cairn_status judge_refusal(const struct etcd *etcd, json_int_t code, const char *text,
                                   struct sentence *why)
@@ -301,28 +320,33 @@ static cairn_status judge_refusal(const struct etcd *etcd, json_int_t code, cons
             "%s refused user \"%s\": %s; store.credentials names the file with user and "
             "password, and the user's role must read and write %s/",
             etcd->name, etcd->user, text, etcd->prefix);
-    if (code == CODE_UNAVAILABLE || strstr(text, "timed out") || strstr(text, "deadline"))
+    if (!is_refusal(code))
         return fail_with(why, CAIRN_ERR_UNREACHABLE,
                          "%s answers that it cannot (%s): do most of its members run?", etcd->name,
                          text);
     return fail_with(why, CAIRN_ERR_IO, "%s: %s", etcd->name, text);
 }
 
-static cairn_status read_answer(const struct etcd *etcd, const struct answer *answer, long http,
+static cairn_status read_answer(struct etcd *etcd, const struct answer *answer, long http,
                                 json_t **answer_out, struct sentence *why)
 {
     const char *text = answer->text != NULL ? answer->text : "";
     json_t *json = json_loads(text, JSON_ALLOW_NUL | JSON_DISABLE_EOF_CHECK, NULL);
     cairn_status status = CAIRN_OK;
     if (!json_is_object(json)) {
+        // an answer that is cut off, or a proxy's word about a member that is gone
+        const bool is_lost = http == 200 || http >= 500;
+        etcd->may_be_made = etcd->may_be_made || is_lost;
         status = fail_with(
-            why, CAIRN_ERR_IO,
+            why, is_lost ? CAIRN_ERR_UNREACHABLE : CAIRN_ERR_IO,
             "%s answered HTTP %ld and no JSON: is it an etcd of version 3.4 or newer?", etcd->name,
             http);
     } else if (http != 200) {
+        const json_int_t code = json_integer_value(json_object_get(json, "code"));
         const char *said = json_string_value(json_object_get(json, "error"));
-        status = judge_refusal(etcd, json_integer_value(json_object_get(json, "code")),
-                               said != NULL ? said : "it said no more", why);
+        if (said == NULL) said = json_string_value(json_object_get(json, "message"));
+        etcd->may_be_made = etcd->may_be_made || !is_refusal(code);
+        status = judge_refusal(etcd, code, said != NULL ? said : "it said no more", why);
     }
     if (status != CAIRN_OK)
         json_decref(json);
@@ -339,6 +363,10 @@ static cairn_status ask_one(struct etcd *etcd, const char *path, const char *tex
     if (etcd->curl == NULL) etcd->curl = curl.easy_init();
     if (etcd->curl == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for etcd");
     const CURLcode code = post(etcd, path, text, timeout_ms, &answer, &http);
+    const bool is_unsent = code == CURLE_COULDNT_CONNECT || code == CURLE_COULDNT_RESOLVE_HOST ||
+                           code == CURLE_PEER_FAILED_VERIFICATION ||
+                           code == CURLE_SSL_CACERT_BADFILE;
+    etcd->may_be_made = etcd->may_be_made || (code != CURLE_OK && !is_unsent);
     const cairn_status status = code != CURLE_OK
                                     ? judge_code(etcd, code, why)
                                     : read_answer(etcd, &answer, http, answer_out, why);
@@ -408,9 +436,15 @@ static cairn_status sign_in(struct etcd *etcd, long timeout_ms, struct sentence 
     wipe_text(text);
     if (status != CAIRN_OK) return status;
     const char *token = json_string_value(json_object_get(answer, "token"));
-    snprintf(etcd->token, sizeof etcd->token, "%s", token != NULL ? token : "");
+    const bool fits = token != NULL && strlen(token) < sizeof etcd->token;
+    snprintf(etcd->token, sizeof etcd->token, "%s", fits ? token : "");
     json_decref(answer);
-    return CAIRN_OK;
+    if (fits) return CAIRN_OK;
+    return fail_with(
+        why, CAIRN_ERR_REFUSED,
+        "%s gave a token of %zu bytes or more for user \"%s\": have it give simple ones "
+        "(--auth-token=simple)",
+        etcd->name, sizeof etcd->token, etcd->user);
 }
 
 cairn_status etcd_ask(struct etcd *etcd, const char *path, json_t *request, long timeout_ms,

@@ -13,7 +13,8 @@
 #define FORMAT       1
 #define SLOW_MS      1000 /* a change that took longer is worth a line in the log */
 #define AGAIN_MS     100  /* between two attempts to write */
-#define PAGE         16   /* changes that are asked for at once */
+#define PAGE         48   /* changes that are asked for at once */
+#define PIECES_MAX   2048 /* of a picture or a change: a GiB */
 #define NUMBER_BYTES 16   /* digits of a number in a key */
 #define COUNT_BYTES  8    /* digits of the number of pieces */
 #define KEY_BYTES    (CAIRN_ETCD_PREFIX_BYTES + 64)
@@ -111,6 +112,7 @@ static json_t *encode(const void *bytes, size_t byte_count)
     if (text == NULL) return NULL;
     sodium_bin2base64(text, text_bytes, bytes, byte_count, sodium_base64_VARIANT_ORIGINAL);
     json_t *json = json_string(text);
+    sodium_memzero(text, text_bytes); // it may have secrets
     free(text);
     return json;
 }
@@ -173,7 +175,10 @@ static json_int_t number_of(const json_t *object, const char *key)
 
 /* ==== rows ==== */
 
-/* Carries the operations out if this process leads, and tries until that is known. Steals `operations`. */
+/* Carries the operations out if this process leads, and tries until that is known. Once an attempt has ended
+ * without an answer, only etcd's word on the leader says what became of the operations: if that does not
+ * come, this process steps down, since its rows may differ from those of the next leader. Steals
+ * `operations`. */
 static cairn_status write_guarded(struct lead *lead, json_t *operations, struct sentence *why)
 {
     char leader[KEY_BYTES];
@@ -185,6 +190,7 @@ static cairn_status write_guarded(struct lead *lead, json_t *operations, struct 
                                 operations);
     cairn_status status = CAIRN_ERR_UNREACHABLE;
     json_t *answer = NULL;
+    lead->writes.may_be_made = false;
     while (request != NULL && status == CAIRN_ERR_UNREACHABLE && may_write(lead)) {
         status = etcd_ask(&lead->writes, "/v3/kv/txn", json_incref(request), patience_ms(lead),
                           &answer, &inner);
@@ -194,7 +200,7 @@ static cairn_status write_guarded(struct lead *lead, json_t *operations, struct 
     if (request == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for etcd");
     const bool is_leader = json_is_true(json_object_get(answer, "succeeded"));
     json_decref(answer);
-    if (status != CAIRN_OK && status != CAIRN_ERR_UNREACHABLE)
+    if (status != CAIRN_OK && status != CAIRN_ERR_UNREACHABLE && !lead->writes.may_be_made)
         return fail_with(why, status, "%s", inner.text);
     if (status == CAIRN_OK && is_leader) {
         const uint64_t took_ms = now_ms() - began_ms;
@@ -205,7 +211,7 @@ static cairn_status write_guarded(struct lead *lead, json_t *operations, struct 
         return CAIRN_OK;
     }
     end_lease(lead);
-    return fail_with(why, CAIRN_ERR_FENCED,
+    return fail_with(why, CAIRN_ERR_UNREACHABLE,
                      "this coordinator does not lead any more (%s): ask the one that does",
                      status == CAIRN_OK ? "another one does" : inner.text);
 }
@@ -305,8 +311,7 @@ static cairn_status read_range(struct lead *lead, const char *key, const char *e
         if (status == CAIRN_ERR_UNREACHABLE) (void)rest(lead, AGAIN_MS);
     }
     if (status == CAIRN_OK) return CAIRN_OK;
-    return fail_with(why, status == CAIRN_ERR_UNREACHABLE ? CAIRN_ERR_FENCED : status, "%s",
-                     inner.text);
+    return fail_with(why, status, "%s", inner.text);
 }
 
 static cairn_status fail_rows(const struct lead *lead, const char *what, struct sentence *why)
@@ -342,6 +347,8 @@ static cairn_status join_pieces(struct lead *lead, const char *key, uint8_t **wh
     if (*byte_count < COUNT_BYTES) return fail_rows(lead, "a piece is too short", why);
     memcpy(digits, *whole, COUNT_BYTES);
     const unsigned long more = strtoul(digits, NULL, 16);
+    if (strspn(digits, "0123456789abcdef") != COUNT_BYTES || more > PIECES_MAX)
+        return fail_rows(lead, "the number of pieces is malformed", why);
     for (unsigned long i = 0; i < more; i++) {
         char piece[KEY_BYTES + 16];
         uint8_t *bytes;
@@ -385,8 +392,10 @@ static cairn_status take_entry(struct lead *lead, const json_t *entry, char key[
         free(own);
         return fail_rows(lead, "a key is malformed", why);
     }
+    const bool is_next = strcmp((const char *)own, key) >= 0;
     memcpy(key, own, key_bytes + 1);
     free(own);
+    if (!is_next) return fail_rows(lead, "keys come in no order", why);
     key_of(lead, "log", lead->next, expected);
     if (strlen(key) > strlen(expected)) return CAIRN_OK; // a further piece
     if (strcmp(key, expected) != 0) return fail_rows(lead, "a change is missing", why);
@@ -633,6 +642,7 @@ static bool campaign(struct lead *lead)
     if (made == 0) return false;
     HOLD_LOCK(&lead->lock);
     lead->said[0] = '\0';
+    lead->is_released = false;
     lead->lease = lease;
     lead->made = made;
     lead->until_ms = began_ms + lease_ms(lead);
@@ -685,6 +695,7 @@ static void *run(void *context)
         hold(lead);
         while (!WITH_LOCK(&lead->lock, lead->is_released) && rest(lead, poll_ms)) {}
         drop_lease(lead, WITH_LOCK(&lead->lock, lead->lease));
+        (void)rest(lead, lease_ms(lead) / 2); // others may do what this process could not
         HOLD_LOCK(&lead->lock);
         if (lead->is_stopping) break;
         lead->is_released = false;
@@ -699,7 +710,7 @@ void lead_release(struct lead *lead)
 {
     HOLD_LOCK(&lead->lock);
     lead->told = CAIRN_LED;
-    lead->is_released = true;
+    if (lead->phase != STANDS_BY) lead->is_released = true; // else the thread has seen it already
     pthread_cond_broadcast(&lead->changed);
 }
 

@@ -40,7 +40,9 @@ struct etcd {
     size_t endpoint_count, endpoint; /* endpoint: the one that answered last */
     const char *ca;                  /* borrowed; "": the system's */
     char user[128], password[256];   /* "": none */
-    char token[512];                 /* that etcd gave for them; "": none yet */
+    char token[1024];                /* that etcd gave for them; "": none yet */
+    /* a request was sent, and whether it was carried out is not known. Its user sets this to false */
+    bool may_be_made;
     void *curl;                      /* owned; NULL: no request was made */
 };
 

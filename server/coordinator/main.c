@@ -115,6 +115,14 @@ static void fail(struct daemon *daemon, cairn_status status, const struct senten
     on_stop(daemon, NULL);
 }
 
+/* True if an operator has to act before any start can succeed. Whatever else keeps this process from leading,
+ * such as an etcd that is full, may pass. */
+static bool is_for_good(cairn_status status)
+{
+    return status == CAIRN_ERR_CONFIG || status == CAIRN_ERR_MISMATCH ||
+           status == CAIRN_ERR_VERSION || status == CAIRN_ERR_CORRUPT;
+}
+
 /* Opens the store, and serves. */
 static void serve(struct daemon *daemon)
 {
@@ -122,11 +130,12 @@ static void serve(struct daemon *daemon)
     options.backing = lead_backing(lead);
     const cairn_status status = start_coordinator(daemon, &why);
     if (status == CAIRN_OK) return;
-    if (status != CAIRN_ERR_FENCED || cluster != NULL) {
+    if (cluster != NULL || is_for_good(status)) {
         fail(daemon, status, &why);
         return;
     }
-    log_warn("does not lead after all: %s", why.text);
+    log_warn("does not lead after all: %s; another coordinator may, and this one tries again",
+             why.text);
     stand_by(daemon);
 }
 

@@ -761,7 +761,7 @@ static cairn_status set_up(struct coord_store *store, struct sentence *why)
     CAIRN_TRY(
         run_sql(store,
                 store->shared != NULL
-                    ? "PRAGMA foreign_keys = ON"
+                    ? "PRAGMA foreign_keys = ON; PRAGMA secure_delete = ON"
                     : "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; PRAGMA "
                       "synchronous = FULL; PRAGMA foreign_keys = ON; PRAGMA secure_delete = ON",
                 why));

@@ -109,11 +109,11 @@ struct backing {
                          cairn_status (*take)(void *context, const uint8_t *bytes,
                                               size_t byte_count, struct sentence *why),
                          void *context, struct sentence *why);
-    /* Makes one more change durable, all of it or nothing. CAIRN_ERR_FENCED: this process does not lead any
-     * more, and whether the change was made is not known. */
+    /* Makes one more change durable, all of it or nothing. CAIRN_ERR_UNREACHABLE: this process does not lead
+     * any more, and whether the change was made is not known. */
     cairn_status (*append)(struct backing *backing, const uint8_t *bytes, size_t byte_count,
                            struct sentence *why);
-    /* Makes a picture take the place of everything, all of it or nothing. CAIRN_ERR_FENCED. */
+    /* Makes a picture take the place of everything, all of it or nothing. CAIRN_ERR_UNREACHABLE: as above. */
     cairn_status (*replace)(struct backing *backing, const uint8_t *bytes, size_t byte_count,
                             struct sentence *why);
 };

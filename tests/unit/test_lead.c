@@ -1,12 +1,16 @@
 /* A store in etcd, and which coordinator leads: against a real etcd, whose faults are real. */
+#include <arpa/inet.h>
 #include <check.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sodium.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -291,7 +295,7 @@ TEST(a_leader_of_former_times_writes_nothing)
     depose();
     open_store(&b);
     put(&b, 2, "other", 10);
-    ck_assert_int_eq(put_job(&a, 3, "late", 10, &why), CAIRN_ERR_FENCED);
+    ck_assert_int_eq(put_job(&a, 3, "late", 10, &why), CAIRN_ERR_UNREACHABLE);
     ck_assert_msg(strstr(why.text, "does not lead any more") != NULL, "%s", why.text);
     await(a.has_led); // it hears of it, too
     const struct seen seen = look(&b);
@@ -316,13 +320,118 @@ TEST(who_finds_no_etcd_waits_for_it)
     open_store(&a);
 }
 
+/* A relay before etcd. Once armed, the answer to the next transaction is lost, and what follows is refused
+ * as by an etcd that is full. */
+static struct relay {
+    int listener;
+    uint16_t port;
+    pthread_t thread;
+    atomic_bool loses, is_full;
+} relay;
+
+static int connect_to(uint16_t port)
+{
+    struct sockaddr_in at = { .sin_family = AF_INET,
+                              .sin_port = htons(port),
+                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connect(fd, (struct sockaddr *)&at, sizeof at) == 0) return fd;
+    close(fd); // it begins to listen a little later
+    return -1;
+}
+
+/* One request, with its body; returns its bytes. */
+static size_t read_request(int fd, char *text, size_t room)
+{
+    size_t bytes = 0, whole = SIZE_MAX;
+    while (bytes < whole && bytes < room - 1) {
+        const ssize_t got = read(fd, text + bytes, room - 1 - bytes);
+        if (got <= 0) return 0;
+        bytes += (size_t)got;
+        text[bytes] = '\0';
+        const char *body = strstr(text, "\r\n\r\n"), *length = strcasestr(text, "content-length: ");
+        if (body != NULL && length != NULL)
+            whole = (size_t)(body + 4 - text) + strtoul(length + 16, NULL, 10);
+    }
+    return bytes;
+}
+
+/* Passes one request on as HTTP/1.0, whose answer ends with the connection. */
+static void pass_on(int from)
+{
+    static const char full[] =
+        "HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\n\r\n"
+        "{\"error\":\"etcdserver: mvcc: database space exceeded\",\"code\":8}";
+    static char text[1 << 20];
+    const size_t bytes = read_request(from, text, sizeof text);
+    char *version = strstr(text, "HTTP/1.1");
+    if (bytes == 0 || version == NULL) return;
+    version[7] = '0';
+    const bool is_write = strncmp(text, "POST /v3/kv/txn", 15) == 0;
+    if (is_write && atomic_load(&relay.is_full)) {
+        ck_assert_int_eq(write(from, full, sizeof full - 1), (int)sizeof full - 1);
+        return;
+    }
+    const int to = connect_to(server.ports[0]);
+    if (to < 0) return;
+    ck_assert_int_eq(write(to, text, bytes), (int)bytes);
+    const bool is_lost = is_write && atomic_load(&relay.loses);
+    for (ssize_t got; (got = read(to, text, sizeof text)) > 0;)
+        if (!is_lost) ck_assert_int_eq(write(from, text, (size_t)got), (int)got);
+    if (is_lost) atomic_store(&relay.is_full, true);
+    close(to);
+}
+
+static void *run_relay(void *unused)
+{
+    (void)unused;
+    for (int fd; (fd = accept(relay.listener, NULL, NULL)) >= 0; close(fd)) pass_on(fd);
+    return NULL;
+}
+
+static void start_relay(char url_out[64])
+{
+    struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    socklen_t bytes = sizeof at;
+    signal(SIGPIPE, SIG_IGN);
+    relay.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_eq(bind(relay.listener, (struct sockaddr *)&at, sizeof at), 0);
+    ck_assert_int_eq(listen(relay.listener, 16), 0);
+    ck_assert_int_eq(getsockname(relay.listener, (struct sockaddr *)&at, &bytes), 0);
+    snprintf(url_out, 64, "etcd://127.0.0.1:%d", ntohs(at.sin_port));
+    ck_assert_int_eq(pthread_create(&relay.thread, NULL, run_relay, NULL), 0);
+}
+
+TEST(a_leader_that_does_not_know_what_became_of_a_write_steps_down)
+{
+    static char url[64];
+    struct sentence why = { "" };
+    start_relay(url);
+    a.options.store_url = url;
+    stand(&a);
+    open_store(&a);
+    atomic_store(&relay.loses, true);
+    ck_assert_int_eq(put_job(&a, 1, "lost", 10, &why), CAIRN_ERR_UNREACHABLE);
+    await(a.has_led);
+    store_close(a.store);
+    a.store = NULL;
+    lead_release(a.lead);
+    stand(&b);
+    open_store(&b);
+    ck_assert_uint_eq(look(&b).jobs, 1); // it was carried out
+    end(&a);
+    shutdown(relay.listener, SHUT_RDWR);
+    pthread_join(relay.thread, NULL);
+    close(relay.listener);
+}
+
 TEST(a_leader_that_etcd_does_not_answer_steps_down)
 {
     struct sentence why = { "" };
     stand(&a);
     open_store(&a);
     kill(server.pid, SIGSTOP);
-    ck_assert_int_eq(put_job(&a, 1, "job", 10, &why), CAIRN_ERR_FENCED);
+    ck_assert_int_eq(put_job(&a, 1, "job", 10, &why), CAIRN_ERR_UNREACHABLE);
     ck_assert_msg(strstr(why.text, "does not answer") != NULL, "%s", why.text);
     await(a.has_led);
     kill(server.pid, SIGCONT);
