@@ -132,6 +132,7 @@ void audit_begin(struct shard_job *job, bool is_seal)
     if (!is_wanted && is_open(&audit->checks)) close_checks(job);
     if (is_wanted && !is_open(&audit->checks)) open_checks(job);
     audit->turns = audit->turn = 0;
+    atomic_store(&audit->lacks, false);
     if (!is_open(&audit->checks) || is_seal) return;
     const uint64_t step = job->pass.version_next.step;
     audit->takes = step % audit->every == 0;
@@ -204,7 +205,7 @@ bool audit_end(struct shard_job *job)
         return true;
     }
     if (audit->turns == CAIRN_AUDIT_TURNS) {
-        audit->steps[audit->turn] = job->pass.version_next.step;
+        if (!atomic_load(&audit->lacks)) audit->steps[audit->turn] = job->pass.version_next.step;
         audit->count++;
     }
     return false;
@@ -227,6 +228,12 @@ static uint64_t first_of(const struct shard_job *job, uint32_t chunk,
     return number_of(&job->audit.checks, job->pass.table->extent_of[chunk], place->first_leaf);
 }
 
+/* A leaf with this checksum is about to be compared. */
+static void note_lack(struct audit *audit, uint64_t check)
+{
+    if (check == 0) atomic_store(&audit->lacks, true);
+}
+
 void audit_update(struct shard_job *job, uint32_t chunk, const struct chunk_place *place,
                   struct update_checks *out)
 {
@@ -238,7 +245,10 @@ void audit_update(struct shard_job *job, uint32_t chunk, const struct chunk_plac
     for (enum plane p = 0; p < CAIRN_PLANE_COUNT; p++) {
         if (!form_stores(&job->view->forms[extent], (int)p)) continue;
         out->of[count].plane = planes_at(&job->planes, p, extent, place->local_elem);
-        out->of[count++].checks = audit->checks.of[p] + first;
+        out->of[count].checks = audit->checks.of[p] + first;
+        for (uint64_t i = 0; audit->turns != 0 && i < place->leaf_count; i++)
+            note_lack(audit, out->of[count].checks[i]);
+        count++;
     }
     out->geometry = &job->pass.table->map.layout->geometry[place->tensor];
     out->first_leaf = place->first_leaf;
@@ -250,7 +260,7 @@ void audit_update(struct shard_job *job, uint32_t chunk, const struct chunk_plac
 /* Goes through the leaves of a chunk, in each plane of state. */
 static void look(struct shard_job *job, uint32_t chunk, bool takes)
 {
-    const struct audit *audit = &job->audit;
+    struct audit *audit = &job->audit;
     const struct chunk_place place = shard_map_chunk(&job->pass.table->map, chunk);
     const struct geometry *geometry = &job->pass.table->map.layout->geometry[place.tensor];
     const uint32_t extent = job->pass.table->extent_of[chunk];
@@ -266,11 +276,12 @@ static void look(struct shard_job *job, uint32_t chunk, bool takes)
             const uint8_t *bytes = planes_at(&job->planes, p, extent, place.local_elem);
             const size_t elem = dtype_size((int)form_dtype(form, p));
             const uint64_t is = backend_host()->check(bytes + at * elem, (size_t)(end - at) * elem);
-            uint64_t *check = &job->audit.checks.of[p][first + i];
+            uint64_t *check = &audit->checks.of[p][first + i];
+            if (!takes) note_lack(audit, *check);
             if (takes || *check == 0)
                 *check = is;
             else if (*check != is)
-                check_found_add(&job->audit.found, check);
+                check_found_add(&audit->found, check);
         }
     }
 }
@@ -315,7 +326,7 @@ cairn_status audit_judge(const struct shard_job *job, const struct audit_checks 
                                      leaf_start(geometry, first_leaf + i)) *
                             elem_bytes;
         if (check[i] != 0 && check[i] != backend_host()->check(bytes, size)) {
-            sentence_set(why, "what the snapshot was to save changed in the memory of this host, "
+            sentence_set(why, "what was to be saved or sent changed in the memory of this host, "
                               "and nothing wrote it: ");
             locate(job, checks, &check[i], why);
             return CAIRN_ERR_CHECKSUM;

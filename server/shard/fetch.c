@@ -227,6 +227,9 @@ struct source {
     /* the state is given to another shard, so it does not change while it is being sent:
      * job->move */
     bool is_given;
+    /* the extent of the view in force that has the state; NULL: the state is read by the view
+     * before, or this is no state */
+    const struct local_extent *extent;
 };
 
 /* The chunk that a fetch asks for, and the view by which the chunk is read. A published version is
@@ -347,6 +350,7 @@ static cairn_status judge_state(const struct shard_member *member,
         .byte_count = (size_t)place->at.elem_count * dtype_size((int)dtype),
         .dtype = dtype,
         .is_given = member->is_mover && compute_is_host(job->compute),
+        .extent = place->view == job->view ? &place->view->table.map.extents[extent] : NULL,
     };
     return CAIRN_OK;
 }
@@ -482,6 +486,20 @@ static uint64_t checksum_of(const struct reply *reply, const struct source *sour
     return checksum;
 }
 
+/* Compares a whole chunk of state that was copied into the reply with its checksums, so that no change that
+ * nothing wrote gets to a standby. CAIRN_ERR_CHECKSUM: it differs. */
+static cairn_status audit_copied(const struct reply *reply, const struct source *source,
+                                 struct sentence *why)
+{
+    const struct shard_job *job = reply->job;
+    const struct chunk_header *header = &reply->header;
+    if (source->extent == NULL || reply->boxed) return CAIRN_OK;
+    return audit_judge(job, &job->audit.checks,
+                       (size_t)(source->extent - job->view->table.map.extents),
+                       (enum plane)header->plane, header->first_leaf, header->leaf_count,
+                       reply->bytes, dtype_size((int)source->dtype), why);
+}
+
 /* Copies the chunk, or the part of it that is asked for, into the reply. *byte_count_out is the
  * size of what was copied. */
 static cairn_status copy_data(struct reply *reply, const struct source *source,
@@ -495,7 +513,8 @@ static cairn_status copy_data(struct reply *reply, const struct source *source,
         *byte_count_out = pack_box(reply, works, source);
     else
         works_copy(works, reply->bytes, source->bytes, source->byte_count);
-    const cairn_status status = works_run(works, &why);
+    cairn_status status = works_run(works, &why);
+    if (status == CAIRN_OK) status = audit_copied(reply, source, &why);
     // A fetch only reads, so a lack of memory for a fetch does not harm the job.
     if (status != CAIRN_ERR_NO_MEMORY) (void)shard_job_failed(job, status, &why);
     return status;

@@ -80,8 +80,11 @@ static uint32_t count_asked(const struct mirror *mirror, bool sums)
 
 static void ask(struct mirror *mirror, struct slot *slot)
 {
+    struct shard_job *job = mirror->neighbours.job;
+    // from here on the chunk may arrive, in part or damaged too, where checksums are known
+    if (!is_of_sums(slot)) audit_forget(job);
     slot->is_asked = true;
-    slot->version = step_version(mirror->neighbours.job->collector.step);
+    slot->version = step_version(job->collector.step);
     slot->fetch.request.serial++;
     slot->fetch.request.damaged = 0;
     asker_ask(&mirror->owner.asker, &slot->fetch.request);
@@ -330,7 +333,6 @@ static void chunk_came(struct neighbour_fetch *fetch)
         struct filling *chunk = &mirror->chunks[slot->chunk];
         chunk->here = (uint8_t)(chunk->here | 1u << slot->plane);
         note_filled(mirror);
-        audit_forget(mirror->neighbours.job);
     }
     slot_ended(mirror);
     if (sums) sums_came(mirror, slot);
@@ -387,6 +389,8 @@ static void free_left(struct neighbours *all)
     LIST_REMOVE(mirror, leaving);
     mirror_free(mirror);
     answer_ended(job);
+    if (job->pass.update_waits && job->state == CAIRN_JOB_SERVING)
+        shard_tell(job, SHARD_COPIES_ENDED);
 }
 
 static const struct neighbour_kind owner_kind = {
@@ -487,6 +491,8 @@ bool mirror_has_sums(const struct shard_job *job)
 bool mirror_is_receiving(struct shard_job *job)
 {
     struct mirror *mirror = job->mirrors.now;
+    // a chunk of a former owner may still arrive
+    if (!LIST_EMPTY(&job->mirrors.leaving)) return true;
     if (mirror == NULL) return false;
     for (int i = 0; i < SLOTS; i++) {
         struct slot *slot = &mirror->slots[i];

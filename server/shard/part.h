@@ -149,6 +149,7 @@ void pass_divide(struct shard_job *job);
  *       ─► a checksum of each leaf of each plane of state, while the leaf is in the caches
  *   the next UPDATE ─► each leaf is compared before it is overwritten (gpu/gpu.h)
  *   a snapshot of that version ─► each leaf that is read is compared
+ *   a fetch of state, as a standby's ─► each leaf is compared before it is sent
  *
  * So such a version is audited as a whole, by those who read it anyway: an audit needs no bandwidth
  * and no turn of its own, and a leaf that differs is found before anything is made of it. The next
@@ -159,9 +160,11 @@ void pass_divide(struct shard_job *job);
  * read for the audit alone: one leaf of CAIRN_AUDIT_TURNS in each audit, and the next ones in the
  * next audit.
  *
- * Not covered are the sums of a round and published copies, which live for one step; state between
- * its arrival with another layout, or the start of this process, and its first checksum; and state
- * on a device, for which audit_every is refused. Checksums are no part of what is kept (kept.h). */
+ * Not covered are the sums of a round and published copies, which live for one step; state that a
+ * shard gives to another one with another layout, which is sent as it lies there; state between its
+ * arrival, or the start of this process, and its first checksum; and state on a device, for which
+ * audit_every is refused. A standby that is being filled has no checksums. Checksums are no part of
+ * what is kept (kept.h). */
 
 #define CAIRN_AUDIT_TURNS 16u
 
@@ -184,8 +187,11 @@ struct audit {
      * the UPDATE compares every turns-th leaf that it does not overwrite, from `turn` on; 0: none */
     bool takes;
     uint64_t turns, turn;
-    uint64_t count;                    /* of the audits until now */
-    uint64_t steps[CAIRN_AUDIT_TURNS]; /* the step of the last audit of each turn */
+    /* the UPDATE came upon a leaf without a checksum, so its audit compared less than its turn has */
+    _Atomic bool lacks;
+    uint64_t count; /* of the audits until now */
+    /* the step of the last audit of each turn that compared all that the turn has; 0: none yet */
+    uint64_t steps[CAIRN_AUDIT_TURNS];
     struct check_found found;
     struct log_limit said;
 };
@@ -202,7 +208,8 @@ void audit_forget(struct shard_job *job);
 /* The UPDATE, or a write, has ended. Returns true if state was found that nothing wrote: then the
  * job is stopped, with a reason that says where. */
 bool audit_end(struct shard_job *job);
-/* The step since which every leaf was compared at least once; 0: they were not yet. */
+/* The step since which every leaf was compared at least once; 0: they were not yet. A leaf that only got its
+ * checksum was not compared. */
 uint64_t audit_since(const struct shard_job *job);
 
 /* ---- any thread, while the UPDATE is under way ---- */

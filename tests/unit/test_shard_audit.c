@@ -212,6 +212,22 @@ TEST(a_pinned_version_is_compared_with_its_own_checksums)
     cairn_scratch_remove(root);
 }
 
+/* ---- state that leaves the shard ---- */
+
+TEST(a_chunk_of_state_that_changed_is_sent_to_nobody_and_the_job_is_stopped)
+{
+    const uint64_t chunk = scene_chunk_of(&scene, T_WEIGHT);
+    const struct tensor_chunks of = chunk_table_tensor(&job->view->table, T_WEIGHT);
+    train(1);
+    scene_fetch(&scene, 1, chunk, CAIRN_PLANE_EXP_AVG, 1, at);
+    (void)scene_note(&scene, CAIRN_CHUNK_DATA);
+    const struct bit bit = bit_at(of.first_extent, CAIRN_PLANE_EXP_AVG, 7, 12);
+    flip(&bit);
+    struct chunk_header fetch = scene_fetch_header(&scene, 1, chunk, CAIRN_PLANE_EXP_AVG, 1, at);
+    ck_assert_int_eq(scene_nak(&scene, &fetch, NULL, 0), CAIRN_ERR_NOT_READY);
+    ck_assert_int_eq(job->state, CAIRN_JOB_FAULTED);
+}
+
 /* ---- no alarm ---- */
 
 TEST(what_updates_write_is_no_alarm)
@@ -238,6 +254,55 @@ TEST(without_audit_every_there_are_no_checksums_and_they_go_with_it)
     ck_assert_uint_eq(budget->used_bytes, used);
     train(3);
     ck_assert_uint_eq(job->audit.count, 1); // of step 3, in the update after it
+}
+
+/* Returns the last turn of the audits in which a leaf of the frozen tensor is compared. */
+static uint32_t last_frozen_turn(void)
+{
+    const struct shard_map *map = &job->view->table.map;
+    uint64_t turn = 0, number = 0;
+    for (size_t e = 0; e < map->extent_count; number += map->extents[e++].leaf_count)
+        for (uint64_t i = 0; map->extents[e].tensor == T_FROZEN && i < map->extents[e].leaf_count;
+             i++)
+            if ((number + i) % CAIRN_AUDIT_TURNS > turn) turn = (number + i) % CAIRN_AUDIT_TURNS;
+    return (uint32_t)turn;
+}
+
+TEST(a_leaf_that_only_got_its_checksum_was_not_compared_yet)
+{
+    const int turns = (int)CAIRN_AUDIT_TURNS, last = (int)last_frozen_turn();
+    audit_want(job, 0);
+    train(1);
+    audit_want(job, 1); // as an amendment does: nothing has a checksum
+    train(turns + last);
+    ck_assert_uint_eq(audit_since(job), 0);
+    train(1); // the last of the frozen leaves has its second turn
+    ck_assert_uint_eq(audit_since(job), at - CAIRN_AUDIT_TURNS + 1);
+}
+
+/* A chunk of the owner's may arrive in part, and change a leaf before it is given up. */
+TEST(what_a_standby_asks_for_has_no_checksum_until_it_is_here)
+{
+    char name[] = "s1";
+    Cairn__ShardInfo owner; // its address is not known: it is away
+    cairn__shard_info__init(&owner);
+    owner.index = 1;
+    owner.name = name;
+    train(1);
+    audit_all();
+    ck_assert_ptr_nonnull(job->audit.checks.before);
+    scene_tell(&scene, 12, MirrorOf, .job = SCENE_JOB, .member = 901, .token = 9010,
+               .owner = &owner);
+    scene_done(&scene, 12);
+    scene_until(&scene, job->audit.checks.before == NULL);
+    scene_tell(&scene, 13, MirrorOf, .job = SCENE_JOB);
+    scene_done(&scene, 13);
+    const struct bit bit = bit_at(0, CAIRN_PLANE_PARAM, 1, 17);
+    flip(&bit);
+    audit_all();
+    ck_assert_uint_eq(job->audit.found.count, 0);
+    flip(&bit);
+    train(1);
 }
 
 SUITE(60, serve, leave);
