@@ -43,7 +43,7 @@ struct etcd {
     char token[1024];                /* that etcd gave for them; "": none yet */
     /* a request was sent, and whether it was carried out is not known. Its user sets this to false */
     bool may_be_made;
-    void *curl;                      /* owned; NULL: no request was made */
+    void *curl; /* owned; NULL: no request was made */
 };
 
 /* Reads the options, and the file of the password; asks nobody. CAIRN_ERR_CONFIG; this is also the answer
