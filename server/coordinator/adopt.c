@@ -305,7 +305,8 @@ static void each_part(struct coord *cluster, struct coord_adoptee *job, part_fn 
 {
     for (struct coord_shard_entry *s = cluster->shards; s != NULL; s = s->next)
         for (size_t i = 0; adoption_knows(s) && i < s->parts->n_held; i++)
-            if (s->parts->held[i]->job == job->id) take(job, s, s->parts->held[i]);
+            if (s->parts->held[i]->job == job->id && !s->parts->held[i]->mirror)
+                take(job, s, s->parts->held[i]);
 }
 
 static void take_marks(struct coord_adoptee *job, struct coord_shard_entry *entry,

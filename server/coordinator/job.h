@@ -627,6 +627,12 @@ bool coord_shard_is_standby(const struct coord *cluster, const struct coord_shar
 cairn_status coord_mirrors_load(struct coord *cluster, struct sentence *why) CAIRN_MUST_CHECK;
 void coord_mirrors_free(struct coord_job *job);
 void coord_mirrors_tick(struct coord_job *job);
+/* The job's layout is about to change, which no standby follows: ends all mirrors at once. They are made anew
+ * afterwards. */
+void coord_mirrors_end(struct coord_job *job, const char *why);
+/* The shard has stopped its part of the job. If that mirrors another part, the mirror ends. */
+void coord_mirrors_part_stopped(struct coord_job *job, const struct coord_shard_entry *entry,
+                                const char *why);
 
 /* A shard has connected, or is gone: as a standby. Called before its parts are judged. */
 void coord_mirrors_standby_up(struct coord *cluster, struct coord_shard_entry *entry);

@@ -364,8 +364,9 @@ static void on_part_stopped(struct coord_session *session, uint32_t request, con
     const Cairn__PartStopped *message = any;
     struct coord_job *job = coord_job_by_id(session->cluster, message->job);
     (void)request;
-    if (job != NULL && job->generation == message->generation)
-        coord_job_part_stopped(job, session->entry, message->why);
+    if (job == NULL || job->generation != message->generation) return;
+    coord_mirrors_part_stopped(job, session->entry, message->why);
+    coord_job_part_stopped(job, session->entry, message->why);
 }
 
 static bool on_held_jobs(struct coord_session *session, const struct wire_frame *frame)

@@ -43,7 +43,8 @@ struct coord_mirror {
     uint32_t shard;  /* the owner's index */
     uint64_t serial; /* of the mirror as it is now: tells late answers apart */
     enum stage stage;
-    uint64_t generation;
+    uint64_t generation,
+        layout; /* of the job when the standby's part was made; layout: its version */
     char name[CAIRN_NAME_MAX + 1];       /* of the standby; "": there was none yet */
     uint64_t incarnation;                /* of its process */
     struct coord_shard_entry *entry;     /* borrowed; NULL: the process is away */
@@ -62,7 +63,18 @@ static void end_mirror(struct coord_mirror *mirror, const char *format, ...)
 
 static const char *owner_name(const struct coord_mirror *mirror)
 {
-    return mirror->job->shards[mirror->shard].entry->name;
+    const struct coord_job *job = mirror->job;
+    const bool is_there = mirror->shard < job->shard_count &&
+                          job->shards[mirror->shard].entry != NULL;
+    return is_there ? job->shards[mirror->shard].entry->name : "that left the job";
+}
+
+/* True if the standby's part has the shape that the job has now. A part of another layout is never used. */
+static bool fits(const struct coord_mirror *mirror)
+{
+    const struct coord_job *job = mirror->job;
+    return mirror->generation == job->generation && mirror->layout == job->layout->version &&
+           mirror->shard < job->layout->shard_count && job->shards[mirror->shard].entry != NULL;
 }
 
 static bool takes_part(const struct coord_mirror *mirror)
@@ -123,6 +135,8 @@ static struct mirror_view view_of(const struct coord_mirror *mirror)
                    lease_ms = (uint64_t)cluster->options->lease_timeout_ms;
     // A coordinator that has just started gives the owner time to come back to it.
     const bool is_early = !takes_part(mirror) && patience_ms < lease_ms;
+    // Whatever waits for a standby that does not fit waits for the store to forget the standby.
+    if (!fits(mirror)) return (struct mirror_view) { .is_stored = mirror->is_stored };
     return (struct mirror_view) {
         .is_stored = mirror->is_stored,
         .takes_part = takes_part(mirror),
@@ -293,7 +307,9 @@ static struct coord_mirror *mirror_of(const struct coord_job *job,
                                       const struct coord_shard_entry *entry)
 {
     for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next)
-        if (job->shards[m->shard].entry == entry && job->shards[m->shard].up) return m;
+        if (m->shard < job->shard_count && job->shards[m->shard].entry == entry &&
+            job->shards[m->shard].up)
+            return m;
     return NULL;
 }
 
@@ -305,7 +321,7 @@ bool coord_mirrors_take(struct coord_session *session, const struct wire_frame *
     const int kind = kind_of(frame->type);
     if (job == NULL || job->loss.mirrors == NULL || session->entry == NULL) return false;
     struct coord_mirror *mirror = mirror_at(job, session->entry);
-    if (mirror != NULL && mirror->stage != TAKING) {
+    if (mirror != NULL && mirror->stage != TAKING && !coord_job_has_shard(job, session->entry)) {
         if (kind < REPORTS && takes_part(mirror)) take_standbys(mirror, kind, message);
         return true; // the core knows nothing of it
     }
@@ -329,10 +345,18 @@ static cairn_status save_row(struct coord_mirror *mirror, enum store_change chan
     const struct stored_mirror row = { .part = part,
                                        .job = mirror->job->id,
                                        .generation = mirror->generation,
+                                       .layout = mirror->layout,
                                        .place = mirror->shard,
                                        .shard = mirror->name,
                                        .incarnation = mirror->incarnation };
     return coord_save(mirror->job->cluster, change, &row, 1, mirror->serial, then, why);
+}
+
+static bool has_place(const struct coord_job *job, const char *name)
+{
+    CAIRN_EACH_SHARD (job, i)
+        if (strcmp(job->shards[i].entry->name, name) == 0) return true;
+    return false;
 }
 
 static cairn_status load_mirror(void *context, const void *any, struct sentence *why)
@@ -340,17 +364,16 @@ static cairn_status load_mirror(void *context, const void *any, struct sentence 
     struct coord *cluster = context;
     const struct stored_mirror *row = any;
     struct coord_job *job = coord_job_by_id(cluster, row->job);
-    // A row of another generation, or of a standby that has taken the place, is a leftover.
-    if (job == NULL || row->generation != job->generation || row->place >= job->shard_count ||
-        job->shards[row->place].entry == NULL ||
-        strcmp(job->shards[row->place].entry->name, row->shard) == 0)
-        return CAIRN_OK;
+    if (job == NULL || row->place >= CAIRN_SHARDS_MAX) return CAIRN_OK; // of no use to anybody
     struct coord_mirror *mirror = add_mirror(job, (uint32_t)row->place);
     if (mirror == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a mirror");
     snprintf(mirror->name, sizeof mirror->name, "%s", row->shard);
-    mirror->generation = row->generation;
+    // The row of a standby that has taken a place is a leftover: it fits nothing, and a tick drops it.
+    mirror->generation = has_place(job, row->shard) ? 0 : row->generation;
+    mirror->layout = row->layout;
     mirror->incarnation = row->incarnation;
     mirror->is_stored = true;
+    sentence_set(&mirror->why, "the coordinator has just started, and waits for %s", row->shard);
     return CAIRN_OK;
 }
 
@@ -400,14 +423,18 @@ static void on_row_dropped(const struct coord_saved *saved)
 /* Tells the owner and the standby. */
 static void part_both(const struct coord_mirror *mirror)
 {
-    const struct coord_job_shard *owner = &mirror->job->shards[mirror->shard];
+    const struct coord_job *job = mirror->job;
     Cairn__MemberLeave leave = CAIRN__MEMBER_LEAVE__INIT;
-    leave.job = mirror->job->id;
+    leave.job = job->id;
     leave.member = mirror->member;
-    if (mirror->stage >= JOINING && owner->up)
-        coord_session_send(owner->entry->session, CAIRN_MSG_MEMBER_LEAVE, 0, &leave.base);
-    if (mirror->entry != NULL && mirror->entry->session != NULL)
-        coord_job_send_drop(mirror->job->cluster, mirror->entry, mirror->job->id);
+    if (mirror->stage >= JOINING && mirror->shard < job->shard_count &&
+        job->shards[mirror->shard].up)
+        coord_session_send(job->shards[mirror->shard].entry->session, CAIRN_MSG_MEMBER_LEAVE, 0,
+                           &leave.base);
+    // the part of a shard that has a place of its own is no mirror any more
+    if (mirror->entry != NULL && mirror->entry->session != NULL &&
+        !coord_job_has_shard(job, mirror->entry))
+        coord_job_send_drop(job->cluster, mirror->entry, job->id);
 }
 
 static void drop_row(struct coord_mirror *mirror)
@@ -422,10 +449,7 @@ static void drop_row(struct coord_mirror *mirror)
 /* True if the standby alone has the part now. */
 static bool is_last(const struct coord_mirror *mirror)
 {
-    const struct coord_job *job = mirror->job;
-    return mirror->is_stored && mirror->generation == job->generation &&
-           mirror->shard < job->shard_count && job->shards[mirror->shard].entry != NULL &&
-           !job->shards[mirror->shard].up;
+    return mirror->is_stored && fits(mirror) && !mirror->job->shards[mirror->shard].up;
 }
 
 /* Ends the mirror, unless the standby alone has the part. If the store says that it is in step, the owner's
@@ -555,6 +579,7 @@ static void make_mirror(struct coord_mirror *mirror, struct coord_shard_entry *e
     mirror->entry = entry;
     mirror->incarnation = entry->incarnation;
     mirror->generation = job->generation;
+    mirror->layout = job->layout->version;
     mirror->heard[REDUCED] = mirror->heard[PUBLISHED] = (struct mirror_report) { 0 };
     mirror->stage = MAKING;
     struct coord_gather *gather = coord_gather_open_job(job, on_made, &mirror->serial,
@@ -649,7 +674,7 @@ void coord_mirrors_open(struct coord_job *job, const struct round_action *action
     open.n_members = 1;
     for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = next) {
         next = m->next;
-        if (m->stage == READY) join_rounds(m, action);
+        if (m->stage == READY && fits(m)) join_rounds(m, action);
         if (!takes_part(m) || m->entry == NULL) continue;
         if (action->write) {
             end_mirror(m, "a member writes into the job's state");
@@ -686,6 +711,10 @@ static void on_filled(struct coord_session *session, uint32_t request, const voi
     if (job == NULL || session->entry == NULL) return;
     struct coord_mirror *mirror = mirror_at(job, session->entry);
     if (mirror == NULL || mirror->stage != FILLING || mirror->member != message->member) return;
+    if (!fits(mirror)) {
+        end_mirror(mirror, "the job has another layout now");
+        return;
+    }
     mirror->is_stored = true; // or will be
     mirror->stage = STORING;
     if (save_row(mirror, CAIRN_STORE_MIRROR, on_row_saved, &why) != CAIRN_OK)
@@ -820,7 +849,8 @@ void coord_mirrors_standby_up(struct coord *cluster, struct coord_shard_entry *e
     for (struct coord_job *job = cluster->jobs; job != NULL; job = job->next)
         for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next)
             if (m->is_stored && m->stage != ENDING && m->stage != TAKING && m->entry == NULL &&
-                strcmp(m->name, entry->name) == 0 && m->incarnation == entry->incarnation)
+                fits(m) && !coord_job_has_shard(job, entry) && strcmp(m->name, entry->name) == 0 &&
+                m->incarnation == entry->incarnation)
                 m->entry = entry;
 }
 
@@ -838,11 +868,30 @@ void coord_mirrors_standby_down(struct coord *cluster, struct coord_shard_entry 
     }
 }
 
+static void on_told(struct coord_job *job, const void *about, cairn_status status, const char *why)
+{
+    (void)about;
+    if (status != CAIRN_OK) log_debug("job %s: a shard with a place: %s", job->spec.name, why);
+}
+
+/* Tells a shard that was made a standby, and has the place of its owner, that its part is no mirror any more.
+ * The shard may have been told before: whoever gave it the place may have died behind that. */
+static void tell_it_is_owner(struct coord_job *job, uint32_t shard)
+{
+    Cairn__MirrorOf of = CAIRN__MIRROR_OF__INIT;
+    struct coord_gather *gather = coord_gather_open_job(job, on_told, &shard, sizeof shard);
+    if (gather == NULL) return;
+    of.job = job->id;
+    coord_gather_send(gather, job->shards[shard].entry, CAIRN_MSG_MIRROR_OF, &of.base);
+    coord_gather_start(gather);
+}
+
 void coord_mirrors_owner_up(struct coord_job *job, uint32_t shard)
 {
     struct coord_mirror *mirror = find_mirror(job, shard);
+    if (job->shards[shard].entry->told.standby_of[0] != '\0') tell_it_is_owner(job, shard);
     if (mirror == NULL || mirror->stage == TAKING) return;
-    if (takes_part(mirror) && mirror->entry != NULL)
+    if (takes_part(mirror) && mirror->entry != NULL && fits(mirror))
         pair(mirror);
     else if (mirror->stage != NONE || mirror->is_stored)
         end_mirror(mirror, "the owner is back, and the standby may have missed something");
@@ -881,8 +930,7 @@ static void tick_mirror(struct coord_mirror *mirror)
     if (mirror->stage == ENDING || mirror->stage == TAKING) return;
     if (mirror->stage == NONE && !mirror->is_stored) return;
     if (mirror->stage == NONE && coord_now_ms(job->cluster) < mirror->again_ms) return;
-    if (mirror->generation != job->generation || mirror->shard >= job->shard_count ||
-        job->shards[mirror->shard].entry == NULL) {
+    if (!fits(mirror)) {
         end_mirror(mirror, "the job has another shape now");
         return;
     }
@@ -893,12 +941,32 @@ static void tick_mirror(struct coord_mirror *mirror)
     if (is_under_way && may_mirror(job)) return;
     const struct mirror_view view = view_of(mirror);
     const enum mirror_verdict verdict = mirror_judge(&view);
-    if (verdict == CAIRN_MIRROR_TAKES && !job->layouts.storing)
+    const bool may_take = !job->layouts.storing && job->layouts.next == NULL &&
+                          !job->reshard.running && !job->loss.behind &&
+                          (job->state == CAIRN_CLUSTER_JOB_RUNNING ||
+                           (job->state == CAIRN_CLUSTER_JOB_LOST && job->loss.may_return));
+    if (verdict == CAIRN_MIRROR_TAKES && may_take)
         take_place(mirror);
+    else if (verdict == CAIRN_MIRROR_TAKES)
+        return; // the job cannot be changed for now
     else if (verdict == CAIRN_MIRROR_ENDS)
         end_mirror(mirror, "it cannot be known whether it has all that the owner has");
     else if (view.has_owner && !may_mirror(job))
         end_mirror(mirror, "the job's state is being moved");
+}
+
+void coord_mirrors_end(struct coord_job *job, const char *why)
+{
+    for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next)
+        if (m->stage != NONE || m->is_stored) end_mirror(m, "%s", why);
+}
+
+void coord_mirrors_part_stopped(struct coord_job *job, const struct coord_shard_entry *entry,
+                                const char *why)
+{
+    struct coord_mirror *mirror = mirror_at(job, entry);
+    if (mirror != NULL && !coord_job_has_shard(job, entry))
+        end_mirror(mirror, "it has stopped its part: %.300s", why);
 }
 
 void coord_mirrors_tick(struct coord_job *job)

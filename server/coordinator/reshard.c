@@ -474,6 +474,7 @@ static bool take_wish(struct coord_job *job, const struct coord_reshard_wish *wi
     for (uint32_t i = 0; i < joiners; i++) r->joiners[i] = wish->shards[job->shard_count + i];
     r->joiner_count = joiners;
     CAIRN_EACH_SHARD (job, i) job->shards[i].weight = wish->shards[i].weight;
+    coord_mirrors_end(job, "the job's state is being moved"); // a standby may be one that joins
     r->running = true;
     r->canceled = false;
     coord_reshard_pace_begin(&r->pace, wish->pause, coord_pace_median(&job->rounds.pace));

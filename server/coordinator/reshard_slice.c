@@ -361,6 +361,7 @@ void coord_slice_begin(struct coord_job *job, struct layout *next, uint8_t *gone
         free(gone);
         return; // the next tick tries again
     }
+    coord_mirrors_end(job, "the job's layout changes");
     coord_layouts_drop_next(job);
     l->next = next;
     l->next_packed = packed;

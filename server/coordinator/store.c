@@ -164,6 +164,7 @@ static const struct column mirror_columns[] = {
     { COLUMN("part", TEXT, part) },
     { COLUMN("job", NUMBER, job) },
     { COLUMN("generation", NUMBER, generation) },
+    { COLUMN("layout", NUMBER, layout) },
     { COLUMN("place", NUMBER, place) },
     { COLUMN("shard", TEXT, shard) },
     { COLUMN("incarnation", NUMBER, incarnation) },

@@ -238,8 +238,8 @@ struct stored_node { /* the public key by which a shard's name is known */
 
 struct stored_mirror { /* a standby that is in step with a shard's part of a job */
     const char *part;  /* the job's id and the shard's index, as text */
-    uint64_t job, generation, place;
-    const char *shard; /* the standby */
+    uint64_t job, generation, layout, place; /* layout: its version */
+    const char *shard;                       /* the standby */
     uint64_t incarnation;
 };
 

@@ -84,6 +84,7 @@ static size_t held_jobs_list(const struct shard_daemon *shard, Cairn__HeldJob *o
         held->round = step_round_seen(job->collector.step);
         held->unsettled = !job->terms.settled;
         held->staged = job->staged;
+        held->mirror = job->mirrors.is_mirror;
         held->parked = job->park.is_parked || job->park.is_under_way;
         if (full) fill_more(job, held);
     }

@@ -373,8 +373,8 @@ static bool may_keep(const struct shard_job *job)
     const struct move_part *next = job->move.next;
     const bool is_changing = job->move.now != NULL || (next != NULL && next->is_ready);
     return keeper_is_there() && job->state == CAIRN_JOB_SERVING && !job->staged &&
-           job->planes.host_from == 0 && (!is_changing || job->kept.is_stored) &&
-           !job->shard->closing;
+           !job->mirrors.is_mirror && job->planes.host_from == 0 &&
+           (!is_changing || job->kept.is_stored) && !job->shard->closing;
 }
 
 /* The ledger that the next record names: the one that there is, if the record is of the same view.

@@ -467,9 +467,13 @@ static void on_mirror_of(struct shard_job *job, struct request asked, const void
     struct sentence why;
     end_mirror(job);
     if (message->member == 0) {
-        log_info("job %s: this shard has the place of the one that it mirrored", job->spec.name);
+        if (job->mirrors.is_mirror)
+            log_info("job %s: this shard has the place of the one that it mirrored",
+                     job->spec.name);
+        job->mirrors.is_mirror = false;
         job->mirrors.ending = asked;
         answer_ended(job);
+        kept_begin(job);
         return;
     }
     cairn_status status = CAIRN_ERR_UNSUPPORTED;

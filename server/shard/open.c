@@ -510,6 +510,7 @@ static cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *cre
 {
     job->load.digest = create->digest;
     job->load.joins = create->joins;
+    job->mirrors.is_mirror = create->mirror;
     job->load.path = strdup(create->snapshot_path);
     if (job->load.path == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     job->state = CAIRN_JOB_LOADING;

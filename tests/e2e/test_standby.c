@@ -2,6 +2,7 @@
  * the undisturbed run. A standby that is not in step takes no place. */
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 
 #include "tests/e2e/crew.h"
 #include "tests/e2e/scene.h"
@@ -155,6 +156,54 @@ TEST(a_standby_that_was_lost_before_takes_no_place)
     await(in_log("shard shard-1 is up") == 2);
     poll(NULL, 0, 500);
     ck_assert_int_eq(taken(), 0);
+}
+
+/* ---- the job moves ---- */
+
+/* While the job trains. */
+static void add_shard(void)
+{
+    int status;
+    const pid_t pid = fork_child();
+    if (pid == 0) {
+        ask("reshard apply tiny --add shard-2 -q");
+        _exit(said.status);
+    }
+    while (waitpid(pid, &status, WNOHANG) == 0) train_pushing(0.5f, 1);
+    ck_assert_int_eq(status, 0);
+}
+
+/* Each change of the layout ends the mirrors, and the job is mirrored anew in the new one. Whatever a standby
+ * has of an older layout is not used. */
+TEST(a_job_that_moves_to_other_shards_is_mirrored_anew)
+{
+    char root[65];
+    begin();
+    cluster_add_shard(&cluster, 2);
+    add_shard();
+    come_in_step(2);
+    bits(root);
+    kill_shard(0);
+    await(taken() == 1);
+    expect_bits(root);
+    train_pushing(0.25f, 3);
+    ck_assert_int_eq(logged("shard-1.log", "layout 1 in force here"), 0);
+}
+
+/* The standby is made, and has nothing yet, since the job rests; and the owner goes. */
+TEST(an_owner_that_leaves_takes_its_standby_along)
+{
+    start(1, .coordinator_set = AT_ONCE);
+    join("tiny", TINY(ELEMS));
+    train_pushing(0.5f, 2);
+    cluster_add_shard(&cluster, 2);
+    cluster_add_standby(&cluster, 1, 0);
+    await((ask("job show tiny"), strstr(said.out, "shard-1 is being filled") != NULL));
+    says(0, "", "reshard apply tiny --add shard-2 --drain shard-0 -q");
+    await((ask("job show tiny"), strstr(said.out, "mirrored") == NULL ||
+                                     strstr(said.out, "another layout") != NULL ||
+                                     strstr(said.out, "is not mirrored:") != NULL));
+    train_pushing(0.5f, 2);
 }
 
 SUITE(120, .tear_down = stop);
