@@ -237,7 +237,7 @@ struct mirrors {
     /* the part was made to mirror another, and has not been given that one's place; so it is not kept, and
      * nobody adopts it */
     bool is_mirror;
-    struct mirror *now; /* owned: the owner, and what is asked of it; NULL: nothing is */
+    struct mirror *now;          /* owned: the owner, and what is asked of it; NULL: nothing is */
     LIST_HEAD(, mirror) leaving; /* owned: those to which something in flight still refers */
     /* the MirrorOf that ended the mirror; answered when nothing leaves any more */
     struct request ending;
