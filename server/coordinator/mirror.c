@@ -185,6 +185,11 @@ static void forget_waiting(struct waiting *waiting)
     *waiting = (struct waiting) { .bytes = NULL };
 }
 
+static void forget_reports(struct coord_mirror *mirror)
+{
+    for (int kind = 0; kind < REPORTS; kind++) forget_waiting(&mirror->waiting[kind]);
+}
+
 /* Hands the owner's report to the core. */
 static void pass(struct coord_mirror *mirror, int kind)
 {
@@ -496,7 +501,7 @@ void coord_mirrors_free(struct coord_job *job)
         struct coord_mirror *mirror = job->loss.mirrors;
         job->loss.mirrors = mirror->next;
         if (!job->cluster->closing) leave_nothing(mirror);
-        for (int kind = 0; kind < REPORTS; kind++) forget_waiting(&mirror->waiting[kind]);
+        forget_reports(mirror);
         free(mirror);
     }
 }
@@ -652,8 +657,7 @@ static void join_rounds(struct coord_mirror *mirror, const struct round_action *
 void coord_mirrors_fence(struct coord_job *job, const Cairn__Fence *fence)
 {
     // reports of an epoch before count no more
-    for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next)
-        for (int kind = 0; kind < REPORTS; kind++) forget_waiting(&m->waiting[kind]);
+    for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next) forget_reports(m);
     coord_mirrors_send(job, CAIRN_MSG_FENCE, &fence->base);
 }
 
@@ -741,6 +745,17 @@ static void tell_up(struct coord_job *job, const struct coord_shard_entry *entry
     coord_job_shard_has(job, entry, &held);
 }
 
+/* Tells the shard that its part is no mirror any more; the gather, if there is one, has the answer. */
+static void end_at_standby(struct coord_gather *gather, const struct coord_job *job,
+                           struct coord_shard_entry *entry)
+{
+    Cairn__MirrorOf of = CAIRN__MIRROR_OF__INIT;
+    if (gather == NULL) return;
+    of.job = job->id;
+    coord_gather_send(gather, entry, CAIRN_MSG_MIRROR_OF, &of.base);
+    coord_gather_start(gather);
+}
+
 /* About a mirror that has the place. */
 struct taken {
     char name[CAIRN_NAME_MAX + 1];
@@ -767,13 +782,8 @@ static void free_standby(struct coord_job *job, struct coord_shard_entry *entry,
                          uint64_t incarnation)
 {
     struct taken taken = { .incarnation = incarnation };
-    Cairn__MirrorOf of = CAIRN__MIRROR_OF__INIT;
     snprintf(taken.name, sizeof taken.name, "%s", entry->name);
-    struct coord_gather *gather = coord_gather_open_job(job, on_standby_free, &taken, sizeof taken);
-    if (gather == NULL) return;
-    of.job = job->id;
-    coord_gather_send(gather, entry, CAIRN_MSG_MIRROR_OF, &of.base);
-    coord_gather_start(gather);
+    end_at_standby(coord_gather_open_job(job, on_standby_free, &taken, sizeof taken), job, entry);
 }
 
 static void remove_mirror(struct coord_mirror *mirror)
@@ -781,7 +791,7 @@ static void remove_mirror(struct coord_mirror *mirror)
     struct coord_mirror **at = &mirror->job->loss.mirrors;
     while (*at != mirror) at = &(*at)->next;
     *at = mirror->next;
-    for (int kind = 0; kind < REPORTS; kind++) forget_waiting(&mirror->waiting[kind]);
+    forget_reports(mirror);
     free(mirror);
 }
 
@@ -829,7 +839,7 @@ static void take_place(struct coord_mirror *mirror)
                  mirror->name);
     log_warn("job %s: shard %s", job->spec.name, why.text);
     coord_event_note(job->cluster, CAIRN_EVENT_TAKEN, job->spec.name, NULL, "shard %s", why.text);
-    for (int kind = 0; kind < REPORTS; kind++) forget_waiting(&mirror->waiting[kind]);
+    forget_reports(mirror);
     s->entry = mirror->entry;
     s->incarnation = mirror->incarnation;
     s->missed_ms = s->away_ms = 0;
@@ -874,22 +884,13 @@ static void on_told(struct coord_job *job, const void *about, cairn_status statu
     if (status != CAIRN_OK) log_debug("job %s: a shard with a place: %s", job->spec.name, why);
 }
 
-/* Tells a shard that was made a standby, and has the place of its owner, that its part is no mirror any more.
- * The shard may have been told before: whoever gave it the place may have died behind that. */
-static void tell_it_is_owner(struct coord_job *job, uint32_t shard)
-{
-    Cairn__MirrorOf of = CAIRN__MIRROR_OF__INIT;
-    struct coord_gather *gather = coord_gather_open_job(job, on_told, &shard, sizeof shard);
-    if (gather == NULL) return;
-    of.job = job->id;
-    coord_gather_send(gather, job->shards[shard].entry, CAIRN_MSG_MIRROR_OF, &of.base);
-    coord_gather_start(gather);
-}
-
 void coord_mirrors_owner_up(struct coord_job *job, uint32_t shard)
 {
     struct coord_mirror *mirror = find_mirror(job, shard);
-    if (job->shards[shard].entry->told.standby_of[0] != '\0') tell_it_is_owner(job, shard);
+    struct coord_shard_entry *owner = job->shards[shard].entry;
+    // A standby that has a place is told again: whoever gave it the place may have died before that.
+    if (owner->told.standby_of[0] != '\0')
+        end_at_standby(coord_gather_open_job(job, on_told, NULL, 0), job, owner);
     if (mirror == NULL || mirror->stage == TAKING) return;
     if (takes_part(mirror) && mirror->entry != NULL && fits(mirror))
         pair(mirror);
@@ -901,7 +902,7 @@ void coord_mirrors_owner_down(struct coord_job *job, uint32_t shard)
 {
     struct coord_mirror *mirror = find_mirror(job, shard);
     if (mirror == NULL) return;
-    for (int kind = 0; kind < REPORTS; kind++) forget_waiting(&mirror->waiting[kind]);
+    forget_reports(mirror);
     if (mirror->stage != NONE && !mirror->is_stored)
         end_mirror(mirror, "the owner was lost before the standby had all that it has");
 }
