@@ -615,3 +615,12 @@ struct coord_job *coord_job_named(struct coord *cluster, const char *name, struc
                      name);
     return job;
 }
+
+const char *coord_row_job(const struct coord_row *row, const ProtobufCMessage *message)
+{
+    if (row->job == NULL) return "";
+    const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(
+        message->descriptor, row->job);
+    assert(field != NULL && field->type == PROTOBUF_C_TYPE_STRING);
+    return *(const char *const *)(const void *)((const char *)message + field->offset);
+}

@@ -710,15 +710,6 @@ static const struct coord_row *find_row(uint32_t role, uint16_t type)
     return NULL;
 }
 
-const char *coord_row_job(const struct coord_row *row, const ProtobufCMessage *message)
-{
-    if (row->job == NULL) return "";
-    const ProtobufCFieldDescriptor *field = protobuf_c_message_descriptor_get_field_by_name(
-        message->descriptor, row->job);
-    assert(field != NULL && field->type == PROTOBUF_C_TYPE_STRING);
-    return *(const char *const *)(const void *)((const char *)message + field->offset);
-}
-
 /* Returns the roles of which an identity must have one to send the message; 0: those that its Hello
  * needed. */
 static uint32_t roles_for(const struct coord_row *row, const ProtobufCMessage *message,

@@ -68,7 +68,7 @@ ROOMS = {
 # The headers of a large room, from the ground up: a header includes none of those behind it.
 HEADERS = {
     "server/coordinator/": "access base store roster operations round reshard snapshot members tenants job "
-                           "cluster restore lead",
+                           "cluster mirror restore lead",
     "server/shard/": "need base memory kept_file collect kept read state part move shard jobs relay",
     "client/": "base env admin layouts device op push read session job",
     "client/ctl/": "ctl snapshot",

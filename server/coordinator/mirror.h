@@ -1,0 +1,81 @@
+#ifndef CAIRN_COORDINATOR_MIRROR_H
+#define CAIRN_COORDINATOR_MIRROR_H
+
+#include "server/coordinator/cluster.h"
+#include "server/core/standing.h"
+
+/* The mirror of a shard's part of a job, as the files see it that make mirrors: mirror.c has a mirror's life,
+ * and mirror_rounds.c a mirror's part in the rounds. job.h has what others call. Loop thread. */
+
+enum mirror_stage {
+    CAIRN_MIRROR_NONE,    /* there is no mirror, for the reason `why` */
+    CAIRN_MIRROR_MAKING,  /* the standby makes its part */
+    CAIRN_MIRROR_JOINING, /* the owner and the standby are told of each other */
+    CAIRN_MIRROR_READY,   /* the standby takes part from the next round on */
+    CAIRN_MIRROR_FILLING,
+    CAIRN_MIRROR_STORING, /* it is filled, and the store is told that it is in step */
+    CAIRN_MIRROR_IN_STEP,
+    CAIRN_MIRROR_TAKING, /* the store is told that it is the owner */
+    CAIRN_MIRROR_ENDING  /* the store is told that it is not in step */
+};
+
+/* A report of the owner that waits for the standby's. */
+struct mirror_waiting {
+    uint8_t *bytes; /* owned: the packed message; NULL: none waits */
+    size_t byte_count;
+    struct mirror_report report;
+    uint64_t since_ms; /* coord_now_ms */
+};
+
+/* The reports that wait. */
+enum { CAIRN_MIRROR_REDUCED, CAIRN_MIRROR_PUBLISHED, CAIRN_MIRROR_REPORTS };
+
+/* The mirror of a shard's part of a job. */
+struct coord_mirror {
+    struct coord_mirror *next; /* of the job */
+    struct coord_job *job;
+    uint32_t shard;  /* the owner's index */
+    uint64_t serial; /* of the mirror as it is now: tells late answers apart */
+    enum mirror_stage stage;
+    uint64_t generation,
+        layout; /* of the job when the standby's part was made; layout: its version */
+    char name[CAIRN_NAME_MAX + 1];   /* of the standby; "": there was none yet */
+    uint64_t incarnation;            /* of its process */
+    struct coord_shard_entry *entry; /* borrowed; NULL: the process is away */
+    bool is_stored;                  /* the store has the row, or may have it */
+    uint64_t member, token;          /* as which it asks the owner */
+    struct mirror_waiting waiting[CAIRN_MIRROR_REPORTS]; /* the owner's */
+    struct mirror_report heard[CAIRN_MIRROR_REPORTS];    /* the last of the standby's */
+    uint64_t again_ms; /* coord_now_ms: no mirror is made before */
+    unsigned failures; /* since it was in step */
+    uint64_t said_ms;  /* coord_now_ms + 1: when the log said that there is none */
+    struct sentence why;
+};
+
+/* Returns the mirror of the part at the index; NULL if there is none. */
+struct coord_mirror *coord_mirror_find(const struct coord_job *job, uint32_t shard);
+/* Returns the mirror that the shard holds, or is given; NULL if there is none. */
+struct coord_mirror *coord_mirror_at(const struct coord_job *job,
+                                     const struct coord_shard_entry *entry);
+/* True if the standby's part has the shape that the job has now. A part of another layout is never used. */
+bool coord_mirror_fits(const struct coord_mirror *mirror);
+/* True if the standby is sent each round. */
+bool coord_mirror_takes_part(const struct coord_mirror *mirror);
+struct mirror_view coord_mirror_view(const struct coord_mirror *mirror);
+/* Returns the owner's name, for a sentence. */
+const char *coord_mirror_owner(const struct coord_mirror *mirror);
+/* Ends the mirror, unless the standby alone has the part. If the store says that it is in step, the owner's
+ * reports wait until the store does not. */
+void coord_mirror_end(struct coord_mirror *mirror, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* ---- the reports that wait ---- */
+
+void coord_mirror_forget_reports(struct coord_mirror *mirror);
+/* Hands the core those reports of the owner that need not wait any longer. The job may be lost by that, and
+ * the mirror with it. */
+void coord_mirror_pass_reports(struct coord_job *job, uint32_t shard);
+/* True if the standby has not reported for too long what the owner has. */
+bool coord_mirror_is_late(const struct coord_mirror *mirror);
+
+#endif

@@ -1,0 +1,249 @@
+/* The part that a standby has in the rounds of a job: a round is sent to the standby too, and the owner's
+ * reports wait for the standby's. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/coordinator/mirror.h"
+
+static const uint16_t report_types[CAIRN_MIRROR_REPORTS] = { CAIRN_MSG_REDUCED,
+                                                             CAIRN_MSG_PUBLISHED };
+
+/* ---- reports that wait ---- */
+
+static void forget_waiting(struct mirror_waiting *waiting)
+{
+    free(waiting->bytes);
+    *waiting = (struct mirror_waiting) { .bytes = NULL };
+}
+
+void coord_mirror_forget_reports(struct coord_mirror *mirror)
+{
+    for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++) forget_waiting(&mirror->waiting[kind]);
+}
+
+/* Hands the owner's report to the core. */
+static void pass(struct coord_mirror *mirror, int kind)
+{
+    struct mirror_waiting waiting = mirror->waiting[kind];
+    mirror->waiting[kind] = (struct mirror_waiting) { .bytes = NULL };
+    ProtobufCMessage *message = message_unpack(message_type(report_types[kind]), waiting.bytes,
+                                               waiting.byte_count);
+    struct coord_job *job = mirror->job;
+    const uint32_t shard = mirror->shard;
+    free(waiting.bytes);
+    // without memory the report is lost, and the round ends at the step's deadline
+    if (message == NULL) return;
+    if (job->shards[shard].up) coord_part_message(job, shard, report_types[kind], message);
+    message_free(message);
+}
+
+void coord_mirror_pass_reports(struct coord_job *job, uint32_t shard)
+{
+    for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++) {
+        struct coord_mirror *mirror = coord_mirror_find(job, shard);
+        if (mirror == NULL || mirror->waiting[kind].bytes == NULL) continue;
+        const struct mirror_view view = coord_mirror_view(mirror);
+        if (mirror_passes(&view, mirror->waiting[kind].report, mirror->heard[kind]))
+            pass(mirror, kind);
+    }
+}
+
+static struct mirror_report report_of(int kind, const ProtobufCMessage *message)
+{
+    if (kind == CAIRN_MIRROR_REDUCED) {
+        const Cairn__Reduced *reduced = (const Cairn__Reduced *)message;
+        return (struct mirror_report) { reduced->epoch, reduced->round };
+    }
+    const Cairn__Published *published = (const Cairn__Published *)message;
+    return (struct mirror_report) { published->epoch, published->round };
+}
+
+static int kind_of(uint16_t type)
+{
+    int kind = 0;
+    while (kind < CAIRN_MIRROR_REPORTS && report_types[kind] != type) kind++;
+    return kind;
+}
+
+/* Keeps the owner's report until the standby has reported the same. */
+static void hold(struct coord_mirror *mirror, int kind, const struct wire_frame *frame,
+                 struct mirror_report report)
+{
+    struct mirror_waiting *waiting = &mirror->waiting[kind];
+    forget_waiting(waiting);
+    waiting->bytes = malloc(frame->payload_bytes + 1);
+    if (waiting->bytes == NULL) return; // the round ends at the step's deadline
+    memcpy(waiting->bytes, frame->payload, frame->payload_bytes);
+    waiting->byte_count = frame->payload_bytes;
+    waiting->report = report;
+    waiting->since_ms = coord_now_ms(mirror->job->cluster);
+}
+
+static void tell_sums(const struct coord_mirror *mirror, struct mirror_report report)
+{
+    Cairn__MirrorSums message = CAIRN__MIRROR_SUMS__INIT;
+    message.job = mirror->job->id;
+    message.epoch = report.epoch;
+    message.round = report.round;
+    coord_session_send(mirror->entry->session, CAIRN_MSG_MIRROR_SUMS, 0, &message.base);
+}
+
+static bool same_bytes(const ProtobufCBinaryData *a, const ProtobufCBinaryData *b)
+{
+    return a->len == b->len && (a->len == 0 || memcmp(a->data, b->data, a->len) == 0);
+}
+
+/* True if both have the same sum of squares, and as many elements that are not finite. The weights of the
+ * members are the owner's alone. */
+static bool same_sums(const Cairn__Reduced *a, const Cairn__Reduced *b)
+{
+    if (a->n_values != b->n_values) return false;
+    for (size_t i = 0; i < a->n_values; i++) {
+        if (a->values[i]->key != b->values[i]->key) return false;
+        if (a->values[i]->key < 3 && !same_bytes(&a->values[i]->value, &b->values[i]->value))
+            return false;
+    }
+    return true;
+}
+
+/* Compares the standby's sums with those of the owner that wait for it. */
+static bool agrees(const struct coord_mirror *mirror, struct mirror_report report,
+                   const ProtobufCMessage *message)
+{
+    const struct mirror_waiting *waiting = &mirror->waiting[CAIRN_MIRROR_REDUCED];
+    if (waiting->bytes == NULL || waiting->report.epoch != report.epoch ||
+        waiting->report.round != report.round)
+        return true;
+    Cairn__Reduced *owners = (Cairn__Reduced *)message_unpack(message_type(CAIRN_MSG_REDUCED),
+                                                              waiting->bytes, waiting->byte_count);
+    if (owners == NULL) return true;
+    const bool same = same_sums(owners, (const Cairn__Reduced *)message);
+    message_free(&owners->base);
+    return same;
+}
+
+static void take_standbys(struct coord_mirror *mirror, int kind, const ProtobufCMessage *message)
+{
+    const struct mirror_report report = report_of(kind, message);
+    if (kind == CAIRN_MIRROR_REDUCED && !agrees(mirror, report, message)) {
+        log_error("job %s: shard %s and its standby %s have other sums of round %" PRIu64
+                  ": one of the two has bad memory, or is broken otherwise",
+                  mirror->job->spec.name, coord_mirror_owner(mirror), mirror->name, report.round);
+        coord_mirror_end(mirror, "its sums of round %" PRIu64 " were not those of the owner",
+                         report.round);
+        return;
+    }
+    mirror->heard[kind] = report;
+    coord_mirror_pass_reports(mirror->job, mirror->shard);
+}
+
+/* Returns the mirror of the shard's part, if it has one. */
+static struct coord_mirror *mirror_of(const struct coord_job *job,
+                                      const struct coord_shard_entry *entry)
+{
+    for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next)
+        if (m->shard < job->shard_count && job->shards[m->shard].entry == entry &&
+            job->shards[m->shard].up)
+            return m;
+    return NULL;
+}
+
+bool coord_mirrors_take(struct coord_session *session, const struct wire_frame *frame,
+                        const ProtobufCMessage *message)
+{
+    const uint64_t *number = message_job((ProtobufCMessage *)(uintptr_t)message);
+    struct coord_job *job = number != NULL ? coord_job_by_id(session->cluster, *number) : NULL;
+    const int kind = kind_of(frame->type);
+    if (job == NULL || job->loss.mirrors == NULL || session->entry == NULL) return false;
+    struct coord_mirror *mirror = coord_mirror_at(job, session->entry);
+    if (mirror != NULL && mirror->stage != CAIRN_MIRROR_TAKING &&
+        !coord_job_has_shard(job, session->entry)) {
+        if (kind < CAIRN_MIRROR_REPORTS && coord_mirror_takes_part(mirror))
+            take_standbys(mirror, kind, message);
+        return true; // the core knows nothing of it
+    }
+    mirror = kind < CAIRN_MIRROR_REPORTS ? mirror_of(job, session->entry) : NULL;
+    if (mirror == NULL) return false;
+    const struct mirror_view view = coord_mirror_view(mirror);
+    const struct mirror_report report = report_of(kind, message);
+    if (mirror_passes(&view, report, mirror->heard[kind])) return false;
+    hold(mirror, kind, frame, report);
+    if (kind == CAIRN_MIRROR_REDUCED && coord_mirror_takes_part(mirror) && mirror->entry != NULL)
+        tell_sums(mirror, report);
+    return true;
+}
+
+/* ---- a round is sent ---- */
+
+void coord_mirrors_send(const struct coord_job *job, uint16_t type, const ProtobufCMessage *message)
+{
+    for (const struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next)
+        if (coord_mirror_takes_part(m) && m->entry != NULL)
+            coord_session_send(m->entry->session, type, 0, message);
+}
+
+/* Brings the standby's machine to where the owner's is: no round is open, and the last one is resolved. */
+static void join_rounds(struct coord_mirror *mirror, const struct round_action *action)
+{
+    struct coord_job *job = mirror->job;
+    const struct decision *last = round_last(job->core);
+    Cairn__Fence fence = CAIRN__FENCE__INIT;
+    Cairn__Resolve resolve = CAIRN__RESOLVE__INIT;
+    Cairn__Decision decision;
+    if (version_compare(last->version_after, action->version) != 0) return; // at a later round
+    coord_decision_to_message(last, &decision);
+    fence.job = resolve.job = job->id;
+    fence.epoch = resolve.epoch = action->epoch;
+    resolve.round = action->round - 1;
+    resolve.decision = &decision;
+    coord_session_send(mirror->entry->session, CAIRN_MSG_FENCE, 0, &fence.base);
+    coord_session_send(mirror->entry->session, CAIRN_MSG_RESOLVE, 0, &resolve.base);
+    mirror->stage = CAIRN_MIRROR_FILLING;
+}
+
+void coord_mirrors_fence(struct coord_job *job, const Cairn__Fence *fence)
+{
+    // reports of an epoch before count no more
+    for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next)
+        coord_mirror_forget_reports(m);
+    coord_mirrors_send(job, CAIRN_MSG_FENCE, &fence->base);
+}
+
+void coord_mirrors_open(struct coord_job *job, const struct round_action *action,
+                        const Cairn__RoundOpen *owners)
+{
+    Cairn__RoundOpen open = CAIRN__ROUND_OPEN__INIT;
+    struct coord_mirror *next;
+    open.job = owners->job;
+    open.epoch = owners->epoch;
+    open.round = owners->round;
+    open.generation = owners->generation;
+    open.step = owners->step;
+    open.frozen = owners->frozen;
+    open.n_frozen = owners->n_frozen;
+    open.frozen_tensors = owners->frozen_tensors;
+    open.n_frozen_tensors = owners->n_frozen_tensors;
+    open.n_members = 1;
+    for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = next) {
+        next = m->next;
+        if (m->stage == CAIRN_MIRROR_READY && coord_mirror_fits(m)) join_rounds(m, action);
+        if (!coord_mirror_takes_part(m) || m->entry == NULL) continue;
+        if (action->write) {
+            coord_mirror_end(m, "a member writes into the job's state");
+            continue;
+        }
+        open.members = &m->member;
+        coord_session_send(m->entry->session, CAIRN_MSG_ROUND_OPEN, 0, &open.base);
+    }
+}
+
+bool coord_mirror_is_late(const struct coord_mirror *mirror)
+{
+    const uint64_t now_ms = coord_now_ms(mirror->job->cluster);
+    const uint64_t most_ms = (uint64_t)mirror->job->cluster->options->lease_timeout_ms;
+    for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++)
+        if (mirror->waiting[kind].bytes != NULL &&
+            now_ms - mirror->waiting[kind].since_ms > most_ms)
+            return true;
+    return false;
+}
