@@ -202,16 +202,10 @@ static cairn_status open_chosen(struct session *s, const struct fabric_place *pl
     return status;
 }
 
-static bool is_loopback(const char *ip)
-{
-    return strncmp(ip, "127.", 4) == 0 || strcmp(ip, "::1") == 0;
-}
-
 /* Returns true if the coordinator is on this host; its shards then most likely are, too. */
 static bool is_local(const struct stream_address *coordinator)
 {
-    return coordinator->is_unix || strcmp(coordinator->host, "localhost") == 0 ||
-           is_loopback(coordinator->host);
+    return coordinator->is_unix || address_names_loopback(coordinator->host);
 }
 
 bool datapath_choose(struct session *s, const Cairn__Welcome *welcome, struct sentence *why,
@@ -251,7 +245,7 @@ static void add_advice(const struct shard_link *link, const struct fabric_place 
     struct route route;
     size_t bytes;
     const void *address = fabric_own_address(link->job->session->path.fabric, &bytes);
-    if (is_loopback(there->ip))
+    if (address_names_loopback(there->ip))
         sentence_add(
             out, "the shard listens on loopback only: set fabric.device of that cairn-shard to the "
                  "device of the data network (CAIRN_FABRIC_DEVICE here is found by it)");

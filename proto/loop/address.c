@@ -281,6 +281,17 @@ bool address_is_loopback(const struct sockaddr_storage *addr)
     return IN6_IS_ADDR_LOOPBACK(v6) || (IN6_IS_ADDR_V4MAPPED(v6) && v6->s6_addr[12] == 127);
 }
 
+bool address_names_loopback(const char *host)
+{
+    struct sockaddr_storage addr = { .ss_family = AF_INET };
+    struct sockaddr_in *v4 = (struct sockaddr_in *)&addr;
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)&addr;
+    if (strcmp(host, "localhost") == 0) return true;
+    if (inet_pton(AF_INET, host, &v4->sin_addr) == 1) return address_is_loopback(&addr);
+    addr.ss_family = AF_INET6;
+    return inet_pton(AF_INET6, host, &v6->sin6_addr) == 1 && address_is_loopback(&addr);
+}
+
 void address_print_socket(const struct sockaddr_storage *addr,
                           char text_out[CAIRN_ADDRESS_TEXT_BYTES])
 {

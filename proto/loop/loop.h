@@ -96,6 +96,9 @@ bool address_find(const char *runtime_dir, char text_out[CAIRN_ADDRESS_TEXT_BYTE
 
 /* True for 127.0.0.0/8, also in v4-mapped form, and for ::1. */
 bool address_is_loopback(const struct sockaddr_storage *addr);
+/* True if a host as it is written, without a port, means loopback on every host: an IP address of loopback,
+ * or "localhost". No name service is asked, so a name such as 127.example.org does not. */
+bool address_names_loopback(const char *host);
 
 /* Writes the written form of a TCP socket address. */
 void address_print_socket(const struct sockaddr_storage *addr,

@@ -1,4 +1,3 @@
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -80,14 +79,6 @@ static cairn_status open_curl(struct sentence *why)
 
 /* ==== options ==== */
 
-static bool is_loopback(const struct stream_address *address)
-{
-    struct in_addr ip;
-    const bool is_ip = inet_pton(AF_INET, address->host, &ip) == 1; // and no name "127.example.org"
-    return strcmp(address->host, "localhost") == 0 || strcmp(address->host, "::1") == 0 ||
-           (is_ip && strncmp(address->host, "127.", 4) == 0);
-}
-
 static cairn_status bad_url(const char *url, const char *what, struct sentence *why)
 {
     return fail_with(why, CAIRN_ERR_CONFIG,
@@ -133,7 +124,7 @@ static cairn_status read_prefix(struct etcd *etcd, const char *url, const char *
 static cairn_status judge_network(const struct etcd *etcd, bool is_trusted, struct sentence *why)
 {
     for (size_t i = 0; i < etcd->endpoint_count && !etcd->is_secure && !is_trusted; i++)
-        if (!is_loopback(&etcd->endpoints[i]))
+        if (!address_names_loopback(etcd->endpoints[i].host))
             return fail_with(
                 why, CAIRN_ERR_CONFIG,
                 "store.url: %s would be reached without TLS, and whoever reads the network "
