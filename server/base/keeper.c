@@ -298,10 +298,10 @@ struct keeper {
     uint64_t next_ms;         /* without a child: when the next one is started */
     uint64_t pause_ms;        /* before the start that follows the next death */
     struct deaths deaths;     /* all */
-    struct deaths bad_deaths; /* of children that had descriptors */
+    struct deaths bad_deaths; /* of children that had descriptors, since one was set aside */
     struct log_limit strange, lost;
-    bool was_handed; /* the child was, and it may use them */
-    bool is_refused; /* the next child may not use them */
+    bool was_handed; /* the child was, and not only what is set aside */
+    bool is_refused; /* the next child sets aside what the children before may have died of */
     bool is_full;    /* and the log says so */
     bool is_stopping, is_upgrading;
 };
@@ -318,6 +318,11 @@ static bool is_same_file(int a, int b)
 {
     const pid_t pid = getpid();
     return syscall(SYS_kcmp, pid, pid, KCMP_FILE, a, b) <= 0;
+}
+
+static bool is_aside(const char *name)
+{
+    return strncmp(name, CAIRN_KEPT_ASIDE, strlen(CAIRN_KEPT_ASIDE)) == 0;
 }
 
 /* Takes ownership of the descriptor. */
@@ -345,6 +350,10 @@ static void hold(struct keeper *keeper, const char *name, int fd)
     *held = (struct held) { .fd = fd, .device = stat.st_dev, .inode = stat.st_ino };
     snprintf(held->name, sizeof held->name, "%s", name);
     keeper->bytes += strlen(name) + 1;
+    if (!is_aside(name)) return;
+    // The rest has yet to kill a child that is not handed this.
+    keeper->bad_deaths.count = 0;
+    keeper->was_handed = false;
 }
 
 static void let_go(struct keeper *keeper, const char *name)
@@ -540,8 +549,9 @@ static void start_child(struct keeper *keeper)
     }
     keeper->child = pid;
     keeper->began_ms = monotonic_ms();
-    keeper->was_handed = keeper->count > 0 && !keeper->is_refused;
-    keeper->is_refused = false;
+    keeper->was_handed = keeper->is_refused = false;
+    for (size_t i = 0; i < keeper->count; i++)
+        keeper->was_handed |= !is_aside(keeper->held[i].name);
 }
 
 /* Notes a death. Returns true if it is the last of so many within a time. */
@@ -595,13 +605,11 @@ static bool judge_crash(struct keeper *keeper, const char *how, bool was_started
         return false;
     }
     if (was_started && keeper->was_handed &&
-        note_death(&keeper->bad_deaths, now_ms, REFUSE_DEATHS, REFUSE_MS)) {
+        note_death(&keeper->bad_deaths, now_ms, REFUSE_DEATHS, REFUSE_MS))
         keeper->is_refused = true;
-        keeper->bad_deaths.count = 0;
-    }
     log_warn("%s %s: started again in %" PRIu64 " ms with %zu descriptors that are kept%s",
              keeper->program, how, keeper->pause_ms, keeper->count,
-             keeper->is_refused ? ", which it may not use, because it died of them" : "");
+             keeper->is_refused ? ", of which it sets aside what it may have died of" : "");
     plan_start(keeper);
     return true;
 }

@@ -52,10 +52,12 @@
  * one byte more for each: at 8192 descriptors 15 bytes a name. */
 #define CAIRN_KEEPER_NAMES_BYTES_MAX (128 * 1024 - 16)
 /* "1" in the environment of a process that died three times in a minute with the descriptors that it was
- * handed: they may be what kills it. It is handed them once more, to name them, and must not use what is in
- * them: it sets them aside, under other names. `cairn-shard --keep` sets it, for one start. systemd does
- * not. */
+ * handed: they may be what kills it. It is handed them once more, and sets those aside that it was handed as
+ * they are each time: it gives them names that begin with CAIRN_KEPT_ASIDE, and does not use what is in them.
+ * `cairn-shard --keep` sets it at each start, until something is set aside or deaths are further apart.
+ * systemd does not. */
 #define CAIRN_KEPT_REFUSED "CAIRN_KEPT_REFUSED"
+#define CAIRN_KEPT_ASIDE   "aside-"
 
 struct kept_fd {
     int fd; /* owned; has close-on-exec set */
@@ -74,7 +76,7 @@ size_t keeper_take(struct kept_fd **list_out, struct sentence *why);
 
 /* Hands a duplicate of the descriptor to the keeper, under a name, which several descriptors may have. A
  * keeper ignores a descriptor that it has already (a duplicate of it: the same open file), whatever the name:
- * to give it another name, forget it first. Does not wait, except for room in the socket. Any thread.
+ * for another name, open the file again. Does not wait, except for room in the socket. Any thread.
  * CAIRN_ERR_UNSUPPORTED: there is no keeper. CAIRN_ERR_INVALID: the name. CAIRN_ERR_NO_SPACE: the keeper has
  * as many as it takes. CAIRN_ERR_IO: it did not take the message; if it is gone, the log says so, once. */
 CAIRN_MUST_CHECK cairn_status keeper_store(const char *name, int fd, struct sentence *why);

@@ -83,7 +83,10 @@ void kept_note(struct shard_job *job)
     if (ledger == NULL || !job->kept.is_stored) return;
     // The outcome before stays whole until this one is. A process dies between two instructions, so only the
     // compiler could exchange these stores.
-    fill_outcome(job, ledger, kept_outcome(ledger, ledger->count + 1));
+    const struct cairn_version before = kept_last(ledger)->version;
+    struct kept_outcome *next = kept_outcome(ledger, ledger->count + 1);
+    fill_outcome(job, ledger, next);
+    if (version_compare(before, next->version) != 0) ledger->lives = 0;
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
     __atomic_store_n(&ledger->count, ledger->count + 1, __ATOMIC_RELAXED);
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
@@ -139,6 +142,7 @@ static cairn_status make_ledger(struct shard_job *job, uint32_t edition,
         .group_count = job->spec.group_count,
         .tensor_count = job->spec.tensor_count,
         .trained_count = kept_view(job)->table.trained_count,
+        .lives = job->kept.ledger != NULL ? job->kept.ledger->lives : 0,
     };
     head.bytes = kept_ledger_bytes(&head);
     struct kept_ledger *ledger = kept_map_new("cairn-ledger", head.bytes, &fd, why);

@@ -1,10 +1,19 @@
-/* Parts that are set aside. A process that dies three times within a minute with the same parts may die of
- * what is in them. So no process is given them any more: the keeper goes on holding their descriptors, under
- * names that begin with "aside-", until an operator has looked at them (`cairn-shard --inspect`).
- * STATE/NAME.aside says what they are, and STATE/NAME.order what the next process is to do with them. */
+/* Parts that are set aside. A process that dies three times within a minute of the same state may die of
+ * what is in it. So no process is given it any more: the keeper goes on holding the descriptors of the
+ * part, under names that begin with CAIRN_KEPT_ASIDE, until an operator has looked at it (`cairn-shard
+ * --inspect`). STATE/NAME.aside says what is aside, and STATE/NAME.order what the next process is to do
+ * with it.
+ *
+ * The keeper counts deaths, but does not know what a part is. So each part counts, in its ledger, the
+ * processes that were given it since its last step, and a part that was trained meanwhile is left where it
+ * is.
+ *
+ * A process may die anywhere in here. A descriptor has its new name before it loses the old one, and a part
+ * of which one descriptor is aside is set aside as a whole by the next process. */
 #include "server/shard/kept_aside.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,10 +26,13 @@
 #include "server/shard/join.h"
 #include "server/shard/kept_file.h"
 
-#define PREFIX "aside-"
-#define WHY    "the shard's process died with it three times within a minute"
+#define PREFIX CAIRN_KEPT_ASIDE
+#define WHY                                                                               \
+    "the shard's process died with it three times within a minute, and no step was made " \
+    "in between"
 
 enum order { KEEP, DROP, RETURN };
+enum { LIVES = 3 /* of processes that were given a part as it is, and died */ };
 
 static const char *const order_words[] = { [DROP] = "drop", [RETURN] = "return" };
 
@@ -56,22 +68,56 @@ static bool is_aside(const struct kept_fd *one)
     return strncmp(one->name, PREFIX, strlen(PREFIX)) == 0;
 }
 
-/* The keeper takes a descriptor that it has under no second name. */
-static void rename_held(struct kept_fd *one, const char *name)
+/* The list of what a process was handed. */
+struct handed {
+    struct kept_fd *fds; /* [count]; fd -1: dropped */
+    size_t count;
+};
+
+static const char *name_of_part(const struct kept_fd *one)
 {
-    struct sentence why;
-    kept_forget(one->name);
-    snprintf(one->name, sizeof one->name, "%s", name);
-    if (keeper_store(one->name, one->fd, &why) != CAIRN_OK)
-        log_error("%s is not kept any more: %s", one->name, why.text);
+    return is_aside(one) ? one->name + strlen(PREFIX) : one->name;
 }
 
-static void set_aside(struct kept_fd *one)
+static void drop(struct kept_fd *one)
+{
+    kept_forget(one->name);
+    close(one->fd);
+    one->fd = -1;
+}
+
+/* Has the keeper hold the file under another name. The keeper takes no second name for a descriptor that it
+ * has, so the file is opened again. Where that fails, or the keeper is full, the old name goes first. */
+static cairn_status store_again(const struct kept_fd *one, const char *name, struct sentence *why)
+{
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", one->fd);
+    const int again = open(path, O_RDWR | O_CLOEXEC);
+    const cairn_status status = again >= 0 ? keeper_store(name, again, why) : CAIRN_ERR_IO;
+    if (again >= 0) close(again);
+    kept_forget(one->name);
+    return status == CAIRN_OK ? CAIRN_OK : keeper_store(name, one->fd, why);
+}
+
+/* Drops it if it has that name already, because a process before died between the two messages. */
+static void rename_held(const struct handed *all, struct kept_fd *one, const char *name)
+{
+    struct sentence why;
+    for (size_t i = 0; i < all->count; i++) {
+        if (all->fds[i].fd < 0 || strcmp(all->fds[i].name, name) != 0) continue;
+        drop(one);
+        return;
+    }
+    if (store_again(one, name, &why) != CAIRN_OK)
+        log_error("%s is not kept any more: %s", one->name, why.text);
+    snprintf(one->name, sizeof one->name, "%s", name);
+}
+
+static void set_aside(const struct handed *all, struct kept_fd *one)
 {
     char name[CAIRN_KEEPER_NAME_MAX + 1];
-    if (is_aside(one)) return;
     const int length = snprintf(name, sizeof name, PREFIX "%s", one->name);
-    if (length < (int)sizeof name) rename_held(one, name);
+    if (length < (int)sizeof name) rename_held(all, one, name);
 }
 
 /* ---- what they are ---- */
@@ -88,38 +134,43 @@ static struct cairn_version version_of(int fd)
     return version;
 }
 
-static int find_fd(const struct kept_fd *fds, size_t count, uint32_t part, char what,
-                   uint32_t edition)
+static int find_fd(const struct handed *all, uint32_t part, char what, uint32_t edition)
 {
     char name[CAIRN_KEEPER_NAME_MAX + 1];
     kept_name_edition(name, part, what, edition);
-    for (size_t i = 0; i < count; i++)
-        if (is_aside(&fds[i]) && strcmp(fds[i].name + strlen(PREFIX), name) == 0) return fds[i].fd;
+    for (size_t i = 0; i < all->count; i++)
+        if (strcmp(name_of_part(&all->fds[i]), name) == 0) return all->fds[i].fd;
     return -1;
 }
 
+static bool is_record_aside(const struct kept_fd *one)
+{
+    return one->fd >= 0 && is_aside(one) && kept_name_read(name_of_part(one)).what == 'r';
+}
+
 /* Describes the part of a record, a line: nothing in it is used but its head. */
-static void describe_part(FILE *to, const struct kept_fd *fds, size_t count, size_t record_at)
+static void describe_part(FILE *to, const struct handed *all, const struct kept_fd *head)
 {
     const struct kept_record *record;
     struct sentence why;
-    const uint32_t part = kept_name_read(fds[record_at].name + strlen(PREFIX)).part;
+    const uint32_t part = kept_name_read(name_of_part(head)).part;
     uint64_t bytes = 0;
     size_t fd_count = 0;
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < all->count; i++) {
         struct stat is;
-        if (!is_aside(&fds[i])) continue;
-        if (kept_name_read(fds[i].name + strlen(PREFIX)).part != part) continue;
+        const struct kept_fd *one = &all->fds[i];
+        if (one->fd < 0 || !is_aside(one)) continue;
+        if (kept_name_read(name_of_part(one)).part != part) continue;
         fd_count++;
-        if (fstat(fds[i].fd, &is) == 0) bytes += (uint64_t)is.st_size;
+        if (fstat(one->fd, &is) == 0) bytes += (uint64_t)is.st_size;
     }
-    if (kept_record_read(fds[record_at].fd, &record, &why) != CAIRN_OK) {
+    if (kept_record_read(head->fd, &record, &why) != CAIRN_OK) {
         fprintf(to, "a part: %s; %zu descriptors, %" PRIu64 " bytes; %s\n", why.text, fd_count,
                 bytes, WHY);
         return;
     }
     const struct cairn_version version = version_of(
-        find_fd(fds, count, part, 'l', record->ledger_edition));
+        find_fd(all, part, 'l', record->ledger_edition));
     fprintf(to,
             "job %.*s (%016" PRIx64 "), layout %" PRIu64 ", version %" PRIu64 ".%" PRIu64
             ", format %u of build %.*s; %zu descriptors, %" PRIu64 " bytes; %s\n",
@@ -141,54 +192,121 @@ static FILE *make_file(const char *path)
 }
 
 /* Writes what is set aside, or removes the file if nothing is. Returns how many parts there are. */
-static size_t describe(const char *state, const char *shard, const struct kept_fd *fds,
-                       size_t count)
+static size_t describe(const char *state, const char *shard, const struct handed *all)
 {
     char path[PATH_MAX];
     size_t parts = 0;
     path_of(state, shard, "aside", path);
-    for (size_t i = 0; i < count; i++)
-        parts += is_aside(&fds[i]) && kept_name_read(fds[i].name + strlen(PREFIX)).what == 'r';
+    for (size_t i = 0; i < all->count; i++) parts += is_record_aside(&all->fds[i]);
     FILE *file = parts > 0 ? make_file(path) : NULL;
     if (parts == 0) (void)unlink(path);
     if (parts > 0 && file == NULL) log_error("cannot write %s: %s", path, strerror(errno));
     if (file == NULL) return parts;
-    for (size_t i = 0; i < count; i++)
-        if (is_aside(&fds[i]) && kept_name_read(fds[i].name + strlen(PREFIX)).what == 'r')
-            describe_part(file, fds, count, i);
+    for (size_t i = 0; i < all->count; i++)
+        if (is_record_aside(&all->fds[i])) describe_part(file, all, &all->fds[i]);
     fclose(file);
     return parts;
 }
 
+/* ---- lives ---- */
+
+/* The ledger of the newest record of a part, mapped; the caller unmaps *bytes_out. NULL: there is none that
+ * can be read. */
+static struct kept_ledger *map_ledger(const struct handed *all, uint32_t part, uint64_t *bytes_out)
+{
+    struct kept_record head;
+    uint32_t edition = 0;
+    for (size_t i = 0; i < all->count; i++) {
+        const struct kept_name name = kept_name_read(all->fds[i].name);
+        if (name.what == 'r' && name.part == part && name.number > edition) edition = name.number;
+    }
+    const int record = find_fd(all, part, 'r', edition);
+    if (record < 0 || pread(record, &head, sizeof head, 0) != (ssize_t)sizeof head) return NULL;
+    struct kept_ledger *ledger = kept_map(find_fd(all, part, 'l', head.ledger_edition),
+                                          sizeof *ledger, PROT_READ | PROT_WRITE, bytes_out);
+    if (ledger == NULL || kept_head_is_known(&ledger->head)) return ledger;
+    munmap(ledger, (size_t)*bytes_out);
+    return NULL;
+}
+
+/* True if so many processes were given the part as it is now; also if nobody can tell. */
+static bool stood_still(const struct handed *all, uint32_t part)
+{
+    uint64_t bytes;
+    struct kept_ledger *ledger = map_ledger(all, part, &bytes);
+    const bool is_still = ledger == NULL || ledger->lives >= LIVES;
+    if (ledger != NULL) munmap(ledger, (size_t)bytes);
+    return is_still;
+}
+
+/* Notes that this process is given each of these parts, before it looks into any of them. */
+static void note_lives(const struct handed *all)
+{
+    for (size_t i = 0; i < all->count; i++) {
+        uint64_t bytes;
+        const struct kept_name name = kept_name_read(all->fds[i].name);
+        if (name.what != 'l') continue;
+        struct kept_ledger *ledger = map_ledger(all, name.part, &bytes);
+        if (ledger == NULL) continue;
+        if (ledger->head.edition == name.number) ledger->lives++;
+        munmap(ledger, (size_t)bytes);
+    }
+}
+
 /* ---- at a start ---- */
 
-static void obey(struct kept_fd *one, enum order order)
+static void obey(const struct handed *all, enum order order)
 {
     char name[CAIRN_KEEPER_NAME_MAX + 1];
-    if (!is_aside(one) || order == KEEP) return;
-    if (order == RETURN) {
-        snprintf(name, sizeof name, "%s", one->name + strlen(PREFIX));
-        rename_held(one, name);
-        return;
+    for (size_t i = 0; i < all->count && order != KEEP; i++) {
+        struct kept_fd *one = &all->fds[i];
+        if (!is_aside(one)) continue;
+        snprintf(name, sizeof name, "%s", name_of_part(one));
+        if (order == RETURN)
+            rename_held(all, one, name);
+        else
+            drop(one);
     }
-    kept_forget(one->name);
-    close(one->fd);
-    one->fd = -1;
+    if (order != KEEP)
+        log_warn("what was set aside is %s, as an operator wants",
+                 order == DROP ? "dropped" : "used again");
+}
+
+/* True if some descriptor of the part is aside: a process before set out to do that with all of them. */
+static bool is_begun(const struct handed *all, uint32_t part)
+{
+    for (size_t i = 0; i < all->count; i++)
+        if (all->fds[i].fd >= 0 && is_aside(&all->fds[i]) &&
+            kept_name_read(name_of_part(&all->fds[i])).part == part)
+            return true;
+    return false;
+}
+
+static void set_parts_aside(const struct handed *all, bool is_refused)
+{
+    for (size_t i = 0; i < all->count; i++) {
+        const struct kept_name name = kept_name_read(all->fds[i].name);
+        if (all->fds[i].fd < 0 || name.what == 0) continue;
+        if (!is_begun(all, name.part) && !(is_refused && stood_still(all, name.part))) continue;
+        // From the first one on, the part has begun to be set aside.
+        set_aside(all, &all->fds[i]);
+    }
 }
 
 /* Leaves those out that were dropped, and those that are set aside, which only the keeper has then. Returns
  * how many are left; *parts_out is at least the highest number of a part. */
-static size_t leave_out(struct kept_fd *fds, size_t count, uint32_t *parts_out)
+static size_t leave_out(const struct handed *all, uint32_t *parts_out)
 {
     size_t left = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (fds[i].fd >= 0 && !is_aside(&fds[i])) {
-            fds[left++] = fds[i];
+    for (size_t i = 0; i < all->count; i++) {
+        struct kept_fd *one = &all->fds[i];
+        if (one->fd >= 0 && !is_aside(one)) {
+            all->fds[left++] = *one;
             continue;
         }
-        const struct kept_name name = kept_name_read(fds[i].name + strlen(PREFIX));
-        if (fds[i].fd >= 0 && name.part > *parts_out) *parts_out = name.part;
-        if (fds[i].fd >= 0) close(fds[i].fd);
+        const struct kept_name name = kept_name_read(name_of_part(one));
+        if (one->fd >= 0 && name.part > *parts_out) *parts_out = name.part;
+        if (one->fd >= 0) close(one->fd);
     }
     return left;
 }
@@ -196,27 +314,24 @@ static size_t leave_out(struct kept_fd *fds, size_t count, uint32_t *parts_out)
 size_t kept_set_aside(const char *state, const char *shard, struct kept_fd *fds, size_t count,
                       bool is_refused, uint32_t *parts_out)
 {
-    size_t aside = 0, dropped = 0;
+    struct handed all = { .fds = fds, .count = count };
+    size_t aside = 0;
     for (size_t i = 0; i < count; i++) aside += is_aside(&fds[i]);
-    if (aside == 0 && !is_refused) return count;
-    const enum order order = aside > 0 ? take_order(state, shard) : KEEP;
-    for (size_t i = 0; i < count; i++) obey(&fds[i], order);
-    if (order != KEEP)
-        log_warn("what was set aside is %s, as an operator wants",
-                 order == DROP ? "dropped" : "used again");
-    for (size_t i = 0; i < count && is_refused && order != RETURN; i++)
-        if (fds[i].fd >= 0) set_aside(&fds[i]);
-    for (size_t i = 0; i < count; i++) dropped += fds[i].fd < 0;
-    const size_t parts = dropped == count ? describe(state, shard, fds, 0)
-                                          : describe(state, shard, fds, count);
-    if (parts > 0)
-        log_error("parts of %zu jobs are set aside, because %s: their memory is kept for a look, "
-                  "and the jobs are "
-                  "restored from snapshots by their on_shard_loss, or by `cairn snapshot restore`; "
-                  "`cairn-shard "
-                  "--inspect` says what they are, drops them or gives them back",
-                  parts, WHY);
-    return leave_out(fds, count, parts_out);
+    if (aside > 0 || is_refused) {
+        const enum order order = aside > 0 ? take_order(state, shard) : KEEP;
+        obey(&all, order);
+        set_parts_aside(&all, is_refused && order != RETURN);
+        const size_t parts = describe(state, shard, &all);
+        if (parts > 0)
+            log_error("parts of %zu jobs are set aside, because %s: their memory is kept for a "
+                      "look, and the jobs are restored from snapshots by their on_shard_loss, or "
+                      "by `cairn snapshot restore`; `cairn-shard --inspect` says what they are, "
+                      "drops them or gives them back",
+                      parts, WHY);
+        all.count = leave_out(&all, parts_out);
+    }
+    note_lives(&all);
+    return all.count;
 }
 
 /* ---- the command ---- */

@@ -20,7 +20,7 @@
 #include "server/shard/memory.h"
 
 /* Another format is refused by name, and the part is restored from a snapshot. */
-#define KEPT_FORMAT      3
+#define KEPT_FORMAT      4
 #define KEPT_VOID_FORMAT 0 /* of a file whose part goes on without it */
 #define KEPT_BUILD_BYTES 64
 
@@ -126,6 +126,7 @@ struct kept_ledger {
     uint64_t bytes;
     uint64_t payload_max, group_count, tensor_count, trained_count;
     uint64_t count; /* of the outcomes until now; the last one is at count % 2 */
+    uint64_t lives; /* processes that were given the part since its last step (kept_aside.h) */
 };
 #define KEPT_LANES \
     (CAIRN_POOL_THREADS_MAX + 8) /* of an undo each, of which untouched ones take no memory */

@@ -338,7 +338,7 @@ static const struct {
     void (*change)(int fd);
 } damages[] = {
     { "cairn-record", "its record is damaged", damage_record },
-    { "cairn-record", "and this build reads 3", other_format },
+    { "cairn-record", "and this build reads 4", other_format },
     { "cairn-record", "its record is damaged", cut_off },
     { "cairn-ledger", "its ledger is damaged", other_format },
     { "cairn-ledger", "its ledger is damaged", cut_off },
@@ -426,6 +426,30 @@ TEST_EACH(a_part_that_kills_its_daemon_is_set_aside_and_dropped_or_given_back, 0
     }
     join("tiny", TINY(ELEMS));
     expect_bits(root);
+}
+
+/* A part that is trained between the deaths is not what its daemon dies of; one that rests may be. */
+TEST(a_part_with_steps_between_the_deaths_of_its_daemon_is_not_set_aside)
+{
+    enum { DEATHS = 7 };
+    char root[65], out[2048];
+    start(1, .shards_kept = true);
+    join("tiny", TINY(ELEMS));
+    const struct trainer resting = attach("resting", TINY(ELEMS));
+    for (int i = 1; i <= DEATHS; i++) {
+        train_pushing(0.5f, 2);
+        bits(root);
+        ck_assert_int_eq(kill(cluster_shard_process(&cluster, 0), SIGSEGV), 0);
+        await(logged(log_of(0), "job tiny: ready at version") == 1 + i);
+        expect_bits(root);
+    }
+    ck_assert_uint_eq(newest(job).step, 2 * DEATHS);
+    ck_assert_int_gt(logged(log_of(0), "parts of 1 jobs are set aside"), 0);
+    ck_assert_int_eq(inspect("", out), 0);
+    ck_assert_msg(strstr(out, "job resting (") != NULL && strstr(out, "job tiny (") == NULL, "%s",
+                  out);
+    cairn_job_close(resting.job);
+    cairn_close(resting.session);
 }
 
 /* The keeper has yet to read that the part is not kept any more when its process dies. */

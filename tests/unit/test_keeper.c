@@ -603,7 +603,7 @@ TEST(twenty_deaths_in_five_minutes_end_the_keeper)
     ck_assert_int_eq(times_logged("is not started again: it died 20 times within 300 s"), 1);
 }
 
-TEST(three_deaths_with_descriptors_refuse_them_once)
+TEST(three_deaths_with_descriptors_refuse_them_until_some_are_set_aside)
 {
     start();
     dies_and_comes_back(SIGSEGV);
@@ -612,17 +612,31 @@ TEST(three_deaths_with_descriptors_refuse_them_once)
     ck_assert(!hello.is_refused); // it had none
     does(STORE, "x");
     dies_and_comes_back(SIGSEGV);
-    for (int round = 0; round < 2; round++) {
-        for (int i = 0; i < 3; i++) {
-            ck_assert(!hello.is_refused);
-            ck_assert_int_eq(hello.taken, 1);
-            dies_and_comes_back(SIGSEGV);
-        }
+    for (int i = 0; i < 3; i++) {
+        ck_assert(!hello.is_refused);
+        ck_assert_int_eq(hello.taken, 1);
+        dies_and_comes_back(SIGSEGV);
+    }
+    for (int i = 0; i < 2; i++) { // it goes on with them, and dies again
         ck_assert(hello.is_refused);
         ck_assert_int_eq(hello.taken, 1);
         dies_and_comes_back(SIGSEGV);
     }
-    ck_assert_int_eq(times_logged("because it died of them"), 2);
+    does(STORE, "aside-x");
+    does(FORGET, "x");
+    for (int i = 0; i < 4; i++) { // it was not handed what it could have died of
+        dies_and_comes_back(SIGSEGV);
+        ck_assert(!hello.is_refused);
+        ck_assert_int_eq(hello.taken, 1);
+    }
+    does(STORE, "y");
+    dies_and_comes_back(SIGSEGV);
+    for (int i = 0; i < 3; i++) {
+        ck_assert(!hello.is_refused);
+        dies_and_comes_back(SIGSEGV);
+    }
+    ck_assert(hello.is_refused);
+    ck_assert_int_eq(times_logged("what it may have died of"), 4);
 }
 
 TEST(deaths_that_are_far_apart_refuse_nothing)
