@@ -70,6 +70,9 @@ struct ctl_bench {
      * the data path. */
     const char *only;
     const char *folder; /* --dir */
+    const char *tier;   /* "process" or "peer" */
+    uint32_t kills;
+    bool is_planned;
 };
 
 /* Values that `job plan` takes instead of those in the spec. */
@@ -449,6 +452,7 @@ struct local_daemon {
     /* The daemon, or the keeper that runs it, and the process group that both are in; 0: no process of the
      * group is left */
     pid_t pid;
+    int standby_of; /* the number of the shard whose standby it is; 0: it is none */
 };
 
 struct local {
@@ -469,8 +473,8 @@ struct local {
     struct local_daemon daemons[1 + CTL_SHARDS_MAX]; /* [daemon_count], the coordinator first */
     int daemon_count;
     bool is_debug; /* the daemons log each round */
-    /* Shards run with --keep, so that their state outlives a crash. Not for a bench, which looks at the
-     * process of `pid` */
+    /* Shards run with --keep, so that their state outlives a crash: then `pid` is the keeper's, and
+     * local_shard_process finds the shard's */
     bool is_kept;
     uint32_t threads; /* compute threads of a shard; 0: the shard's share of the cores */
     const char *backend, *device; /* compute.backend and .device of the shards; NULL: not set */
@@ -482,9 +486,15 @@ struct local {
  * rest of `local` is 0 or left over from an earlier cluster. */
 int local_run(struct local *local, int (*body)(struct local *local, void *context), void *context);
 
-/* Adds one more shard to the running cluster, whose configuration does not include that shard. -1:
- * continue; else the exit status. */
-int local_shard_add(struct local *local);
+/* Adds one more shard to the running cluster, whose configuration does not include that shard: a shard as any
+ * other, or the standby of the shard of that number (0: none). -1: continue; else the exit status. */
+int local_shard_add(struct local *local, int standby_of);
+/* Returns the process of a shard, which is not that of its keeper. 0: it is between two processes. */
+pid_t local_shard_process(const struct local *local, int shard);
+/* Ends a shard as its host ends: by SIGKILL, and its keeper with it. */
+void local_shard_kill(struct local *local, int shard);
+/* Starts a shard that was ended, and does not wait until it is ready. -1: continue; else the exit status. */
+int local_shard_start(struct local *local, int shard, int standby_of);
 
 /* Waits for a signal of local->signals and returns it; 0: none came. timeout_ms -1: no limit. *is_key_out:
  * the signal came from the terminal, so the body's command received it, too. */

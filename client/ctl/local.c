@@ -214,8 +214,11 @@ static long thread_count(const struct local *local, int shards)
 }
 
 /* Writes FOLDER/NAME.conf; for a shard, the coordinator's endpoint must be known. */
-static bool write_config(const struct local *local, const char *name, struct sentence *why)
+static bool write_config(const struct local *local, const struct local_daemon *daemon,
+                         struct sentence *why)
 {
+    const char *name = daemon->name;
+    const int standby_of = daemon->standby_of;
     char path[PATH_MAX + 32], text[2 * PATH_MAX + 1024], home[320] = "";
     const int shards = local->daemon_count - 1;
     snprintf(path, sizeof path, "%s/%s.conf", local->folder, name);
@@ -236,6 +239,10 @@ static bool write_config(const struct local *local, const char *name, struct sen
                  name, local->endpoint, memory_mib(shards), thread_count(local, shards), home,
                  local->import);
     if (local->is_debug) add_setting(text, sizeof text, "[log]\nlevel = %s\n", "debug");
+    if (standby_of != 0) {
+        snprintf(home, sizeof home, "shard-%d", standby_of);
+        add_setting(text, sizeof text, "[shard]\nstandby_of = %s\n", home);
+    }
     // A bench with --path measures that fabric, so the shards must use this fabric, too.
     if (local->endpoint[0] != 0 && local->ctl->path != NULL)
         add_setting(text, sizeof text, "[fabric]\nkind = %s\n", local->ctl->path);
@@ -418,6 +425,28 @@ static int signal_daemons(const struct local *local, int number)
     return count;
 }
 
+pid_t local_shard_process(const struct local *local, int shard)
+{
+    char path[64];
+    int process = 0;
+    const int keeper = (int)local->daemons[shard].pid;
+    if (!local->is_kept) return keeper;
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", keeper, keeper);
+    FILE *file = fopen(path, "re");
+    if (file == NULL || fscanf(file, "%d", &process) != 1) process = 0;
+    if (file != NULL) fclose(file);
+    return process;
+}
+
+void local_shard_kill(struct local *local, int shard)
+{
+    struct local_daemon *daemon = &local->daemons[shard];
+    if (daemon->pid == 0) return;
+    kill(-daemon->pid, SIGKILL);
+    while (waitpid(-daemon->pid, NULL, 0) > 0 || errno == EINTR) {}
+    daemon->pid = 0;
+}
+
 /* Returns true if no daemon is left. A daemon that ends normally after SIGTERM is not reported. */
 static bool reap_stopped(struct local *local)
 {
@@ -552,7 +581,7 @@ static int start_one(struct local *local, int index)
 {
     struct local_daemon *daemon = &local->daemons[index];
     struct sentence why;
-    if (!write_config(local, daemon->name, &why)) return ctl_fail(CAIRN_ERR_IO, "%s", why.text);
+    if (!write_config(local, daemon, &why)) return ctl_fail(CAIRN_ERR_IO, "%s", why.text);
     return start_daemon(local, daemon, index == 0 ? LOCAL_COORDINATOR : LOCAL_SHARD) ? -1 : 1;
 }
 
@@ -572,7 +601,7 @@ static int start_cluster(struct local *local)
     return done;
 }
 
-int local_shard_add(struct local *local)
+int local_shard_add(struct local *local, int standby_of)
 {
     char line[sizeof local->endpoint];
     if (local->daemon_count > CTL_SHARDS_MAX)
@@ -581,8 +610,14 @@ int local_shard_add(struct local *local)
     struct local_daemon *daemon = &local->daemons[index];
     *daemon = (struct local_daemon) { .pid = 0 };
     snprintf(daemon->name, sizeof daemon->name, "shard-%d", index);
-    const int done = start_one(local, index);
+    const int done = local_shard_start(local, index, standby_of);
     return done < 0 ? await_ready(local, daemon->name, line, sizeof line) : done;
+}
+
+int local_shard_start(struct local *local, int shard, int standby_of)
+{
+    local->daemons[shard].standby_of = standby_of;
+    return start_one(local, shard);
 }
 
 /* ---- meanwhile ---- */

@@ -66,6 +66,23 @@ PATH=$1 "$disk/alone/cairn" bench layout --params 1G --shards 10 --tensors 100 -
     fail "cairn-bench of PATH does not run"
 [ "$("$1/cairn-bench" --help)" = "$("$cairn" bench --help)" ] || fail "cairn-bench has another usage"
 
+# Without torch; with a shard whose process dies, is exchanged, or dies with its keeper.
+recover() {
+    TMPDIR=$disk/here PYTHONPATH=$disk of recover recover --params 300K --tensors 4 --shards 1 "$@" 2>"$disk/said"
+}
+recover --kills 2
+for word in 'note: this takes up to .* of memory, and .* in ' 'skip: torchrun'; do
+    grep -q "^$word" "$disk/said" || fail "it did not say \"$word\": $(cat "$disk/said")"
+done
+recover --kills 1 --planned
+recover --kills 1 --tier peer
+[ -z "$(ls "$disk/here")" ] || fail "the bench of recovery leaves $(ls "$disk/here")"
+[ -z "$(pgrep -P $$ cairn)" ] || fail "a process of the bench is left"
+status=0
+"$cairn" bench recover --params 900G 2>"$disk/said" || status=$?
+[ "$status" -eq 1 ] || fail "a bench that does not fit: exit status $status, not 1"
+grep -q 'it needs .* of memory, and .* are free' "$disk/said" || fail "what does not fit says: $(cat "$disk/said")"
+
 refuses snapshot
 refuses snapshot --dir "$disk/nowhere"
 refuses snapshot --dir "$disk" --only speed
@@ -76,6 +93,10 @@ refuses latency --timeline x
 refuses fabric --path carrier-pigeon
 refuses fabric --chunk 4194305
 refuses fabric --chunk 3
+refuses recover --tier paper
+refuses recover --tier peer --planned
+refuses recover --endpoint localhost:1
+refuses recover --tier peer --shards 40
 refuses step --path carrier-pigeon
 refuses step --tensors 100000
 refuses step --read aloud

@@ -211,12 +211,22 @@ bool bench_crew_start(struct bench *b, int (*run)(const struct bench_worker *wor
     return await_reports(b);
 }
 
-double bench_order(struct bench *b, uint32_t word, uint32_t count)
+bool bench_order_begin(struct bench *b, uint32_t word, uint32_t count)
 {
     const struct bench_order order = { word, count };
     for (uint32_t i = 0; i < b->crew.count; i++)
-        if (send(b->crew.fds[i], &order, sizeof order, MSG_NOSIGNAL) != sizeof order) return 0;
+        if (send(b->crew.fds[i], &order, sizeof order, MSG_NOSIGNAL) != sizeof order) return false;
+    return true;
+}
+
+double bench_order_end(struct bench *b)
+{
     return await_reports(b) ? b->figures[0] : 0;
+}
+
+double bench_order(struct bench *b, uint32_t word, uint32_t count)
+{
+    return bench_order_begin(b, word, count) ? bench_order_end(b) : 0;
 }
 
 void bench_crew_stop(struct bench *b)
@@ -440,6 +450,20 @@ int bench_check_device(const struct ctl *ctl)
                           ctl->bench.device);
 }
 
+static const char *const tiers[] = { "none", "process", "peer" };
+
+const char *bench_tier_name(enum bench_tier tier)
+{
+    return tiers[tier];
+}
+
+static enum bench_tier tier_of(const char *name)
+{
+    enum bench_tier tier = BENCH_TIER_NONE;
+    while (name != NULL && strcmp(tiers[tier], name) != 0) tier++; // the option has no other words
+    return tier;
+}
+
 bool bench_is_on_card(const struct ctl *ctl)
 {
     return ctl->bench.backend != NULL && strcmp(ctl->bench.backend, "cuda") == 0;
@@ -539,6 +563,12 @@ static double run_side(struct bench *b, int side, bench_fn *run)
     return value;
 }
 
+static bool goes_on(const struct bench *b, uint32_t runs, double end)
+{
+    if (b->runs_wanted > 0) return runs < b->runs_wanted;
+    return runs < BENCH_RUNS_MIN || (runs < BENCH_RUNS_MAX && bench_now() < end);
+}
+
 int bench_alternate(struct bench *b, struct bench_result *result, double seconds, bench_fn *subject,
                     bench_fn *reference)
 {
@@ -546,8 +576,7 @@ int bench_alternate(struct bench *b, struct bench_result *result, double seconds
     double end = 0;
     uint32_t runs = 0;
     b->series[BENCH_SUBJECT].count = b->series[BENCH_REFERENCE].count = 0;
-    for (bool is_first = true;
-         is_first || runs < BENCH_RUNS_MIN || (runs < BENCH_RUNS_MAX && bench_now() < end);) {
+    for (bool is_first = true; is_first || goes_on(b, runs, end);) {
         const double value = run_side(b, BENCH_SUBJECT, subject);
         const double other = value > 0 ? run_side(b, BENCH_REFERENCE, reference) : 0;
         if (!(other > 0)) return 1;
@@ -766,8 +795,8 @@ void bench_times_read(struct bench *b)
 /* ==== harness ==== */
 
 static const struct bench_row *const rows[] = {
-    &bench_update,  &bench_layout, &bench_latency, &bench_fabric,   &bench_step,
-    &bench_tensors, &bench_open,   &bench_reshard, &bench_snapshot, &bench_map,
+    &bench_update, &bench_layout,  &bench_latency,  &bench_fabric, &bench_step,    &bench_tensors,
+    &bench_open,   &bench_reshard, &bench_snapshot, &bench_map,    &bench_recover,
 };
 
 /* Adds the row's parameters to the result. */
@@ -858,10 +887,13 @@ int bench_measure(void *bench)
                                         .reference_name = row->reference_name,
                                         .less_is_better = row->less_is_better };
     b->logs_rounds = row->logs_rounds;
+    b->tier = tier_of(b->ctl->bench.tier);
     int done = make_model(b);
     if (done < 0) done = do_stage(row->prepare, b);
     local.ctl = b->ctl;
     local.is_debug = b->logs_rounds;
+    // A shard whose keeper is killed becomes a child of this process.
+    local.is_kept = b->tier != BENCH_TIER_NONE && prctl(PR_SET_CHILD_SUBREAPER, 1) == 0;
     local.threads = b->ctl->bench.threads;
     local.backend = b->ctl->bench.backend;
     local.device = b->ctl->bench.device;

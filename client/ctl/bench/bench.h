@@ -202,6 +202,10 @@ struct bench_spread {
     double median, min, max;
 };
 
+/* How safe the shards of the bench's own cluster are. They survive nothing; the end of their process, by a
+ * keeper; the end of their host, by a standby. */
+enum bench_tier { BENCH_TIER_NONE, BENCH_TIER_PROCESS, BENCH_TIER_PEER };
+
 struct bench_result {
     const char *unit;           /* the unit of value and reference: "GB/s", "s" */
     const char *reference_name; /* "in-place update of 6 streams" */
@@ -255,7 +259,7 @@ struct bench_row {
     bench_stage *again;  /* with workers of a second cluster, whose shards log their rounds */
 };
 extern const struct bench_row bench_update, bench_layout, bench_latency, bench_fabric, bench_step,
-    bench_tensors, bench_open, bench_reshard, bench_snapshot, bench_map;
+    bench_tensors, bench_open, bench_reshard, bench_snapshot, bench_map, bench_recover;
 
 /* The times at which a round reached its phases on a shard of the bench's own cluster. They are read
  * from the shards' logs, which record these times at level debug (server/shard/update.c). Times are
@@ -291,6 +295,8 @@ struct bench {
     struct ctl *ctl;
     struct local *local; /* NULL: the bench is in no cluster */
     bool logs_rounds;
+    enum bench_tier tier; /* as --tier says; `prepare` may change it */
+    uint32_t runs_wanted; /* the number of measured runs; 0: as the time allows */
     struct bench_result result;
     json_t *params, *parts; /* objects, owned */
     struct bench_model model;
@@ -318,6 +324,9 @@ bench_stage bench_measure;
 /* Has all workers execute the order at the same time, and sets bench.figures. Returns the first of them. If
  * a worker failed, a daemon ended or a signal came, prints the error and returns 0. */
 double bench_order(struct bench *b, uint32_t word, uint32_t count);
+/* The same in two halves, for a bench that has to do something meanwhile. */
+bool bench_order_begin(struct bench *b, uint32_t word, uint32_t count);
+double bench_order_end(struct bench *b);
 /* Starts and ends the workers, for a bench that does so itself: each calls `run` and exits with its result.
  * bench_crew_start returns false after printing the error; bench_crew_stop is needed even then. */
 bool bench_crew_start(struct bench *b, int (*run)(const struct bench_worker *worker));
@@ -359,6 +368,7 @@ int bench_check_device(const struct ctl *ctl);
 /* Checks that this much memory is available. `what`: "" or " of memory"; `fewer`: the options that
  * reduce it. -1: continue. */
 int bench_check_memory(uint64_t needed_bytes, const char *what, const char *fewer);
+const char *bench_tier_name(enum bench_tier tier);
 /* True if --backend names a card. */
 bool bench_is_on_card(const struct ctl *ctl);
 
@@ -498,6 +508,22 @@ bool bench_save_remove(struct bench_saver *saver);
 bool bench_save_drop_job(struct bench_saver *saver);
 /* Drops the bytes that were written for the snapshot from the page cache. */
 void bench_save_make_cold(const struct bench_saver *saver);
+
+/* ==== disk ==== */
+
+/* The raw rate of the disk that has the cluster's folder, for a file of that size. */
+struct bench_disk {
+    const struct bench *b; /* borrowed */
+    uint64_t bytes;
+    bool is_buffered; /* the disk refuses direct I/O: raw files use the page cache, and sync */
+    int raw_fd; /* the file to read; 0: none yet. The caller closes it, if it wants another one */
+};
+/* Each returns GB/s: up to the moment when all bytes are on the disk; of a file that is not in the page
+ * cache, and that the first call writes; of reading this file and writing another one at the same time. 0
+ * after printing the error if the pass failed, and if a signal came. */
+double bench_disk_write(struct bench_disk *disk);
+double bench_disk_read(struct bench_disk *disk);
+double bench_disk_copy(struct bench_disk *disk);
 
 /* ==== figures ==== */
 

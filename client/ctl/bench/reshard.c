@@ -400,7 +400,8 @@ static int begin_reshard(void *bench)
 {
     struct reshard_bench *b = bench;
     int done = -1;
-    for (uint32_t s = b->from; s < b->to && done < 0; s++) done = local_shard_add(b->plan.b.local);
+    for (uint32_t s = b->from; s < b->to && done < 0; s++)
+        done = local_shard_add(b->plan.b.local, 0);
     return done < 0 && !(bench_order(bench, STEP_ORDER_STEP, 1) > 0) ? 1 : done;
 }
 

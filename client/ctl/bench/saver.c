@@ -1,4 +1,4 @@
-/* The helpers of the bench of snapshots: snapshots on a separate thread, a disk, and torch. */
+/* Helpers of several benches: snapshots on a separate thread, the raw rate of a disk, and torch. */
 #include "client/ctl/bench/bench.h"
 
 #include <errno.h>
@@ -153,6 +153,145 @@ static int make_cold(const char *path, const struct stat *st, int type, struct F
 void bench_save_make_cold(const struct bench_saver *s)
 {
     nftw(s->path, make_cold, 16, FTW_PHYS);
+}
+
+/* ==== disk ==== */
+
+/* The raw rate of a disk: one file, written from beginning to end and synced, or read, or both, by direct
+ * I/O of large blocks, with several blocks in flight. The files have no name, so they disappear when they are
+ * closed. */
+
+/* The file is moved in blocks, several at the same time. */
+#define BLOCK_BYTES  ((size_t)8 << 20)
+#define DISK_THREADS 4
+
+/* A pass over the file: threads take blocks until none are left. */
+struct pass {
+    struct local *local;
+    int from, to; /* from -1: nothing is read. to -1: nothing is written */
+    uint64_t bytes;
+    _Atomic uint64_t next; /* the first byte that no thread has taken */
+    atomic_int error;      /* errno of the first thread that failed; 0: no thread failed */
+    atomic_bool gives_up;
+};
+
+static bool move_block(int fd, bool writes, char *block, uint64_t at)
+{
+    for (size_t done = 0; done < BLOCK_BYTES;) {
+        const off_t from = (off_t)(at + done);
+        const size_t left = BLOCK_BYTES - done;
+        const ssize_t moved = writes ? pwrite(fd, block + done, left, from)
+                                     : pread(fd, block + done, left, from);
+        if (moved < 0 && errno == EINTR) continue;
+        if (moved == 0) errno = EIO; // the file is shorter than when it was created
+        if (moved <= 0) return false;
+        done += (size_t)moved;
+    }
+    return true;
+}
+
+static void move_blocks(void *own, uint32_t number)
+{
+    struct pass *pass = own;
+    char *block = aligned_alloc(4096, BLOCK_BYTES);
+    int none = 0;
+    if (block == NULL) atomic_compare_exchange_strong(&pass->error, &none, ENOMEM);
+    // The bytes are not zeros, because a disk might compress zeros.
+    for (size_t i = 0; block != NULL && i < BLOCK_BYTES; i++)
+        block[i] = (char)(i * 2654435761u >> 13);
+    while (atomic_load(&pass->error) == 0 && !atomic_load(&pass->gives_up)) {
+        const uint64_t at = atomic_fetch_add(&pass->next, BLOCK_BYTES);
+        if (at >= pass->bytes) break;
+        if ((pass->from >= 0 && !move_block(pass->from, false, block, at)) ||
+            (pass->to >= 0 && !move_block(pass->to, true, block, at)))
+            atomic_compare_exchange_strong(&pass->error, &none, errno);
+        if (number == 0 && bench_is_interrupted(pass->local)) atomic_store(&pass->gives_up, true);
+    }
+    free(block);
+}
+
+/* Processes all blocks, and syncs the written bytes. Returns GB/s. Returns 0 after printing the error if
+ * the pass failed, and if a signal came. */
+static double make_pass(struct bench_disk *d, int from, int to)
+{
+    const uint64_t blocks = (d->bytes + BLOCK_BYTES - 1) / BLOCK_BYTES;
+    const uint64_t bytes = blocks * BLOCK_BYTES;
+    struct pass pass = { .local = d->b->local, .from = from, .to = to, .bytes = bytes };
+    const double begin = bench_now();
+    (void)bench_threads_run(DISK_THREADS, move_blocks, &pass); // the blocks are moved by fewer, too
+    int error = atomic_load(&pass.error);
+    if (error == 0 && to >= 0 && fsync(to) != 0) error = errno;
+    const double seconds = bench_now() - begin;
+    if (error == 0) return atomic_load(&pass.gives_up) ? 0 : (double)bytes * 1e-9 / seconds;
+    (void)ctl_fail(CAIRN_ERR_IO, "a file of %s in %s cannot be %s: %s", ctl_bytes(bytes),
+                   d->b->local->folder, to >= 0 ? "written" : "read", strerror(error));
+    return 0;
+}
+
+static int open_unnamed(const char *folder, int flags)
+{
+    char path[PATH_MAX + 32];
+    snprintf(path, sizeof path, "%s/raw.XXXXXX", folder);
+    const int fd = mkostemp(path, flags | O_CLOEXEC);
+    if (fd >= 0) unlink(path);
+    return fd;
+}
+
+/* Opens a file that has no name. Returns -1 after printing the error if this failed. */
+static int open_file(struct bench_disk *d)
+{
+    const char *folder = d->b->local->folder;
+    int fd = d->is_buffered ? -1 : open_unnamed(folder, O_DIRECT);
+    if (fd >= 0) return fd;
+    if (!d->is_buffered)
+        fprintf(stderr,
+                "note: %s takes no direct I/O (%s): the raw rate is through the page cache\n",
+                folder, strerror(errno));
+    d->is_buffered = true;
+    fd = open_unnamed(folder, 0);
+    if (fd < 0)
+        (void)ctl_fail(CAIRN_ERR_IO, "no file in %s can be made: %s", folder, strerror(errno));
+    return fd;
+}
+
+/* Writes the bytes, read from `from` if that is not -1, to a file. Returns the GB/s up to the
+ * moment when all bytes are on the disk; 0 as for make_pass. */
+static double write_file(struct bench_disk *d, int from)
+{
+    const int fd = open_file(d);
+    if (fd < 0) return 0;
+    const double speed = make_pass(d, from, fd);
+    close(fd);
+    return speed;
+}
+
+double bench_disk_write(struct bench_disk *d)
+{
+    return write_file(d, -1);
+}
+
+/* Ensures that the file to read exists, and is not in the page cache. Returns false after printing the
+ * error if this failed. */
+static bool have_file(struct bench_disk *d)
+{
+    if (d->raw_fd == 0) {
+        const int fd = open_file(d);
+        if (fd < 0) return false;
+        d->raw_fd = fd;
+        if (!(make_pass(d, -1, fd) > 0)) return false;
+    }
+    if (d->is_buffered) posix_fadvise(d->raw_fd, 0, 0, POSIX_FADV_DONTNEED);
+    return true;
+}
+
+double bench_disk_read(struct bench_disk *d)
+{
+    return have_file(d) ? make_pass(d, d->raw_fd, -1) : 0;
+}
+
+double bench_disk_copy(struct bench_disk *d)
+{
+    return have_file(d) ? write_file(d, d->raw_fd) : 0;
 }
 
 /* ==== torch ==== */

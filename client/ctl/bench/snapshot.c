@@ -32,9 +32,8 @@
 
 struct snapshot_bench {
     struct step_plan plan;
-    double seconds;   /* per interval */
-    bool is_buffered; /* the disk refuses direct I/O: raw files use the page cache, and sync */
-    int raw_fd;       /* the raw file to read, of this part; 0: none */
+    double seconds;         /* per interval */
+    struct bench_disk disk; /* with the raw file to read, of this part */
     struct bench_saver saver;
     double stall_s; /* how long async_save of the same state blocks its callers; 0: not measured */
 };
@@ -60,147 +59,28 @@ static uint64_t snapshot_bytes(const struct snapshot_bench *b)
     return bench_model_params(&b->plan.b.model) * STATE_BYTES;
 }
 
-/* ==== disk ==== */
-
-/* The reference for the bench of snapshots: one file of the same size. The file is written from beginning
- * to end and synced, or read, or both, by direct I/O of large blocks, with several blocks in flight. The
- * files have no name, so they disappear when they are closed. */
-
-/* The file is moved in blocks, several at the same time. */
-#define BLOCK_BYTES  ((size_t)8 << 20)
-#define DISK_THREADS 4
-
-/* A pass over the file: threads take blocks until none are left. */
-struct pass {
-    struct local *local;
-    int from, to; /* from -1: nothing is read. to -1: nothing is written */
-    uint64_t bytes;
-    _Atomic uint64_t next; /* the first byte that no thread has taken */
-    atomic_int error;      /* errno of the first thread that failed; 0: no thread failed */
-    atomic_bool gives_up;
-};
-
-static bool move_block(int fd, bool writes, char *block, uint64_t at)
+static struct bench_disk *disk_of(void *bench)
 {
-    for (size_t done = 0; done < BLOCK_BYTES;) {
-        const off_t from = (off_t)(at + done);
-        const size_t left = BLOCK_BYTES - done;
-        const ssize_t moved = writes ? pwrite(fd, block + done, left, from)
-                                     : pread(fd, block + done, left, from);
-        if (moved < 0 && errno == EINTR) continue;
-        if (moved == 0) errno = EIO; // the file is shorter than when it was created
-        if (moved <= 0) return false;
-        done += (size_t)moved;
-    }
-    return true;
-}
-
-static void move_blocks(void *own, uint32_t number)
-{
-    struct pass *pass = own;
-    char *block = aligned_alloc(4096, BLOCK_BYTES);
-    int none = 0;
-    if (block == NULL) atomic_compare_exchange_strong(&pass->error, &none, ENOMEM);
-    // The bytes are not zeros, because a disk might compress zeros.
-    for (size_t i = 0; block != NULL && i < BLOCK_BYTES; i++)
-        block[i] = (char)(i * 2654435761u >> 13);
-    while (atomic_load(&pass->error) == 0 && !atomic_load(&pass->gives_up)) {
-        const uint64_t at = atomic_fetch_add(&pass->next, BLOCK_BYTES);
-        if (at >= pass->bytes) break;
-        if ((pass->from >= 0 && !move_block(pass->from, false, block, at)) ||
-            (pass->to >= 0 && !move_block(pass->to, true, block, at)))
-            atomic_compare_exchange_strong(&pass->error, &none, errno);
-        if (number == 0 && bench_is_interrupted(pass->local)) atomic_store(&pass->gives_up, true);
-    }
-    free(block);
-}
-
-/* Processes all blocks, and syncs the written bytes. Returns GB/s. Returns 0 after printing the error if
- * the pass failed, and if a signal came. */
-static double make_pass(struct snapshot_bench *b, int from, int to)
-{
-    const uint64_t blocks = (snapshot_bytes(b) + BLOCK_BYTES - 1) / BLOCK_BYTES;
-    const uint64_t bytes = blocks * BLOCK_BYTES;
-    struct pass pass = { .local = b->plan.b.local, .from = from, .to = to, .bytes = bytes };
-    const double begin = bench_now();
-    (void)bench_threads_run(DISK_THREADS, move_blocks, &pass); // the blocks are moved by fewer, too
-    int error = atomic_load(&pass.error);
-    if (error == 0 && to >= 0 && fsync(to) != 0) error = errno;
-    const double seconds = bench_now() - begin;
-    if (error == 0) return atomic_load(&pass.gives_up) ? 0 : (double)bytes * 1e-9 / seconds;
-    (void)ctl_fail(CAIRN_ERR_IO, "a file of %s in %s cannot be %s: %s", ctl_bytes(bytes),
-                   b->plan.b.local->folder, to >= 0 ? "written" : "read", strerror(error));
-    return 0;
-}
-
-static int open_unnamed(const char *folder, int flags)
-{
-    char path[PATH_MAX + 32];
-    snprintf(path, sizeof path, "%s/raw.XXXXXX", folder);
-    const int fd = mkostemp(path, flags | O_CLOEXEC);
-    if (fd >= 0) unlink(path);
-    return fd;
-}
-
-/* Opens a file that has no name. Returns -1 after printing the error if this failed. */
-static int open_file(struct snapshot_bench *b)
-{
-    const char *folder = b->plan.b.local->folder;
-    int fd = b->is_buffered ? -1 : open_unnamed(folder, O_DIRECT);
-    if (fd >= 0) return fd;
-    if (!b->is_buffered)
-        fprintf(stderr,
-                "note: %s takes no direct I/O (%s): the raw rate is through the page cache\n",
-                folder, strerror(errno));
-    b->is_buffered = true;
-    fd = open_unnamed(folder, 0);
-    if (fd < 0)
-        (void)ctl_fail(CAIRN_ERR_IO, "no file in %s can be made: %s", folder, strerror(errno));
-    return fd;
-}
-
-/* Writes the bytes of a snapshot, read from `from` if that is not -1, to a file. Returns the GB/s up to the
- * moment when all bytes are on the disk; 0 as for make_pass. */
-static double write_file(struct snapshot_bench *b, int from)
-{
-    const int fd = open_file(b);
-    if (fd < 0) return 0;
-    const double speed = make_pass(b, from, fd);
-    close(fd);
-    return speed;
+    struct snapshot_bench *b = bench;
+    b->disk.bytes = snapshot_bytes(b);
+    return &b->disk;
 }
 
 static double write_raw(void *bench)
 {
-    return write_file(bench, -1);
-}
-
-/* Ensures that the file to read exists, and is not in the page cache. Returns false after printing the
- * error if this failed. */
-static bool have_file(struct snapshot_bench *b)
-{
-    if (b->raw_fd == 0) {
-        const int fd = open_file(b);
-        if (fd < 0) return false;
-        b->raw_fd = fd;
-        if (!(make_pass(b, -1, fd) > 0)) return false;
-    }
-    if (b->is_buffered) posix_fadvise(b->raw_fd, 0, 0, POSIX_FADV_DONTNEED);
-    return true;
+    return bench_disk_write(disk_of(bench));
 }
 
 /* The first call writes the file. */
 static double read_raw(void *bench)
 {
-    struct snapshot_bench *b = bench;
-    return have_file(b) ? make_pass(b, b->raw_fd, -1) : 0;
+    return bench_disk_read(disk_of(bench));
 }
 
 /* Reads the file and writes another one at the same time. */
 static double copy_raw(void *bench)
 {
-    struct snapshot_bench *b = bench;
-    return have_file(b) ? write_file(b, b->raw_fd) : 0;
+    return bench_disk_copy(disk_of(bench));
 }
 
 /* ==== torch ==== */
@@ -310,7 +190,7 @@ static int report_read(void *bench)
     double values[SNAPSHOT_RUNS];
     const double replacing = read_over_job(b);
     if (!(replacing > 0)) return 1;
-    const int done = local_shard_add(b->plan.b.local);
+    const int done = local_shard_add(b->plan.b.local, 0);
     if (done >= 0) return done;
     for (int i = 0; i < SNAPSHOT_RUNS; i++)
         if (!((values[i] = read_once(b)) > 0)) return 1;
@@ -864,8 +744,9 @@ static int prepare_part(void *bench)
     model->durable_s = DURABLE_S;
     snprintf(model->job, sizeof model->job, "bench.snapshot");
     b->saver = (struct bench_saver) { .task.b = bench };
-    if (b->raw_fd > 0) close(b->raw_fd); // of the part before
-    b->raw_fd = 0;
+    if (b->disk.raw_fd > 0) close(b->disk.raw_fd); // of the part before
+    b->disk.raw_fd = 0;
+    b->disk.b = bench;
     bench_add_params(bench, json_pack("{s:f, s:s}", "seconds", b->seconds, "folder",
                                       b->plan.b.ctl->bench.folder));
     const int done = b->plan.b.row->params > 0 ? check_room(b) : -1;
