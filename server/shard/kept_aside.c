@@ -1,8 +1,9 @@
 /* Parts that are set aside. A process that dies three times within a minute of the same state may die of
- * what is in it. So no process is given it any more: the keeper goes on holding the descriptors of the
- * part, under names that begin with CAIRN_KEPT_ASIDE, until an operator has looked at it (`cairn-shard
- * --inspect`). STATE/NAME.aside says what is aside, and STATE/NAME.order what the next process is to do
- * with it.
+ * what is in it; and state that another build keeps in another format cannot be used by this one, but by
+ * that build, if it is put back. So no process is given it any more: the keeper goes on holding the
+ * descriptors of the part, under names that begin with CAIRN_KEPT_ASIDE, until an operator has looked at it
+ * (`cairn-shard --inspect`). STATE/NAME.aside says what is aside, and STATE/NAME.order what the next process
+ * is to do with it.
  *
  * The keeper counts deaths, but does not know what a part is. So each part counts, in its ledger, the
  * processes that were given it since its last step, and a part that was trained meanwhile is left where it
@@ -165,8 +166,7 @@ static void describe_part(FILE *to, const struct handed *all, const struct kept_
         if (fstat(one->fd, &is) == 0) bytes += (uint64_t)is.st_size;
     }
     if (kept_record_read(head->fd, &record, &why) != CAIRN_OK) {
-        fprintf(to, "a part: %s; %zu descriptors, %" PRIu64 " bytes; %s\n", why.text, fd_count,
-                bytes, WHY);
+        fprintf(to, "a part: %s; %zu descriptors, %" PRIu64 " bytes\n", why.text, fd_count, bytes);
         return;
     }
     const struct cairn_version version = version_of(
@@ -210,18 +210,32 @@ static size_t describe(const char *state, const char *shard, const struct handed
 
 /* ---- lives ---- */
 
-/* The ledger of the newest record of a part, mapped; the caller unmaps *bytes_out. NULL: there is none that
- * can be read. */
-static struct kept_ledger *map_ledger(const struct handed *all, uint32_t part, uint64_t *bytes_out)
+/* Reads the head of the newest record of a part. Returns false if there is none. */
+static bool read_head(const struct handed *all, uint32_t part, struct kept_record *head_out)
 {
-    struct kept_record head;
     uint32_t edition = 0;
     for (size_t i = 0; i < all->count; i++) {
         const struct kept_name name = kept_name_read(all->fds[i].name);
         if (name.what == 'r' && name.part == part && name.number > edition) edition = name.number;
     }
     const int record = find_fd(all, part, 'r', edition);
-    if (record < 0 || pread(record, &head, sizeof head, 0) != (ssize_t)sizeof head) return NULL;
+    return record >= 0 && pread(record, head_out, sizeof *head_out, 0) == (ssize_t)sizeof *head_out;
+}
+
+/* True if a record is one of another build, in a format that this build does not read. */
+static bool is_strange(const struct kept_record *head)
+{
+    const struct kept_head known = kept_head(0);
+    return memcmp(head->head.magic, known.magic, sizeof known.magic) == 0 &&
+           head->head.format != KEPT_VOID_FORMAT && !kept_head_is_known(&head->head);
+}
+
+/* The ledger of the newest record of a part, mapped; the caller unmaps *bytes_out. NULL: there is none that
+ * can be read. */
+static struct kept_ledger *map_ledger(const struct handed *all, uint32_t part, uint64_t *bytes_out)
+{
+    struct kept_record head;
+    if (!read_head(all, part, &head)) return NULL;
     struct kept_ledger *ledger = kept_map(find_fd(all, part, 'l', head.ledger_edition),
                                           sizeof *ledger, PROT_READ | PROT_WRITE, bytes_out);
     if (ledger == NULL || kept_head_is_known(&ledger->head)) return ledger;
@@ -282,12 +296,21 @@ static bool is_begun(const struct handed *all, uint32_t part)
     return false;
 }
 
+/* True if another build keeps the part. */
+static bool is_of_another(const struct handed *all, uint32_t part)
+{
+    struct kept_record head;
+    return read_head(all, part, &head) && is_strange(&head);
+}
+
 static void set_parts_aside(const struct handed *all, bool is_refused)
 {
     for (size_t i = 0; i < all->count; i++) {
         const struct kept_name name = kept_name_read(all->fds[i].name);
         if (all->fds[i].fd < 0 || name.what == 0) continue;
-        if (!is_begun(all, name.part) && !(is_refused && stood_still(all, name.part))) continue;
+        if (!is_begun(all, name.part) && !is_of_another(all, name.part) &&
+            !(is_refused && stood_still(all, name.part)))
+            continue;
         // From the first one on, the part has begun to be set aside.
         set_aside(all, &all->fds[i]);
     }
@@ -311,17 +334,43 @@ static size_t leave_out(const struct handed *all, uint32_t *parts_out)
     return left;
 }
 
+/* Says for each part of another build that it is set aside, and how it may be used. Returns how many there
+ * are. */
+static size_t report_others(const struct handed *all)
+{
+    size_t parts = 0;
+    for (size_t i = 0; i < all->count; i++) {
+        struct kept_record head;
+        const struct kept_fd *one = &all->fds[i];
+        if (!is_record_aside(one) ||
+            pread(one->fd, &head, sizeof head, 0) != (ssize_t)sizeof head || !is_strange(&head))
+            continue;
+        parts++;
+        log_error(
+            "a part of a job is set aside: build %.*s keeps state in format %u, and this build "
+            "reads "
+            "%d; to go on with it, start that build again, and give the part back by `cairn-shard "
+            "--inspect`; else its job is restored from a snapshot by its on_shard_loss, or by "
+            "`cairn "
+            "snapshot restore`",
+            KEPT_BUILD_BYTES, head.build, head.head.format, KEPT_FORMAT);
+    }
+    return parts;
+}
+
 size_t kept_set_aside(const char *state, const char *shard, struct kept_fd *fds, size_t count,
                       bool is_refused, uint32_t *parts_out)
 {
     struct handed all = { .fds = fds, .count = count };
     size_t aside = 0;
-    for (size_t i = 0; i < count; i++) aside += is_aside(&fds[i]);
+    for (size_t i = 0; i < count; i++)
+        aside += is_aside(&fds[i]) || is_of_another(&all, kept_name_read(fds[i].name).part);
     if (aside > 0 || is_refused) {
         const enum order order = aside > 0 ? take_order(state, shard) : KEEP;
         obey(&all, order);
         set_parts_aside(&all, is_refused && order != RETURN);
-        const size_t parts = describe(state, shard, &all);
+        size_t parts = describe(state, shard, &all);
+        parts -= report_others(&all);
         if (parts > 0)
             log_error("parts of %zu jobs are set aside, because %s: their memory is kept for a "
                       "look, and the jobs are restored from snapshots by their on_shard_loss, or "

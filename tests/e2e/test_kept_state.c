@@ -338,7 +338,6 @@ static const struct {
     void (*change)(int fd);
 } damages[] = {
     { "cairn-record", "its record is damaged", damage_record },
-    { "cairn-record", "and this build reads 4", other_format },
     { "cairn-record", "its record is damaged", cut_off },
     { "cairn-ledger", "its ledger is damaged", other_format },
     { "cairn-ledger", "its ledger is damaged", cut_off },
@@ -426,6 +425,41 @@ TEST_EACH(a_part_that_kills_its_daemon_is_set_aside_and_dropped_or_given_back, 0
     }
     join("tiny", TINY(ELEMS));
     expect_bits(root);
+}
+
+/* Another build, which keeps state in another format, is started, and then the former one again: nothing is
+ * lost. The build that cannot read the part goes on without it, also if it is given back to that one. */
+TEST(a_part_that_another_build_keeps_is_set_aside_until_that_build_is_back)
+{
+    char root[65], out[2048];
+    start(1, .shards_kept = true);
+    const pid_t keeper = cluster.shards[0];
+    join("tiny", TINY(ELEMS));
+    train_pushing(0.5f, 3);
+    bits(root);
+    await(held(keeper, "cairn-record") == 1);
+    const int fd = open_held(keeper, "cairn-record");
+    leave();
+    ck_assert_int_eq(kill(keeper, SIGSTOP), 0);
+    kill_process(0);
+    other_format(fd);
+    ck_assert_int_eq(kill(keeper, SIGCONT), 0);
+    await(logged(log_of(0),
+                 "keeps state in format 251, and this build reads 4; to go on with it") == 1);
+    ck_assert_int_eq(inspect("", out), 0);
+    ck_assert_msg(strstr(out, "and this build reads 4") != NULL, "%s", out);
+    ck_assert_int_eq(inspect("return", out), 0);
+    ck_assert_int_eq(kill(keeper, SIGUSR2), 0);
+    await(logged(log_of(0), "and this build reads 4; to go on with it") == 2);
+    other_format(fd);
+    close(fd);
+    ck_assert_int_eq(inspect("return", out), 0);
+    ck_assert_int_eq(kill(keeper, SIGUSR2), 0);
+    await(resumed(0) == 1);
+    ck_assert_int_eq(logged(log_of(0), "is forgotten"), 0);
+    join("tiny", TINY(ELEMS));
+    expect_bits(root);
+    train_pushing(0.5f, 1);
 }
 
 /* A part that is trained between the deaths is not what its daemon dies of; one that rests may be. */
