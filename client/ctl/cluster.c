@@ -139,7 +139,7 @@ static void check_state(struct check *check, const Cairn__JobStatus *j)
         { TROUBLE_WAITS, "{name}", "the data path is cut: {path_cut?}" },
         { TROUBLE_DEGRADED, "{name}", "{?straggler}{straggler.text}" },
         { TROUBLE_DEGRADED, "{name}", "no reduce groups: {reduce_groups_off?}" },
-        { TROUBLE_DEGRADED, "{name}", "{?degraded}{mirrors?}" },
+        { TROUBLE_SAFETY, "{name}", "is less safe than it asks for: {unsafe?}" },
         { TROUBLE_SNAPSHOT, "{name}", "the last one failed, {snapshot_failed?}" },
         { TROUBLE_SNAPSHOT, "{name}", "restored past a damaged one: {passed_over?}" },
         { 0, NULL, NULL },
@@ -147,12 +147,13 @@ static void check_state(struct check *check, const Cairn__JobStatus *j)
     add_complaints(check, j, complaints);
 }
 
-/* Names the shards with which a part of the job dies. */
+/* Names the shards with which a part of the job dies, if the job leaves its durability to the cluster. */
 static void check_kept(struct check *check, const Cairn__JobStatus *j)
 {
     struct sentence names = { "" };
     const bool is_running = strcmp(j->state, "running") == 0 && j->loss[0] == '\0';
-    if (!is_running || j->parts_kept >= j->shards) return;
+    const bool is_asked = j->spec != NULL && j->spec->durability != CAIRN_DURABILITY_DEFAULT;
+    if (!is_running || is_asked || j->unsafe[0] != '\0' || j->parts_kept >= j->shards) return;
     for (size_t i = 0; i < j->n_memory; i++)
         if (!j->memory[i]->untold && !j->memory[i]->kept)
             sentence_add(&names, "%s%s", names.text[0] != '\0' ? ", " : "", j->memory[i]->shard);
@@ -307,6 +308,7 @@ const struct ctl_question ctl_cluster_status = {
         "[{;}{name}: {stats.unpinned_bytes/bytes?} of host memory could not be pinned: copies of "
         "it are slower]]\n"
         "{without?}\n"
+        "*unsafe {;}{.}\n"
         "{;}no snapshot can be saved: {storage?}\n"
         "*members {;}no snapshot can be saved: shard {name}: {storage?}\n"
         "*members {;}{name} hears nothing from {unheard?} over the data path: look for a firewall "

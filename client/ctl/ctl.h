@@ -343,8 +343,8 @@ extern const struct ctl_question ctl_local, ctl_env, ctl_capabilities, ctl_clust
     ctl_cluster_events, ctl_cluster_audit, ctl_cluster_adopt, ctl_cluster_init, ctl_key_show,
     ctl_key_trust, ctl_key_add, ctl_key_revoke, ctl_key_rotate, ctl_reshard_plan, ctl_reshard_apply,
     ctl_reshard_status, ctl_reshard_cancel, ctl_job_list, ctl_job_show, ctl_job_check, ctl_job_top,
-    ctl_job_plan, ctl_job_amend, ctl_job_create, ctl_snapshot_create, ctl_snapshot_list,
-    ctl_snapshot_show, ctl_snapshot_copy, ctl_snapshot_diff, ctl_snapshot_export,
+    ctl_job_plan, ctl_job_amend, ctl_job_durability, ctl_job_create, ctl_snapshot_create,
+    ctl_snapshot_list, ctl_snapshot_show, ctl_snapshot_copy, ctl_snapshot_diff, ctl_snapshot_export,
     ctl_snapshot_verify, ctl_snapshot_restore;
 
 /* A command: a row of a table, which a row without a noun ends. */

@@ -66,58 +66,60 @@ static int print_memory(struct ctl *ctl, const void *reply)
     return 0;
 }
 
-#define JOB_PAGE                                                                                   \
-    "job|{name}\n"                                                                                 \
-    "state|{state}\n"                                                                              \
-    "owner|{owner?}[; shared with {shared}][; to be read by {shared_read}]\n"                      \
-    "owner|{!owner}not known: the job is an admin's until one gives it to somebody (`cairn job "   \
-    "chown`)\n"                                                                                    \
-    "made|by {made_by?}, {made_unix_ms/instant}, from {made_from}\n"                               \
-    "version|" CTL_VERSION "\n"                                                                    \
-    "epoch, round|{epoch}, {round}\n"                                                              \
-    "waits for|{awaited?}\n"                                                                       \
-    "data path|cut: {path_cut?}\n"                                                                 \
-    "held up by|{?straggler}{straggler.text}\n" CTL_DAMAGED_LINE "\n"                              \
-    "last round|skipped: {gradient?}\n"                                                            \
-    "put out|{put_out?}\n"                                                                         \
-    "last step|{?stepped}{stepped_ms_ago/1000%.1f} s ago\n"                                        \
-    "no snapshot|{snapshot_failed?}\n"                                                             \
-    "saving|{saving?}\n"                                                                           \
-    "passed over|{passed_over?}\n"                                                                 \
-    "restored|{restores?} time{restores/plural} by itself since a step was applied\n"              \
-    "workers|{workers} attached, at least {workers_min}[, at most {workers_max}]"                  \
-    "[{?spec.global_batch}{?workers>spec.global_batch}; {workers-spec.global_batch} without "      \
-    "a micro-batch idle]\n"                                                                        \
-    "shards|{shards}[, heaviest/mean {heaviest_over_mean/%.3f}], layout {layout_hash}\n"           \
-    "pieces|{pieces} of its tensors on shards, in {extents?} extents\n"                            \
-    "tensors|{tensors}, {elems} elements, memory: "                                                \
-    "[{!untold}{state_bytes/bytes}][{?untold}unknown]\n"                                           \
-    "|{blobs?} of them blobs, {blob_bytes} bytes\n"                                                \
-    "durability|{!untold}{?parts_kept}process: {parts_kept} of {shards} shard{shards/plural} may " \
-    "crash or be exchanged, and lose nothing\n"                                                    \
-    "durability|{!untold}{!parts_kept}none: a shard whose process ends loses its part\n"           \
-    "audits|all of the state was compared since step {audited_since?}\n"                           \
-    "[{?degraded}degraded][{!degraded}peer]|{mirrors?}\n" SPEC_PAGE GROUPS_PAGE                    \
-    "frozen tensors|{frozen_tensors?}[{:}and {frozen_tensor_count-frozen_tensors} more]\n"         \
-    "reduce groups|{?spec.reduce_groups}{?reduce_group_count}{reduce_group_count} "                \
-    "({groups_of_round})\n"                                                                        \
-    "reduce groups|{?spec.reduce_groups}{!reduce_group_count}none[: {reduce_groups_off}]"          \
-    "[{!reduce_groups_off} yet]\n"                                                                 \
-    "loss scale|{!version_unknown}{loss_scale/%g}, [{!spec.loss_scale_policy/word=dynamic}fixed]"  \
-    "[{?spec.loss_scale_policy/word=dynamic}dynamic from {spec.loss_scale_min/%g} to "             \
-    "{spec.loss_scale_max/%g}, "                                                                   \
-    "doubled after {spec.loss_scale_growth_steps} rounds]\n"                                       \
-    "client state|{!version_unknown}{?spec.client_state_max}{client_state_bytes} bytes, at "       \
-    "most {spec.client_state_max}\n"                                                               \
-    "*leases lease|generation {generation}, step {step}: {role/role} {holder}, "                   \
-    "{left_ms/1000%.1f} s left\n"                                                                  \
-    "gradient norm|{!version_unknown}{last_grad_norm/%g}\n"                                        \
-    "pushed, fetched|[{!untold}{pushed_bytes/bytes}, {fetched_bytes/bytes}]"                       \
-    "[{?untold}unknown, unknown]\n" BYTES_PAGE                                                     \
-    "rounds|{steps_applied} applied, {rounds_skipped} skipped, {rounds_abandoned} abandoned "      \
-    "since the coordinator started\n"                                                              \
-    "skipped|{skips?} in all; the next batch is number {step+skips}\n"                             \
-    "|{?spec}{?skips_in_row}{skips_in_row} in a row with the loss scale at its least, at most "    \
+#define JOB_PAGE                                                                                  \
+    "job|{name}\n"                                                                                \
+    "state|{state}\n"                                                                             \
+    "owner|{owner?}[; shared with {shared}][; to be read by {shared_read}]\n"                     \
+    "owner|{!owner}not known: the job is an admin's until one gives it to somebody (`cairn job "  \
+    "chown`)\n"                                                                                   \
+    "made|by {made_by?}, {made_unix_ms/instant}, from {made_from}\n"                              \
+    "version|" CTL_VERSION "\n"                                                                   \
+    "epoch, round|{epoch}, {round}\n"                                                             \
+    "waits for|{awaited?}\n"                                                                      \
+    "data path|cut: {path_cut?}\n"                                                                \
+    "held up by|{?straggler}{straggler.text}\n" CTL_DAMAGED_LINE "\n"                             \
+    "last round|skipped: {gradient?}\n"                                                           \
+    "put out|{put_out?}\n"                                                                        \
+    "last step|{?stepped}{stepped_ms_ago/1000%.1f} s ago\n"                                       \
+    "no snapshot|{snapshot_failed?}\n"                                                            \
+    "saving|{saving?}\n"                                                                          \
+    "passed over|{passed_over?}\n"                                                                \
+    "restored|{restores?} time{restores/plural} by itself since a step was applied\n"             \
+    "workers|{workers} attached, at least {workers_min}[, at most {workers_max}]"                 \
+    "[{?spec.global_batch}{?workers>spec.global_batch}; {workers-spec.global_batch} without "     \
+    "a micro-batch idle]\n"                                                                       \
+    "shards|{shards}[, heaviest/mean {heaviest_over_mean/%.3f}], layout {layout_hash}\n"          \
+    "pieces|{pieces} of its tensors on shards, in {extents?} extents\n"                           \
+    "tensors|{tensors}, {elems} elements, memory: "                                               \
+    "[{!untold}{state_bytes/bytes}][{?untold}unknown]\n"                                          \
+    "|{blobs?} of them blobs, {blob_bytes} bytes\n"                                               \
+    "durability|{!untold}{durability}[{?spec.durability}; {spec.durability/word} is asked for]"   \
+    "[; {parts_kept} of {shards} shard{shards/plural} may crash or be exchanged, and lose "       \
+    "nothing]"                                                                                    \
+    "[{?durability=none}; a shard whose process ends loses its part]\n"                           \
+    "degraded|{unsafe?}\n"                                                                        \
+    "audits|all of the state was compared since step {audited_since?}\n"                          \
+    "peer|{mirrors?}\n" SPEC_PAGE GROUPS_PAGE                                                     \
+    "frozen tensors|{frozen_tensors?}[{:}and {frozen_tensor_count-frozen_tensors} more]\n"        \
+    "reduce groups|{?spec.reduce_groups}{?reduce_group_count}{reduce_group_count} "               \
+    "({groups_of_round})\n"                                                                       \
+    "reduce groups|{?spec.reduce_groups}{!reduce_group_count}none[: {reduce_groups_off}]"         \
+    "[{!reduce_groups_off} yet]\n"                                                                \
+    "loss scale|{!version_unknown}{loss_scale/%g}, [{!spec.loss_scale_policy/word=dynamic}fixed]" \
+    "[{?spec.loss_scale_policy/word=dynamic}dynamic from {spec.loss_scale_min/%g} to "            \
+    "{spec.loss_scale_max/%g}, "                                                                  \
+    "doubled after {spec.loss_scale_growth_steps} rounds]\n"                                      \
+    "client state|{!version_unknown}{?spec.client_state_max}{client_state_bytes} bytes, at "      \
+    "most {spec.client_state_max}\n"                                                              \
+    "*leases lease|generation {generation}, step {step}: {role/role} {holder}, "                  \
+    "{left_ms/1000%.1f} s left\n"                                                                 \
+    "gradient norm|{!version_unknown}{last_grad_norm/%g}\n"                                       \
+    "pushed, fetched|[{!untold}{pushed_bytes/bytes}, {fetched_bytes/bytes}]"                      \
+    "[{?untold}unknown, unknown]\n" BYTES_PAGE                                                    \
+    "rounds|{steps_applied} applied, {rounds_skipped} skipped, {rounds_abandoned} abandoned "     \
+    "since the coordinator started\n"                                                             \
+    "skipped|{skips?} in all; the next batch is number {step+skips}\n"                            \
+    "|{?spec}{?skips_in_row}{skips_in_row} in a row with the loss scale at its least, at most "   \
     "{spec.skips_max}"
 
 const struct ctl_question ctl_job_show = { CTL_ASKS(JOB_SHOW, job_show, JOB_STATUS),
@@ -262,3 +264,48 @@ const struct ctl_question ctl_job_amend = { CTL_ASKS(JOB_AMEND, job_amend, JOB_A
                                                     "revision|{revision}",
                                             .fields = "job=@0 revision",
                                             .after = say_who_lacks };
+
+/* ==== durability ==== */
+
+/* cairn job durability: an amendment of that field alone, which says what the job has then. */
+
+static int fill_durability(struct ctl *ctl, void *request)
+{
+    Cairn__JobAmend *amend = request;
+    struct job_spec_data spec; // owns nothing
+    const int tier = capability_value(CAIRN_CAPABILITY_DURABILITY, ctl->argv[1]);
+    spec_init(&spec);
+    if (tier < 0)
+        return ctl_usage_fail(ctl,
+                              "there is no durability \"%s\": default, process, peer, log and "
+                              "log+peer are allowed",
+                              ctl->argv[1]);
+    spec.policy.durability = (cairn_durability)tier;
+    const int done = ctl_set_field(ctl, "TIER", "durability", &spec);
+    if (done >= 0) return done;
+    randombytes_buf(&amend->key, sizeof amend->key);
+    amend->key |= 1; // never 0
+    amend->settings = ctl->terms.set.list;
+    amend->n_settings = ctl->terms.set.count;
+    return -1;
+}
+
+static int say_durability(struct ctl *ctl, const void *amended)
+{
+    ProtobufCMessage *reply;
+    (void)amended;
+    if (ctl->json || ctl->quiet || ask_job(ctl, &reply) != CAIRN_OK) return 0;
+    ctl_show(ctl, reply, "has|{durability}\ndegraded|{unsafe?}", NULL);
+    message_free(reply);
+    return 0;
+}
+
+const struct ctl_question ctl_job_durability = { CTL_ASKS(JOB_AMEND, job_amend, JOB_AMENDED),
+                                                 .fill = "name=@0",
+                                                 .fill_by = fill_durability,
+                                                 .quiet = "{revision}",
+                                                 .page = "job|{@0}\n"
+                                                         "durability|{@1}\n"
+                                                         "revision|{revision}",
+                                                 .fields = "job=@0 durability=@1 revision",
+                                                 .after = say_durability };

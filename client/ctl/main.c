@@ -171,6 +171,10 @@ static const struct ctl_row commands[] = {
       "[--set KEY=VALUE]...",
       "change a job while it trains, from the next round on; scripts with the old spec go on", 1, 1,
       ASKS "quiet", &ctl_job_amend },
+    { "job", "durability", "JOB default|process|peer|log|log+peer",
+      "what the job loses no step by, from the next round on: a shard's process ends, its host is "
+      "lost, or all hosts; refused if it cannot be had",
+      2, 2, ASKS "quiet", &ctl_job_durability },
     { "job", "park", "JOB",
       "take its state off GPUs to host memory: no round opens until it is taken back", 1, 1,
       ASKS "quiet",

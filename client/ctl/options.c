@@ -902,7 +902,7 @@ static void print_usage(FILE *out, const struct ctl *ctl, const char *noun, cons
             "\nexit status: 0 done, 1 failed, 2 usage, 4 not found, 5 damaged data, 10 "
             "unreachable,\n  11 busy, 12 not allowed, 13 another protocol, 124 timeout, 130 "
             "interrupted; local: the command's;\n  of a check: 20 a shard is missing, 21 a job "
-            "waits, 22 snapshots, 23 degraded\n");
+            "waits, 22 snapshots, 23 degraded, 3 less safe\n");
 }
 
 static void add_word(struct ctl *ctl, const char *word)

@@ -366,7 +366,7 @@ const struct ctl_shape ctl_shapes[] = {
     SHAPE(cluster_backed_up, .json = "path bytes"),
     SHAPE(cluster_status,
           .json = "cluster store/hex version coordinator_incarnation uptime_ms shards_expected "
-                  "jobs=job_count storage members strangers"),
+                  "jobs=job_count storage members strangers unsafe"),
     SHAPE(event, .json = "number time=unix_ms/instant event=kind job who text",
           .columns = "TIME|unix_ms/instant\nEVENT|kind\nJOB|job?\nWHO|who?\nWHAT|text"),
     SHAPE(events, .json = "events"),
@@ -390,7 +390,7 @@ const struct ctl_shape ctl_shapes[] = {
                 "seconds_since_step=stepped_ms_ago/1000?stepped restores blobs blob_bytes "
                 "state_bytes!untold pushed_bytes!untold fetched_bytes!untold "
                 "heaviest_over_mean? leases held_up_by=straggler groups owner? shared shared_read "
-                "parts_kept!untold audited_since? mirrors degraded "
+                "parts_kept!untold audited_since? mirrors durability unsafe "
                 "made.by=made_by? made.from=made_from? made.at=made_unix_ms/instant?",
         .columns =
             "JOB|name\nOWNER|[{owner}][{!owner}-]\nSTATE|state\nGENERATION|generation!"
@@ -400,7 +400,7 @@ const struct ctl_shape ctl_shapes[] = {
             "[{?workers_max>workers_min}{workers} ({workers_min} to {workers_max})]"
             "[{?workers_max}{!workers_max>workers_min}{workers} of {workers_min}]\nSHARDS|shards\n"
             "MEMORY|[{!untold}{state_bytes/bytes}][{?untold}unknown]\n"
-            "KEPT|{!untold}{parts_kept} of {shards}\n"
+            "DURABILITY|{!untold}{durability}[{?unsafe}, degraded]\n"
             "SNAPSHOTS|{?snapshot_failed}failed\n"
             "WAITS FOR|[{?path_cut}data path cut; ]{awaited}"),
     SHAPE(key, .json = "id key=line own signs since_ms=since_unix_ms",

@@ -203,6 +203,19 @@ typedef enum cairn_worker_loss {
 } cairn_worker_loss;
 #endif
 
+#ifndef CAIRN_DURABILITY_DEFINED
+#define CAIRN_DURABILITY_DEFINED
+/* The losses that cost a job no step. DEFAULT: what the cluster offers; PROCESS: a shard's process ends;
+ * PEER: its host is lost; LOG: all hosts are; LOG_PEER: both, PEER at once (deploy/README.md). */
+typedef enum cairn_durability {
+    CAIRN_DURABILITY_DEFAULT = 0,
+    CAIRN_DURABILITY_PROCESS = 1,
+    CAIRN_DURABILITY_PEER = 2,
+    CAIRN_DURABILITY_LOG = 3,
+    CAIRN_DURABILITY_LOG_PEER = 4
+} cairn_durability;
+#endif
+
 #ifndef CAIRN_TIERS_DEFINED
 #define CAIRN_TIERS_DEFINED
 /* Where the planes of an element lie on a shard that has a GPU. An update works in one memory:
@@ -625,6 +638,8 @@ struct cairn_job_spec {
     uint64_t buffers_every;
     /* Every so many steps all state is compared with its checksums (deploy/README.md) */
     uint64_t audit_every;
+    /* The losses that cost no step; refused if the cluster lacks what that takes */
+    cairn_durability durability;
     /* From here on by hand. */
 };
 #define CAIRN_OPEN_MUST_EXIST     1

@@ -297,6 +297,18 @@ typedef enum cairn_worker_loss {
 } cairn_worker_loss;
 #endif
 
+/* The losses that cost a job no step. server/core/standing.h judges whether a job has what it asks for. */
+#ifndef CAIRN_DURABILITY_DEFINED
+#define CAIRN_DURABILITY_DEFINED
+typedef enum cairn_durability {
+    CAIRN_DURABILITY_DEFAULT = 0, /* whatever the cluster offers without a log */
+    CAIRN_DURABILITY_PROCESS = 1, /* the end of a process of a shard */
+    CAIRN_DURABILITY_PEER = 2,    /* the loss of a shard's host: a standby */
+    CAIRN_DURABILITY_LOG = 3, /* the end of all: each round's sums are on disk before it counts */
+    CAIRN_DURABILITY_LOG_PEER = 4
+} cairn_durability;
+#endif
+
 /* How a round treats a trained tensor to which nobody contributed. */
 #ifndef CAIRN_MISSING_DEFINED
 #define CAIRN_MISSING_DEFINED
@@ -382,6 +394,7 @@ struct policy {
     uint32_t snapshot_every_s, snapshot_keep_within_s;
     uint32_t snapshot_durable_within_s, snapshot_scrub_every_s;
     uint64_t audit_every;
+    cairn_durability durability;
     cairn_snapshot_staging snapshot_staging;
     bool snapshot_fallback;
 };
@@ -603,6 +616,7 @@ enum capability_field {
     CAIRN_CAPABILITY_SHARD_LOSS,  /* cairn_shard_loss */
     CAIRN_CAPABILITY_WORKER_LOSS, /* cairn_worker_loss */
     CAIRN_CAPABILITY_STAGING,     /* cairn_snapshot_staging */
+    CAIRN_CAPABILITY_DURABILITY,  /* cairn_durability */
     CAIRN_CAPABILITY_TIERS,   /* cairn_tiers: which planes may lie apart from those on a device */
     CAIRN_CAPABILITY_MISSING, /* cairn_missing */
     CAIRN_CAPABILITY_COMBINATION, /* spec_combination */

@@ -563,6 +563,7 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     "on_shard_loss",
     "on_worker_loss",
     "snapshot_staging",
+    "durability",
     "tiers",
     "missing_gradients",
     "combination",
@@ -625,6 +626,11 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(WORKER_LOSS, CAIRN_WORKER_LOSS_FAIL, "fail", true)                   \
     X(STAGING, CAIRN_SNAPSHOT_STAGING_STATE, "state", true)                \
     X(STAGING, CAIRN_SNAPSHOT_STAGING_SMALL, "small", true)                \
+    X(DURABILITY, CAIRN_DURABILITY_DEFAULT, "default", true)               \
+    X(DURABILITY, CAIRN_DURABILITY_PROCESS, "process", true)               \
+    X(DURABILITY, CAIRN_DURABILITY_PEER, "peer", true)                     \
+    X(DURABILITY, CAIRN_DURABILITY_LOG, "log", false)                      \
+    X(DURABILITY, CAIRN_DURABILITY_LOG_PEER, "log+peer", false)            \
     X(TIERS, CAIRN_TIERS_TOGETHER, "together", true)                       \
     X(TIERS, CAIRN_TIERS_MOMENTS_ON_HOST, "moments on the host", false)    \
     X(TIERS, CAIRN_TIERS_PARAM_ON_HOST, "param on the host", false)        \

@@ -112,7 +112,9 @@ enum spec_part {
     X(buffers_every, buffers_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN,        \
       CREATED)                                                                                     \
     X(audit_every, policy.audit_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN,     \
-      NEXT_ROUND)
+      NEXT_ROUND)                                                                                  \
+    X(durability, policy.durability, CHOICE, LISTED(DURABILITY), CAIRN_DURABILITY_DEFAULT, LATER,  \
+      GIVEN, NEXT_ROUND)
 
 /* The same fields for people and for other languages, in the order of struct cairn_job_spec: a new row
  * is the last. tests/tree/spec_fields.py makes every other place of a field from the two tables.
@@ -263,7 +265,9 @@ enum spec_part {
       "without one, the next version. 0: none")                                                  \
     X(audit_every, 97, "", "audit-every", "N",                                                   \
       "every N steps all state is compared with its checksums; 0: never",                        \
-      "Every so many steps all state is compared with its checksums (deploy/README.md)")
+      "Every so many steps all state is compared with its checksums (deploy/README.md)")         \
+    X(durability, 98, "", "", "", "",                                                            \
+      "The losses that cost no step; refused if the cluster lacks what that takes")
 
 /* The fields of a group: name (the same in struct group_hyper) | kind | what is allowed | default |
  * part: FIRST or LATER. */

@@ -672,6 +672,8 @@ static cairn_status amend_job(struct coord_job *job, struct coord_member *member
         status = coord_settings_judge_planes(&job->spec, &next, CAIRN_SETTINGS_AMEND, why);
     if (status == CAIRN_OK) status = judge_bounds(job, &next, why);
     if (status == CAIRN_OK) status = judge_audits(job, &next, why);
+    if (status == CAIRN_OK && next.policy.durability != job->spec.policy.durability)
+        status = coord_durability_may(job, &next, why);
     if (status == CAIRN_OK && !extends)
         status = coord_quota_judge_workers(job, quota_in_flight_if(job, &next, job->entry_count),
                                            why);

@@ -148,6 +148,9 @@ struct coord_told {
     Cairn__MemoryTold *memory; /* owned: [memory_count] */
     size_t memory_count;
     char standby_of[CAIRN_NAME_MAX + 1]; /* the shard that it mirrors; empty: it is no standby */
+    bool has_keeper, has_log;            /* ShardTiers */
+    bool had_keeper;                     /* at any time, as far as this coordinator knows */
+    struct sentence log_lacks;
 };
 
 /* A shard, known by its name. */

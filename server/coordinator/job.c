@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "proto/plan/plan.h"
-#include "server/coordinator/cluster.h"
+#include "server/coordinator/mirror.h"
 
 /* ---- what a job is at ---- */
 
@@ -287,4 +287,35 @@ cairn_status coord_job_judge_shards(const struct coord_job *job, struct sentence
                          s->entry->name);
     }
     return CAIRN_OK;
+}
+
+/* ---- mirrors ---- */
+
+struct coord_mirror *coord_mirror_find(const struct coord_job *job, uint32_t shard)
+{
+    struct coord_mirror *mirror = job->loss.mirrors;
+    while (mirror != NULL && mirror->shard != shard) mirror = mirror->next;
+    return mirror;
+}
+
+struct coord_mirror *coord_mirror_at(const struct coord_job *job,
+                                     const struct coord_shard_entry *entry)
+{
+    struct coord_mirror *mirror = job->loss.mirrors;
+    while (mirror != NULL && mirror->entry != entry) mirror = mirror->next;
+    return mirror;
+}
+
+bool coord_shard_is_standby(const struct coord *cluster, const struct coord_shard_entry *entry)
+{
+    if (entry->told.standby_of[0] == '\0') return false;
+    for (const struct coord_job *job = cluster->jobs; job != NULL; job = job->next)
+        if (coord_job_has_shard(job, entry)) return false;
+    return true;
+}
+
+bool coord_mirrors_has(const struct coord_job *job, const struct coord_shard_entry *entry)
+{
+    const struct coord_mirror *mirror = coord_mirror_at(job, entry);
+    return mirror != NULL && mirror->is_stored && mirror->incarnation == entry->incarnation;
 }

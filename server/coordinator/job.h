@@ -157,6 +157,14 @@ struct coord_recovery {
     bool waited; /* a restore was pending at the last tick */
 };
 
+/* A job that has less durability than it asks for, and what the log said of it. */
+struct coord_unsafe {
+    uint64_t next_ms;  /* coord_now_ms: when it is judged again */
+    uint64_t since_ms; /* coord_now_ms + 1; 0: it has what it asks for */
+    uint64_t said_ms;  /* coord_now_ms + 1; 0: it was not said */
+    uint32_t lacking;  /* when it was said */
+};
+
 /* A job's loss, and its recovery. */
 struct coord_loss {
     struct sentence why; /* "lost: ...", "behind: ..." */
@@ -166,6 +174,7 @@ struct coord_loss {
     bool behind;
     struct coord_recovery recovery;
     struct coord_mirror *mirrors; /* owned: what keeps it from being lost */
+    struct coord_unsafe unsafe;
 };
 
 /* Makes the job LOST, and expels its members. may_return: the parts may come back, so the core is still
@@ -659,8 +668,35 @@ bool coord_mirrors_take(struct coord_session *session, const struct wire_frame *
 void coord_part_message(struct coord_job *job, uint32_t shard, uint16_t type,
                         const ProtobufCMessage *message);
 
-/* Says of a shard's part by whom it is mirrored, or why it is not. False: it has had no standby. */
-bool coord_mirrors_say(const struct coord_job *job, uint32_t shard, struct sentence *out,
-                       bool *is_in_step_out);
+/* How far the mirror of a shard's part is. */
+struct coord_mirrored {
+    enum {
+        CAIRN_MIRRORED_NEVER, /* there was no standby */
+        CAIRN_MIRRORED_NOT,
+        CAIRN_MIRRORED_SOON, /* the standby is being filled */
+        CAIRN_MIRRORED_NOW
+    } state;
+    const char *standby; /* its name; "": none has been found yet */
+    const char *why;     /* if NOT: why */
+};
+struct coord_mirrored coord_mirrors_of(const struct coord_job *job, uint32_t shard);
+/* Returns a standby that could mirror the shard's part. NULL: there is none. */
+struct coord_shard_entry *coord_mirrors_standby(const struct coord_job *job,
+                                                const struct coord_shard_entry *owner);
+
+/* ==== durability ==== */
+
+/* A job asks for a durability (cairn_durability), server/core/standing.h judges what it has, and operators
+ * are told if that is less. Loop thread. */
+
+/* Takes what a shard can do; NULL: it does not say. */
+void coord_durability_take(struct coord_shard_entry *entry, const Cairn__ShardTiers *tiers);
+/* Refuses what the job's shards cannot have. `spec`: what the job is to ask for. */
+cairn_status coord_durability_may(const struct coord_job *job, const struct job_spec_data *spec,
+                                  struct sentence *why) CAIRN_MUST_CHECK;
+/* How safe the job is now. */
+struct safety coord_durability_of(const struct coord_job *job);
+/* Says in the log when the job has less than it asks for, and then once an hour. */
+void coord_durability_tick(struct coord_job *job);
 
 #endif

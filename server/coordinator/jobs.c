@@ -275,7 +275,8 @@ static cairn_status place_planned(struct coord_steps *steps, cairn_status status
         const struct quota more = { .bytes = coord_job_state_bytes(creation->job) };
         status = coord_quota_judge(steps->cluster, creation->job->tenant.owner, &more, why);
     }
-    return status == CAIRN_OK ? place_job(creation->job, creation->shard_count, false, why)
+    if (status == CAIRN_OK) status = place_job(creation->job, creation->shard_count, false, why);
+    return status == CAIRN_OK ? coord_durability_may(creation->job, &creation->job->spec, why)
                               : status;
 }
 

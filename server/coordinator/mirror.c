@@ -10,7 +10,6 @@
 /* After a failure a mirror is made anew, later each time: until it is given up, rounds wait for it. */
 #define AGAIN_MS  1000
 #define TWICE_MAX 9
-#define SAY_MS    (60 * 60 * 1000)
 
 const char *coord_mirror_owner(const struct coord_mirror *mirror)
 {
@@ -31,21 +30,6 @@ bool coord_mirror_takes_part(const struct coord_mirror *mirror)
 {
     return mirror->stage == CAIRN_MIRROR_FILLING || mirror->stage == CAIRN_MIRROR_STORING ||
            mirror->stage == CAIRN_MIRROR_IN_STEP;
-}
-
-struct coord_mirror *coord_mirror_find(const struct coord_job *job, uint32_t shard)
-{
-    struct coord_mirror *mirror = job->loss.mirrors;
-    while (mirror != NULL && mirror->shard != shard) mirror = mirror->next;
-    return mirror;
-}
-
-struct coord_mirror *coord_mirror_at(const struct coord_job *job,
-                                     const struct coord_shard_entry *entry)
-{
-    struct coord_mirror *mirror = job->loss.mirrors;
-    while (mirror != NULL && mirror->entry != entry) mirror = mirror->next;
-    return mirror;
 }
 
 /* Finds the mirror to which a late answer belongs. */
@@ -100,24 +84,10 @@ struct mirror_view coord_mirror_view(const struct coord_mirror *mirror)
     };
 }
 
-bool coord_shard_is_standby(const struct coord *cluster, const struct coord_shard_entry *entry)
-{
-    if (entry->told.standby_of[0] == '\0') return false;
-    for (const struct coord_job *job = cluster->jobs; job != NULL; job = job->next)
-        if (coord_job_has_shard(job, entry)) return false;
-    return true;
-}
-
 bool coord_mirrors_is_taking(const struct coord_job *job, uint32_t shard)
 {
     const struct coord_mirror *mirror = coord_mirror_find(job, shard);
     return mirror != NULL && mirror->stage == CAIRN_MIRROR_TAKING;
-}
-
-bool coord_mirrors_has(const struct coord_job *job, const struct coord_shard_entry *entry)
-{
-    const struct coord_mirror *mirror = coord_mirror_at(job, entry);
-    return mirror != NULL && mirror->is_stored && mirror->incarnation == entry->incarnation;
 }
 
 /* True if the job has a shape that a standby can have, and keeps it for now. */
@@ -177,16 +147,6 @@ cairn_status coord_mirrors_load(struct coord *cluster, struct sentence *why)
 
 /* ---- a mirror ends ---- */
 
-static void say_degraded(struct coord_mirror *mirror)
-{
-    const uint64_t now_ms = coord_now_ms(mirror->job->cluster);
-    if (mirror->said_ms != 0 && now_ms - mirror->said_ms < SAY_MS) return;
-    mirror->said_ms = now_ms + 1;
-    log_warn("job %s: the part on shard %s is not mirrored: %s; a loss of that shard's host now "
-             "loses the steps since the newest snapshot",
-             mirror->job->spec.name, coord_mirror_owner(mirror), mirror->why.text);
-}
-
 /* The mirror is gone, and the store does not say otherwise. */
 static void is_gone(struct coord_mirror *mirror)
 {
@@ -195,7 +155,6 @@ static void is_gone(struct coord_mirror *mirror)
     const unsigned twice = mirror->failures < TWICE_MAX ? mirror->failures : TWICE_MAX;
     mirror->again_ms = coord_now_ms(mirror->job->cluster) + ((uint64_t)AGAIN_MS << twice);
     mirror->failures++;
-    say_degraded(mirror);
     coord_mirror_pass_reports(mirror->job, mirror->shard);
 }
 
@@ -255,7 +214,9 @@ void coord_mirror_end(struct coord_mirror *mirror, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    if (coord_mirror_takes_part(mirror) || strcmp(mirror->why.text, text) != 0) mirror->said_ms = 0;
+    if (coord_mirror_takes_part(mirror) || strcmp(mirror->why.text, text) != 0)
+        log_info("job %s: shard %s is mirrored no more by %s: %s", mirror->job->spec.name,
+                 coord_mirror_owner(mirror), mirror->name, text);
     sentence_set(&mirror->why, "%s", text);
     part_both(mirror);
     mirror->entry = NULL;
@@ -387,18 +348,6 @@ static void make_mirror(struct coord_mirror *mirror, struct coord_shard_entry *e
     coord_gather_start(gather);
 }
 
-/* Finds a standby of the owner that has nothing of the job. */
-static struct coord_shard_entry *find_standby(const struct coord_job *job,
-                                              const struct coord_shard_entry *owner)
-{
-    for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next)
-        if (strcmp(s->told.standby_of, owner->name) == 0 && coord_shard_stays(s) &&
-            !coord_shard_unfit(s) && !coord_job_has_shard(job, s) &&
-            coord_mirror_at(job, s) == NULL)
-            return s;
-    return NULL;
-}
-
 static void begin_mirror(struct coord_job *job, uint32_t shard)
 {
     const struct coord_job_shard *owner = &job->shards[shard];
@@ -407,11 +356,8 @@ static void begin_mirror(struct coord_job *job, uint32_t shard)
     if (mirror != NULL && (mirror->stage != CAIRN_MIRROR_NONE || mirror->is_stored ||
                            coord_now_ms(job->cluster) < mirror->again_ms))
         return;
-    struct coord_shard_entry *entry = find_standby(job, owner->entry);
-    if (entry == NULL) {
-        if (mirror != NULL) say_degraded(mirror);
-        return;
-    }
+    struct coord_shard_entry *entry = coord_mirrors_standby(job, owner->entry);
+    if (entry == NULL) return;
     if (mirror == NULL) mirror = add_mirror(job, shard);
     if (mirror != NULL) make_mirror(mirror, entry);
 }
@@ -428,7 +374,6 @@ static void on_row_saved(const struct coord_saved *saved)
     }
     mirror->stage = CAIRN_MIRROR_IN_STEP;
     mirror->failures = 0;
-    mirror->said_ms = 0;
     log_info("job %s: shard %s is mirrored by %s", mirror->job->spec.name,
              coord_mirror_owner(mirror), mirror->name);
     coord_event_note(saved->cluster, CAIRN_EVENT_MIRRORED, mirror->job->spec.name, NULL,
@@ -698,23 +643,8 @@ void coord_mirrors_tick(struct coord_job *job)
         next = m->next;
         tick_mirror(m);
     }
-    if (!may_mirror(job)) return;
+    const bool is_asked = safety_mirrors(job->spec.policy.durability);
+    if (!is_asked) coord_mirrors_end(job, "the job asks for a durability without standbys");
+    if (!is_asked || !may_mirror(job)) return;
     CAIRN_EACH_SHARD (job, i) begin_mirror(job, i);
-}
-
-/* ---- shown ---- */
-
-bool coord_mirrors_say(const struct coord_job *job, uint32_t shard, struct sentence *out,
-                       bool *is_in_step_out)
-{
-    const struct coord_mirror *mirror = coord_mirror_find(job, shard);
-    if (mirror == NULL || mirror->stage == CAIRN_MIRROR_TAKING) return false;
-    *is_in_step_out = mirror->stage == CAIRN_MIRROR_IN_STEP;
-    if (mirror->stage == CAIRN_MIRROR_IN_STEP)
-        sentence_set(out, "is mirrored by %s", mirror->name);
-    else if (mirror->stage == CAIRN_MIRROR_NONE || mirror->stage == CAIRN_MIRROR_ENDING)
-        sentence_set(out, "is not mirrored: %s", mirror->why.text);
-    else
-        sentence_set(out, "is not mirrored yet: %s is being filled", mirror->name);
-    return true;
 }

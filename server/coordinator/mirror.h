@@ -48,7 +48,6 @@ struct coord_mirror {
     struct mirror_report heard[CAIRN_MIRROR_REPORTS];    /* the last of the standby's */
     uint64_t again_ms; /* coord_now_ms: no mirror is made before */
     unsigned failures; /* since it was in step */
-    uint64_t said_ms;  /* coord_now_ms + 1: when the log said that there is none */
     struct sentence why;
 };
 

@@ -788,6 +788,7 @@ static bool take_entry(struct coord_session *session, const Cairn__Hello *hello)
     entry->session = session;
     entry->memory_bytes = hello->memory_bytes;
     snprintf(entry->told.standby_of, sizeof entry->told.standby_of, "%s", hello->standby_of);
+    coord_durability_take(entry, hello->tiers);
     coord_mirrors_standby_up(cluster, entry);
     coord_drain_come(cluster, entry);
     cluster->arrivals++;

@@ -199,17 +199,23 @@ static void fill_mirrors(struct coord_answer *answer, Cairn__JobStatus *s,
                          const struct coord_job *job)
 {
     char **list = coord_answer_bytes(answer, MIRRORS_SHOWN * sizeof *list);
-    struct sentence text;
-    bool is_in_step;
     if (list == NULL) return;
     s->mirrors = list;
     CAIRN_EACH_SHARD (job, i) {
-        if (!coord_mirrors_say(job, i, &text, &is_in_step)) continue;
-        s->degraded += !is_in_step;
-        if (s->n_mirrors == MIRRORS_SHOWN) continue;
-        list[s->n_mirrors++] = coord_answer_text(answer, "%s %s", job->shards[i].entry->name,
-                                                 text.text);
+        const struct coord_mirrored m = coord_mirrors_of(job, i);
+        const char *name = job->shards[i].entry->name;
+        if (m.state == CAIRN_MIRRORED_NEVER || s->n_mirrors == MIRRORS_SHOWN) continue;
+        list[s->n_mirrors++] =
+            m.state == CAIRN_MIRRORED_NOW
+                ? coord_answer_text(answer, "%s is mirrored by %s", name, m.standby)
+            : m.state == CAIRN_MIRRORED_NOT
+                ? coord_answer_text(answer, "%s is not mirrored: %s", name, m.why)
+                : coord_answer_text(answer, "%s is not mirrored yet: %s is being filled", name,
+                                    m.standby);
     }
+    const struct safety safety = coord_durability_of(job);
+    s->durability = wire_text(safety_text(safety.has));
+    s->unsafe = coord_answer_text(answer, "%s", safety.why.text);
 }
 
 static void fill_shards(struct coord_answer *answer, Cairn__JobStatus *s,
@@ -364,7 +370,7 @@ static void fill_job(struct coord_answer *answer, Cairn__JobStatus *s, const str
  * a list fits a frame, even with the maximum number of jobs. `job show` shows the rest. */
 static void shorten_job_status(struct coord_answer *answer, Cairn__JobStatus *s)
 {
-    char **const texts[] = { &s->awaited, &s->loss, &s->path_cut };
+    char **const texts[] = { &s->awaited, &s->loss, &s->path_cut, &s->unsafe };
     s->n_groups = s->n_memory = s->n_leases = s->n_frozen_tensors = 0;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         *texts[i] = coord_answer_text(answer, "%s", sentence_brief(*texts[i], BRIEF_CHARS).text);
@@ -491,6 +497,8 @@ static void fill_session(Cairn__MemberStatus *out, const struct coord_session *s
     out->unheard = wire_text(coord_unheard_text(session));
 }
 
+#define UNSAFE_SHOWN 64
+
 #define MEMBERS_MAX 4096 /* the most members in an answer, so that it fits a frame */
 
 /* True if whoever asks is shown this connection: a worker or reader, and of the same owner unless the asker
@@ -522,6 +530,25 @@ static void fill_members(const struct coord_session *asker, struct coord_answer 
     }
 }
 
+/* Lists the jobs that are less safe than they ask for. */
+static void fill_unsafe(const struct coord_session *asker, struct coord_answer *answer,
+                        Cairn__ClusterStatus *status)
+{
+    const struct coord *cluster = asker->cluster;
+    char **list = coord_answer_bytes(answer, UNSAFE_SHOWN * sizeof *list);
+    if (list == NULL) return;
+    status->unsafe = list;
+    for (const struct coord_job *j = cluster->jobs; j != NULL; j = j->next) {
+        if (!coord_job_is_seen(asker, j)) continue;
+        const struct safety safety = coord_durability_of(j);
+        if (safety.lacking == 0) continue;
+        list[status->n_unsafe++] = coord_answer_text(
+            answer, "job %s is less safe than it asks for: %s", j->spec.name,
+            sentence_brief(safety.why.text, BRIEF_CHARS).text);
+        if (status->n_unsafe == UNSAFE_SHOWN) return;
+    }
+}
+
 /* Answers `cairn cluster status`. */
 static void on_cluster_status_get(struct coord_session *session, uint32_t request, const void *any)
 {
@@ -540,6 +567,7 @@ static void on_cluster_status_get(struct coord_session *session, uint32_t reques
     status.store = cluster->identity.id.store;
     status.storage = wire_text(cluster->storage.watch.said.text);
     fill_members(session, &answer, &status);
+    fill_unsafe(session, &answer, &status);
     coord_strangers_add(cluster, &answer, &status.base, "strangers");
     coord_answer_send(&answer, session, request, CAIRN_MSG_CLUSTER_STATUS, &status.base);
 }

@@ -622,6 +622,12 @@ static size_t say_hello(struct shard_daemon *shard, Cairn__Hello *hello, Cairn__
     return fit;
 }
 
+static void tiers_tell(Cairn__ShardTiers *tiers)
+{
+    cairn__shard_tiers__init(tiers);
+    tiers->keeper = keeper_is_there();
+}
+
 static void send_hello(struct shard_daemon *shard)
 {
     Cairn__HeldJob held[CAIRN_SHARD_JOBS_MAX];
@@ -642,6 +648,9 @@ static void send_hello(struct shard_daemon *shard)
     device_tell(shard, &home);
     hello.home = &home;
     hello.standby_of = shard->standby_of;
+    Cairn__ShardTiers tiers;
+    tiers_tell(&tiers);
+    hello.tiers = &tiers;
     shard->unfit.is_told = home.failed[0] != '\0';
     if (held_jobs_count(shard) > 0) {
         hello.store = shard->session.seen.store;
@@ -669,6 +678,9 @@ void connection_beat(struct shard_daemon *shard)
     shard_device_stats(shard, &shard->stats);
     heartbeat.stats = &shard->stats;
     heartbeat.storage = shard->storage.said.text;
+    Cairn__ShardTiers tiers;
+    tiers_tell(&tiers);
+    heartbeat.tiers = &tiers;
     struct bytes_list list;
     bytes_list(shard, &list);
     heartbeat.bytes = list.pointers;

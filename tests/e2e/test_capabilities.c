@@ -166,6 +166,7 @@ static void choose(struct sample *s)
     case CAIRN_CAPABILITY_SHARD_LOSS: s->spec.on_shard_loss = (cairn_shard_loss)value; break;
     case CAIRN_CAPABILITY_WORKER_LOSS: s->spec.on_worker_loss = (cairn_worker_loss)value; break;
     case CAIRN_CAPABILITY_STAGING: s->spec.snapshot_staging = (cairn_snapshot_staging)value; break;
+    case CAIRN_CAPABILITY_DURABILITY: s->spec.durability = (cairn_durability)value; break;
     case CAIRN_CAPABILITY_TIERS: s->spec.tiers = (cairn_tiers)value; break;
     case CAIRN_CAPABILITY_MISSING:
         s->spec.missing_gradients = (cairn_missing)value;
@@ -480,6 +481,16 @@ static void show_policy(const struct sample *s, const char *label)
     ck_assert_msg(strstr(said.out, line) != NULL, "%s", said.out);
 }
 
+/* What each is worth: e2e.tiers. */
+static void show_durability(const struct sample *s)
+{
+    char line[64];
+    snprintf(line, sizeof line, "%s is asked for", s->row->value_name);
+    ask("job show %s", s->name);
+    const bool is_asked = s->row->value != CAIRN_DURABILITY_DEFAULT;
+    ck_assert_msg((strstr(said.out, line) != NULL) == is_asked, "%s", said.out);
+}
+
 static void show_combination(const struct sample *s)
 {
     struct cairn_tile tile = { .struct_size = sizeof tile,
@@ -512,6 +523,7 @@ static void show(struct sample *s)
     case CAIRN_CAPABILITY_SHARD_LOSS: show_policy(s, "on shard loss"); break;
     case CAIRN_CAPABILITY_WORKER_LOSS: show_policy(s, "on worker loss"); break;
     case CAIRN_CAPABILITY_STAGING: show_policy(s, "staging"); break;
+    case CAIRN_CAPABILITY_DURABILITY: show_durability(s); break;
     case CAIRN_CAPABILITY_MISSING: show_missing(s); break;
     case CAIRN_CAPABILITY_TIERS: show_precision(s); break; // and on a device: gpu.offload
     case CAIRN_CAPABILITY_COMBINATION: show_combination(s); break;
@@ -551,7 +563,11 @@ TEST(every_row_is_refused_or_has_its_effect)
     size_t count;
     struct sample s;
     const struct capability *rows = capability_table(&count);
-    start(2);
+    start(2, .shards_kept = true);
+    for (int standby = 2; standby < 4; standby++) {
+        cluster_add_standby(&cluster, standby, standby - 2);
+        await(logged("coordinator.log", "is up at") == standby + 1);
+    }
     for (size_t r = 0; r < count; r++) {
         describe(&s, &rows[r]);
         choose(&s);

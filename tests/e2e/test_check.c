@@ -22,7 +22,7 @@ static void set_up(void)
     trainer_put(job, "w", values);
     good(cairn_init_done(job, NULL, CLUSTER_WAIT_MS));
     trainer_step(job, "w", values);
-    await_said("2 of 2", "job list"); // the shards have said that they keep their parts
+    await_said("process", "job list"); // the shards have said that they keep their parts
 }
 
 static void tear_down(void)
@@ -111,8 +111,8 @@ TEST(a_part_that_dies_with_its_process_is_named)
     do                                          // until the shard has said so
         ask("job check run");
     while (said.status == 0);
-    expect(3, "safety: run: nothing keeps its part when the process ends of shard-1");
-    says(0, "1 of 2", "job list");
+    expect(3, "safety: run: is less safe than it asks for: shard shard-1 loses its part");
+    says(0, "none", "job list");
     ck_assert_int_eq(kill(process, SIGKILL), 0);
 }
 

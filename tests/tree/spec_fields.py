@@ -147,7 +147,7 @@ def of_mirror(_, by_place):
 def in_words(doc):
     """A comment of cairn.h, as the Python package says it."""
     doc = re.sub(r"CAIRN_ERR_(\w+)", lambda one: "".join(part.capitalize() for part in one.group(1).split("_")), doc)
-    kinds = "NONFINITE|LOSS_SCALE|GROUPS|SHARD_LOSS|WORKER_LOSS|SNAPSHOT_STAGING|TIERS|MISSING"
+    kinds = "NONFINITE|LOSS_SCALE|GROUPS|SHARD_LOSS|WORKER_LOSS|SNAPSHOT_STAGING|DURABILITY|TIERS|MISSING"
     return re.sub(rf"CAIRN_(?:{kinds})_([A-Z_]+)", lambda one: '"' + one.group(1).lower().replace("_", "-") + '"', doc)
 
 

@@ -133,7 +133,8 @@ static int64_t count_unsafe(struct recover_bench *r)
     const Cairn__JobStatus *status = (const Cairn__JobStatus *)reply;
     const int64_t shards = r->b.ctl->shards;
     int64_t safe = status->parts_kept;
-    if (r->b.tier == BENCH_TIER_PEER) safe = (int64_t)status->n_mirrors - status->degraded;
+    if (r->b.tier == BENCH_TIER_PEER)
+        safe = strstr(status->durability, "peer") != NULL ? shards : 0;
     message_free(reply);
     return safe < shards ? shards - safe : 0;
 }

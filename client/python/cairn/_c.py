@@ -22,6 +22,7 @@ NONFINITE_SKIP, NONFINITE_FAIL = 1, 2
 GROUPS_NONE, GROUPS_HOST = 0, 1
 SHARD_LOSS_WAIT, SHARD_LOSS_RESTORE_LATEST = 0, 1
 SNAPSHOT_STAGING_STATE, SNAPSHOT_STAGING_SMALL = 0, 1
+DURABILITY_DEFAULT, DURABILITY_PROCESS, DURABILITY_PEER, DURABILITY_LOG, DURABILITY_LOG_PEER = 0, 1, 2, 3, 4
 WORKER_LOSS_REDO, WORKER_LOSS_WAIT, WORKER_LOSS_FAIL = 0, 1, 2
 MISSING_ZERO, MISSING_LEAVE = 0, 1
 TIERS_TOGETHER, TIERS_MOMENTS_ON_HOST, TIERS_PARAM_ON_HOST = 0, 1, 2
@@ -114,7 +115,7 @@ class JobSpec(Sized):
                 ("snapshot_keep_within_s", c_uint32), ("snapshot_durable_within_s", c_uint32),
                 ("snapshot_scrub_every_s", c_uint32), ("snapshot_staging", c_int), ("snapshot_fallback", c_bool),
                 ("first_step", c_uint64), ("missing_gradients", c_int), ("init_extra_ok", c_bool),
-                ("buffers_every", c_uint64), ("audit_every", c_uint64),
+                ("buffers_every", c_uint64), ("audit_every", c_uint64), ("durability", c_int),
                 # From here on by hand
                 ]
 

@@ -19,6 +19,8 @@ NONFINITE = {"skip": _c.NONFINITE_SKIP, "fail": _c.NONFINITE_FAIL}
 WORKER_LOSSES = {"redo": _c.WORKER_LOSS_REDO, "wait": _c.WORKER_LOSS_WAIT, "fail": _c.WORKER_LOSS_FAIL}
 SHARD_LOSSES = {"wait": _c.SHARD_LOSS_WAIT, "restore-latest": _c.SHARD_LOSS_RESTORE_LATEST}
 STAGINGS = {"state": _c.SNAPSHOT_STAGING_STATE, "small": _c.SNAPSHOT_STAGING_SMALL}
+DURABILITIES = {"default": _c.DURABILITY_DEFAULT, "process": _c.DURABILITY_PROCESS, "peer": _c.DURABILITY_PEER,
+                "log": _c.DURABILITY_LOG, "log+peer": _c.DURABILITY_LOG_PEER}
 REDUCE_GROUPS = {"none": _c.GROUPS_NONE, "host": _c.GROUPS_HOST}
 MISSING = {"zero": _c.MISSING_ZERO, "leave": _c.MISSING_LEAVE}
 EMA_SCHEDULES = {"constant": _c.EMA_CONSTANT, "warmup": _c.EMA_WARMUP}
@@ -202,6 +204,7 @@ class JobSpec:
         is a multiple of this or of snapshot_every, before the next round: the periodic snapshot of that step then
         saves the version that the write makes; without one, the next version. 0: none
     `audit_every`: Every so many steps all state is compared with its checksums (deploy/README.md)
+    `durability`: The losses that cost no step; refused if the cluster lacks what that takes
     And these, by hand. `rank`: this worker's, unique in the job. `init_from`: a safetensors file, a Hugging Face
     folder, or the folder of a snapshot, of which the optimizer's state and the step are left out, where the shards
     are, that they begin with. `world`: how many workers come together; the first round after all were gone waits for
@@ -248,6 +251,7 @@ class JobSpec:
     init_extra_ok: bool = False
     buffers_every: int = 0
     audit_every: int = 0
+    durability: str = "default"
     # From here on by hand
     init_from: Optional[str] = None
     init_prefix: Optional[str] = None
@@ -307,10 +311,12 @@ FIELDS = (
     Field("init_extra_ok", "init_extra_ok", "flag", "", 2147483647, 0, "", False),
     Field("buffers_every", "buffers_every", "count", "", 281474976710656, 0, "", False),
     Field("audit_every", "audit_every", "count", "", 281474976710656, 0, "", True),
+    Field("durability", "durability", "choice", "DURABILITY", 2147483647, 0, "", True),
     # From here on by hand
 )
 _WORDS = {"NONFINITE": NONFINITE, "LOSS_SCALE": LOSS_SCALES, "GROUPS": REDUCE_GROUPS, "SHARD_LOSS": SHARD_LOSSES,
-          "WORKER_LOSS": WORKER_LOSSES, "STAGING": STAGINGS, "TIERS": TIERS, "MISSING": MISSING}
+          "WORKER_LOSS": WORKER_LOSSES, "STAGING": STAGINGS, "TIERS": TIERS, "MISSING": MISSING,
+          "DURABILITY": DURABILITIES}
 _BY_NAME = {one.name: one for one in FIELDS}
 # What an amendment takes together
 PAIRS = tuple((one.goes_with, one.name) for one in FIELDS if one.goes_with)

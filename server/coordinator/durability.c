@@ -1,0 +1,185 @@
+/* The durability of jobs: job.h has the picture. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/coordinator/mirror.h"
+
+#define JUDGE_MS 1000
+#define SOON_MS  (60 * 1000) /* what is being made is expected to be there by then */
+#define SAY_MS   (60 * 60 * 1000)
+
+void coord_durability_take(struct coord_shard_entry *entry, const Cairn__ShardTiers *tiers)
+{
+    struct coord_told *told = &entry->told;
+    told->has_keeper = tiers != NULL && tiers->keeper;
+    told->had_keeper |= told->has_keeper;
+    told->has_log = tiers != NULL && tiers->log;
+    sentence_set(&told->log_lacks, "%s", tiers != NULL ? tiers->log_lacks : "");
+    text_mend(told->log_lacks.text, "");
+}
+
+/* ---- mirrors ---- */
+
+struct coord_shard_entry *coord_mirrors_standby(const struct coord_job *job,
+                                                const struct coord_shard_entry *owner)
+{
+    for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next)
+        if (strcmp(s->told.standby_of, owner->name) == 0 && coord_shard_stays(s) &&
+            !coord_shard_unfit(s) && !coord_job_has_shard(job, s) &&
+            coord_mirror_at(job, s) == NULL)
+            return s;
+    return NULL;
+}
+
+struct coord_mirrored coord_mirrors_of(const struct coord_job *job, uint32_t shard)
+{
+    const struct coord_mirror *mirror = coord_mirror_find(job, shard);
+    struct coord_mirrored mirrored = { .state = CAIRN_MIRRORED_NEVER, .standby = "", .why = "" };
+    if (mirror == NULL || mirror->stage == CAIRN_MIRROR_TAKING) return mirrored;
+    mirrored.standby = mirror->name;
+    mirrored.why = mirror->why.text;
+    mirrored.state = mirror->stage == CAIRN_MIRROR_IN_STEP ? CAIRN_MIRRORED_NOW
+                     : mirror->stage == CAIRN_MIRROR_NONE || mirror->stage == CAIRN_MIRROR_ENDING
+                         ? CAIRN_MIRRORED_NOT
+                         : CAIRN_MIRRORED_SOON;
+    return mirrored;
+}
+
+/* ---- what each part has ---- */
+
+/* Returns what the shard told of the job's part. NULL: nothing yet. */
+static const Cairn__MemoryTold *told_of(const struct coord_job *job,
+                                        const struct coord_shard_entry *entry)
+{
+    for (size_t i = 0; i < entry->told.memory_count; i++)
+        if (entry->told.memory[i].job == job->id) return &entry->told.memory[i];
+    return NULL;
+}
+
+/* A shard tells with its heartbeats what it has, and a part is kept between two writes only. */
+static void fill_process(struct safety_part *part, const struct coord_shard_entry *entry,
+                         const Cairn__MemoryTold *told)
+{
+    struct safety_of *of = &part->of[CAIRN_SAFE_PROCESS];
+    of->has = told != NULL && told->kept;
+    const bool is_on_device = told != NULL && told->device > 0;
+    of->may = of->is_coming = entry->told.has_keeper && !is_on_device;
+    of->is_due = entry->told.had_keeper && told != NULL && !is_on_device;
+}
+
+static void fill_log(struct safety_part *part, const struct coord_shard_entry *entry,
+                     const Cairn__MemoryTold *told)
+{
+    struct safety_of *of = &part->of[CAIRN_SAFE_LOG];
+    of->has = told != NULL && told->logged;
+    of->may = of->is_coming = entry->told.has_log;
+    if (entry->told.log_lacks.text[0] != '\0') of->why = entry->told.log_lacks.text;
+}
+
+static void fill_peer(struct safety_part *part, const struct coord_job *job, uint32_t shard)
+{
+    const struct coord_shard_entry *entry = job->shards[shard].entry;
+    const struct coord_mirrored mirrored = coord_mirrors_of(job, shard);
+    struct safety_of *of = &part->of[CAIRN_SAFE_PEER];
+    const bool is_new = mirrored.state == CAIRN_MIRRORED_NEVER;
+    // a shard that is somebody's standby, and has a part, has taken the other's place
+    const bool took = is_new && entry->told.standby_of[0] != '\0';
+    const bool is_offered = coord_mirrors_standby(job, entry) != NULL;
+    of->has = mirrored.state == CAIRN_MIRRORED_NOW;
+    of->is_coming = mirrored.state == CAIRN_MIRRORED_SOON || (is_new && is_offered);
+    of->may = of->has || mirrored.state == CAIRN_MIRRORED_SOON || is_offered;
+    of->is_due = !is_new || took || is_offered;
+    if (of->is_coming)
+        of->why = "its standby is being filled";
+    else if (mirrored.state == CAIRN_MIRRORED_NOT)
+        of->why = mirrored.why;
+    else if (took)
+        of->why = "it took the place of the shard whose standby it was, and has no standby itself: "
+                  "start another shard, with shard.standby_of = its name";
+}
+
+/* Judges what all parts have. NULL as `parts_out`: there is no memory to judge. */
+static struct safety_part *list_parts(const struct coord_job *job, size_t *count_out)
+{
+    struct safety_part *parts = calloc((size_t)job->entry_count + 1, sizeof *parts);
+    *count_out = 0;
+    if (parts == NULL) return NULL;
+    CAIRN_EACH_SHARD (job, i) {
+        const struct coord_shard_entry *entry = job->shards[i].entry;
+        const Cairn__MemoryTold *told = told_of(job, entry);
+        struct safety_part *part = &parts[(*count_out)++];
+        part->shard = entry->name;
+        fill_process(part, entry, told);
+        fill_peer(part, job, i);
+        fill_log(part, entry, told);
+    }
+    return parts;
+}
+
+cairn_status coord_durability_may(const struct coord_job *job, const struct job_spec_data *spec,
+                                  struct sentence *why)
+{
+    size_t count;
+    struct safety_part *parts = list_parts(job, &count);
+    if (parts == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the shards");
+    const cairn_status status = safety_may(spec->policy.durability, parts, count, why);
+    free(parts);
+    return status;
+}
+
+/* A job that is lost, or not begun, says so otherwise. */
+static bool is_judged(const struct coord_job *job)
+{
+    return job->state == CAIRN_CLUSTER_JOB_RUNNING && job->initialized;
+}
+
+struct safety coord_durability_of(const struct coord_job *job)
+{
+    size_t count;
+    struct safety_part *parts = list_parts(job, &count);
+    struct safety safety = { .asked = job->spec.policy.durability };
+    if (parts != NULL) safety = safety_judge(safety.asked, parts, count);
+    free(parts);
+    if (is_judged(job)) return safety;
+    safety.lacking = 0;
+    safety.why.text[0] = '\0';
+    return safety;
+}
+
+/* ---- who is told ---- */
+
+static void say_safe(struct coord_job *job, const struct safety *safety)
+{
+    if (job->loss.unsafe.said_ms > 0) {
+        log_info("job %s has the durability again that it asks for: it has %s", job->spec.name,
+                 safety_text(safety->has));
+        coord_event_note(job->cluster, CAIRN_EVENT_SAFE, job->spec.name, NULL, "it has %s",
+                         safety_text(safety->has));
+    }
+    job->loss.unsafe = (struct coord_unsafe) { .next_ms = job->loss.unsafe.next_ms };
+}
+
+void coord_durability_tick(struct coord_job *job)
+{
+    struct coord_unsafe *unsafe = &job->loss.unsafe;
+    const uint64_t now_ms = coord_now_ms(job->cluster);
+    if (now_ms < unsafe->next_ms || !is_judged(job)) return;
+    unsafe->next_ms = now_ms + JUDGE_MS;
+    const struct safety safety = coord_durability_of(job);
+    if (safety.lacking == 0) {
+        say_safe(job, &safety);
+        return;
+    }
+    if (unsafe->since_ms == 0) unsafe->since_ms = now_ms + 1;
+    const bool is_new = unsafe->said_ms == 0 || safety.lacking > unsafe->lacking;
+    const bool waits = safety.is_coming && now_ms + 1 - unsafe->since_ms < SOON_MS;
+    if (waits || (!is_new && now_ms + 1 - unsafe->said_ms < SAY_MS)) return;
+    if (is_new)
+        coord_event_note(job->cluster, CAIRN_EVENT_DEGRADED, job->spec.name, NULL, "%s",
+                         safety.why.text);
+    unsafe->said_ms = now_ms + 1;
+    unsafe->lacking = safety.lacking;
+    const char *asked = capability_name(CAIRN_CAPABILITY_DURABILITY, (int)safety.asked);
+    log_warn("job %s is less safe than it asks for (%s), and has %s: %s", job->spec.name, asked,
+             safety_text(safety.has), safety.why.text);
+}
