@@ -147,10 +147,12 @@ static bool is_layout(const struct served_layout *served, const struct layout *l
     return served != NULL && memcmp(served->layout->hash, layout->hash, sizeof layout->hash) == 0;
 }
 
-/* Returns true if shards have other numbers than before. This happens after a restore; otherwise a
- * shard keeps its number. */
+/* Returns true if a restore gave shards other numbers than before. Otherwise a shard keeps its number, or its
+ * standby has that number from then on. A restore makes a new generation, as a write does. */
 static bool are_renumbered(const struct job *job, Cairn__ShardInfo *const *infos, size_t info_count)
 {
+    const uint64_t known = WITH_LOCK(&job->session->lock, job->known.newest.generation);
+    if (job->attachment.reply->generation == known) return false;
     for (size_t i = 0; i < info_count; i++) {
         if (infos[i]->index >= job->shards.count || infos[i]->name[0] == '\0') continue;
         const struct shard_link *link = job->shards.links[infos[i]->index];
@@ -488,12 +490,14 @@ void attach_begin(struct job *job)
                            job->attachment.spec_packed);
 }
 
-/* Returns true if the job existed, and was lost while its shards were being told of this worker. A
- * second request restores the job, so the caller repeats the request once. */
+/* Returns true if the job existed, and was lost while its shards were being told of this worker, so that the
+ * caller repeats the request. A job that is restored by itself is waited for then; one that the request
+ * restores is tried once more. */
 static bool was_lost_under_way(struct job *job, cairn_status status)
 {
-    const bool resumes = (job->attachment.open_flags & CAIRN_OPEN_RESUME) != 0 &&
-                         !job->attachment.attached_once;
+    if (job->attachment.attached_once) return false;
+    if (status == CAIRN_ERR_ROLLED_BACK) return true;
+    const bool resumes = (job->attachment.open_flags & CAIRN_OPEN_RESUME) != 0;
     const bool again = resumes && status == CAIRN_ERR_JOB_LOST && !job->attachment.lost_under_way;
     job->attachment.lost_under_way |= again;
     return again;

@@ -1,12 +1,15 @@
 #include "tests/e2e/elastic_worker.h"
 
 #include <check.h>
+#include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -34,6 +37,14 @@ static const struct cairn_tensor transformer[] = {
     TRAINER_ONES("1.norm", "1", 64),
     TRAINER_MATRIX("head", "head", 2048, 64, 10),
 };
+/* Small: a step is little more than its messages. */
+static const struct cairn_tensor mixer[] = {
+    TRAINER_MATRIX("in", "in", 96, 256, 1),
+    TRAINER_MATRIX("out", "out", 256, 96, 2, .wire = CAIRN_BF16),
+    TRAINER_ONES("norm", "out", 96),
+    TRAINER_MATRIX("head", "head", 32, 256, 3),
+};
+const struct elastic_model elastic_mixer = { "mixer", mixer, sizeof mixer / sizeof *mixer };
 const struct elastic_model elastic_models[ELASTIC_MODELS] = {
     { "perceptron", perceptron, sizeof perceptron / sizeof *perceptron },
     { "transformer", transformer, sizeof transformer / sizeof *transformer },
@@ -94,10 +105,16 @@ static bool open_job(struct worker *w)
     spec.clip_norm = 1;
     spec.chunk_leaves = 4;
     spec.on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST;
-    return is_ok(w, "job",
-                 cairn_job_open(w->session, w->model->name, &spec, CAIRN_WORKER, ELASTIC_WAIT_MS,
-                                &w->job)) &&
-           is_ok(w, "init", cairn_init_done(w->job, NULL, ELASTIC_WAIT_MS));
+    cairn_status status;
+    do { // a job that is lost meanwhile is opened again
+        if (!is_ok(w, "job",
+                   cairn_job_open(w->session, w->model->name, &spec, CAIRN_WORKER, ELASTIC_WAIT_MS,
+                                  &w->job)))
+            return false;
+        status = cairn_init_done(w->job, NULL, ELASTIC_WAIT_MS);
+        if (status == CAIRN_ERR_ROLLED_BACK) cairn_job_close(w->job);
+    } while (status == CAIRN_ERR_ROLLED_BACK);
+    return is_ok(w, "init", status);
 }
 
 static cairn_dtype wire_of(const struct worker *w, size_t tensor)
@@ -162,6 +179,7 @@ static cairn_status run_round(struct worker *w)
 {
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
+    uint64_t known = atomic_load(&w->shared->acknowledged);
     cairn_status status = cairn_round_begin(w->job, ELASTIC_WAIT_MS, &round);
     if (status == CAIRN_OK && round.step >= atomic_load(&w->shared->until))
         return CAIRN_ERR_NOT_FOUND;
@@ -174,6 +192,9 @@ static cairn_status run_round(struct worker *w)
     if (status != CAIRN_OK) return status;
     status = cairn_commit(w->job, &round, weight, NULL, 0, ELASTIC_WAIT_MS, &result);
     if (status != CAIRN_OK) return status;
+    atomic_fetch_add(&w->shared->twice, result.step <= known);
+    while (known < result.step &&
+           !atomic_compare_exchange_weak(&w->shared->acknowledged, &known, result.step)) {}
     atomic_store(&w->shared->step, result.step);
     atomic_fetch_add(&w->shared->rounds, 1);
     return CAIRN_OK;
@@ -198,7 +219,9 @@ static bool train_to_the_end(struct worker *w)
                              status == CAIRN_ERR_VERSION_GONE; // it was away
         atomic_fetch_add(&w->shared->voided, is_void);
         if (status == CAIRN_ERR_ROLLED_BACK || status == CAIRN_ERR_REOPEN) {
-            atomic_fetch_add(&w->shared->rolled_back, status == CAIRN_ERR_ROLLED_BACK);
+            const bool is_back = status == CAIRN_ERR_ROLLED_BACK;
+            if (atomic_fetch_add(&w->shared->rolled_back, is_back) == 0 && is_back)
+                (void)is_ok(w, "the first way back", status);
             cairn_job_close(w->job);
             if (!open_job(w)) return false;
         } else if (!is_void && !is_ok(w, "a round", status)) {
@@ -230,16 +253,35 @@ static pid_t fork_worker(void)
     return 0;
 }
 
-pid_t elastic_start(const char *address, const struct elastic_model *model, uint32_t rank,
-                    struct elastic_shared *shared)
+/* With a /sys of its own, in which UCX looks for devices. */
+static bool enter_host(const char *netns)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/run/netns/%s", netns);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || setns(fd, CLONE_NEWNET) != 0 || unshare(CLONE_NEWNS) != 0) return false;
+    close(fd);
+    return mount("", "/", NULL, MS_REC | MS_SLAVE, NULL) == 0 && umount2("/sys", MNT_DETACH) == 0 &&
+           mount("sysfs", "/sys", "sysfs", 0, NULL) == 0;
+}
+
+pid_t elastic_start_on(const char *netns, const char *address, const struct elastic_model *model,
+                       uint32_t rank, struct elastic_shared *shared)
 {
     static struct worker w;
     const pid_t pid = fork_worker();
     if (pid > 0) return pid;
+    if (netns != NULL && !enter_host(netns)) _exit(1);
     w = (struct worker) { .model = model, .rank = rank, .shared = shared };
     if (rank < ELASTIC_RANKS) atomic_store(&shared->pids[rank], getpid());
     _exit(take_memory(&w) && open_session(&w, address) && open_job(&w) && train_to_the_end(&w) ? 0
                                                                                                : 1);
+}
+
+pid_t elastic_start(const char *address, const struct elastic_model *model, uint32_t rank,
+                    struct elastic_shared *shared)
+{
+    return elastic_start_on(NULL, address, model, rank, shared);
 }
 
 pid_t elastic_extend(const char *address, const struct elastic_model *model)

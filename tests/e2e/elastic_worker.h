@@ -21,6 +21,7 @@ struct elastic_model {
 };
 /* A perceptron for Fashion-MNIST; a transformer of two blocks. */
 extern const struct elastic_model elastic_models[ELASTIC_MODELS];
+extern const struct elastic_model elastic_mixer; /* small, for what is done many times */
 
 /* In memory that all processes share. */
 struct elastic_shared {
@@ -28,7 +29,9 @@ struct elastic_shared {
     _Atomic uint64_t step;   /* the newest that a worker saw */
     _Atomic uint64_t rounds; /* that workers saw the end of */
     _Atomic uint64_t voided;
-    _Atomic uint64_t rolled_back;      /* workers that heard that the job goes on from a snapshot */
+    _Atomic uint64_t rolled_back;  /* workers that heard that the job goes on from a snapshot */
+    _Atomic uint64_t acknowledged; /* the highest step of which a worker heard that it is done */
+    _Atomic uint64_t twice;        /* steps that were done although they had been acknowledged */
     _Atomic pid_t pids[ELASTIC_RANKS]; /* 0: not begun */
 };
 struct elastic_shared *elastic_share(void);
@@ -38,6 +41,9 @@ struct elastic_shared *elastic_share(void);
  * this; no session may be open in this process. */
 pid_t elastic_start(const char *address, const struct elastic_model *model, uint32_t rank,
                     struct elastic_shared *shared);
+/* The same on a host, a network namespace; NULL: this one. */
+pid_t elastic_start_on(const char *netns, const char *address, const struct elastic_model *model,
+                       uint32_t rank, struct elastic_shared *shared);
 /* The one worker of most scenes, rank 0: it trains until `until`; so many more steps are
  * waited for; it ends by itself, and the job's content root is asked for. */
 struct elastic_run {

@@ -99,19 +99,6 @@ TEST_EACH(a_shard_that_dies_at_a_point_of_a_slice_loses_nothing, 0, 4 * POINTS)
 
 enum { ROUNDS = 4, ROUNDS_LONG = 24, KILL_MS_MAX = 120 };
 
-/* The process of a shard dies, unless its keeper is about to start one. */
-static void kill_one(int shard)
-{
-    char path[64];
-    int process = 0;
-    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)cluster.shards[shard],
-             (int)cluster.shards[shard]);
-    FILE *file = fopen(path, "re");
-    if (file == NULL) return;
-    if (fscanf(file, "%d", &process) == 1) kill(process, SIGKILL);
-    fclose(file);
-}
-
 TEST(shards_that_die_at_random_moments_of_re_shards_lose_nothing)
 {
     static struct points p;
@@ -124,7 +111,8 @@ TEST(shards_that_die_at_random_moments_of_re_shards_lose_nothing)
         const pid_t asked = ask_for_change(grows);
         for (int kills = 0; kills < 3; kills++) {
             points_pause((int)random_below(KILL_MS_MAX));
-            kill_one((int)random_below(MOVES + 1));
+            const pid_t process = cluster_shard_child(&cluster, (int)random_below(MOVES + 1));
+            if (process != 0) kill(process, SIGKILL); // else its keeper is about to start one
         }
         ck_assert_int_ne(cluster_wait(asked, CLUSTER_WAIT_MS), -1);
         points_train(&p, 2);

@@ -3,16 +3,10 @@
  * namespaces; needs root.
  *
  * CAIRN_TEST_LONG=1, or CAIRN_TEST_RETURNS=N: so many returns. */
-#include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/mount.h>
-#include <sys/prctl.h>
-#include <unistd.h>
 
 #include "tests/e2e/elastic_watch.h"
 #include "tests/support/netns.h"
@@ -84,29 +78,9 @@ static void mend_wire(void)
 
 /* ---- workers ---- */
 
-/* With a /sys of its own, in which UCX looks for devices. */
-static void enter_host(const char *netns)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/run/netns/%s", netns);
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ck_assert_int_ge(fd, 0);
-    ck_assert_int_eq(setns(fd, CLONE_NEWNET), 0);
-    close(fd);
-    ck_assert_int_eq(unshare(CLONE_NEWNS), 0);
-    ck_assert_int_eq(mount("", "/", NULL, MS_REC | MS_SLAVE, NULL), 0);
-    ck_assert_int_eq(umount2("/sys", MNT_DETACH), 0);
-    ck_assert_int_eq(mount("sysfs", "/sys", "sysfs", 0, NULL), 0);
-}
-
-/* In a process between, which enters the host. */
 static void start_worker(int rank, const char *netns)
 {
-    workers[rank] = fork_child();
-    if (workers[rank] > 0) return;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    enter_host(netns);
-    _exit(cluster_wait(elastic_start(cluster.address, model, (uint32_t)rank, shared), INT_MAX));
+    workers[rank] = elastic_start_on(netns, cluster.address, model, (uint32_t)rank, shared);
 }
 
 /* ---- how long nothing is trained ---- */

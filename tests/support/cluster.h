@@ -84,6 +84,8 @@ void cluster_kill_shard(struct cluster *cluster, int shard);
 /* With shards_kept: the process of the shard, and its end by this signal, or by SIGUSR2 the exchange of its
  * program. Returns when its next process serves. */
 pid_t cluster_shard_process(const struct cluster *cluster, int shard);
+/* The same; 0: it is between two processes, or its keeper has ended. */
+pid_t cluster_shard_child(const struct cluster *cluster, int shard);
 void cluster_renew_shard(struct cluster *cluster, int shard, int signal);
 /* Starts it again under its old name and, the coordinator, at its old address with its old data. */
 void cluster_restart_coordinator(struct cluster *cluster);

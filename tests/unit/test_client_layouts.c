@@ -590,6 +590,19 @@ TEST(a_member_that_missed_changes_and_writes_takes_the_layout_that_it_finds)
     expect_all(CAIRN_CHUNK_FETCH, 2);
 }
 
+/* A standby that takes a place has the number of the shard whose place that was, and another name. */
+TEST(a_worker_that_missed_changes_and_a_standby_s_taking_a_place_takes_the_layout_that_it_finds)
+{
+    move_to(1);
+    struct job *inside = api_job(script_job);
+    snprintf(inside->shards.links[1]->name, sizeof inside->shards.links[1]->name, "former");
+    api_leave(&inside);
+    change_while_away(2, 1);
+    forget_counts();
+    script_call(fetch);
+    expect_all(CAIRN_CHUNK_FETCH, 2);
+}
+
 /* The owners of layout 3 are those of layout 1, whose numbers are no younger than those of layout 2. */
 TEST(a_worker_that_missed_a_way_back_takes_it_for_what_is_newest)
 {
