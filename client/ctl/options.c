@@ -1062,7 +1062,7 @@ const struct ctl_row ctl_bench_rows[] = {
       "against memcpy",
       0, 0,
       BENCHES "endpoint shards workers params tensors threads wire path timeline backward read "
-              "backend device memory global-batch",
+              "backend device memory global-batch tier",
       NULL },
     { "bench", "tensors", "",
       "a step of many small tensors, in a cluster of its own or in yours, against the step of one "

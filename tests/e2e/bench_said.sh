@@ -5,7 +5,7 @@ fail() { echo "FAILED: $*"; exit 1; }
 
 # of NAME ARGUMENTS...: its JSON has the fields, and figures that are above 0.
 of() {
-    local name=$1 out
+    local name=$1
     shift
     out=$("$cairn" bench "$@" --seconds 0.01 -o json) || fail "cairn bench $*"
     python3 - "$name" "$out" <<'PYTHON' || fail "cairn bench $*: $out"

@@ -28,6 +28,9 @@ out=$(PATH=/nonexistent "$cairn" bench fabric --chunk 4194304 --seconds 0.01)
 of step step --params 300K --tensors 4 --workers 1 --shards 1 --wire f32
 of step step --params 300K --tensors 4 --path mapped --read map
 of step step --params 300K --tensors 4 --global-batch 5
+of step step --params 300K --tensors 4 --workers 1 --shards 1 --tier process
+of step step --params 300K --tensors 4 --workers 1 --shards 1 --tier peer
+[[ $out == *sums_over_fabric* ]] || fail "the rate of the sums is not told"
 of tensors tensors --tensors 50 --workers 2
 of tensors tensors --tensors 20 --params 300K --wire bf16 --path ucx
 of open open --tensors 2000
@@ -93,6 +96,8 @@ refuses latency --timeline x
 refuses fabric --path carrier-pigeon
 refuses fabric --chunk 4194305
 refuses fabric --chunk 3
+refuses step --tier peer --global-batch 4
+refuses step --tier process --endpoint localhost:1
 refuses recover --tier paper
 refuses recover --tier peer --planned
 refuses recover --endpoint localhost:1

@@ -363,7 +363,9 @@ bool bench_member_join(struct bench_member *member, const struct bench_model *mo
 bool bench_member_open(struct bench_member *member, const struct bench_model *model,
                        const struct bench_worker *worker)
 {
-    const struct cairn_opts opts = { .struct_size = sizeof opts, .device = model->device };
+    const struct cairn_opts opts = { .struct_size = sizeof opts,
+                                     .endpoint = model->endpoint,
+                                     .device = model->device };
     const cairn_status status = cairn_open(&opts, &member->session);
     return bench_is_ok(status) && bench_member_join(member, model, worker);
 }
@@ -448,20 +450,6 @@ int bench_check_device(const struct ctl *ctl)
     if (ctl->bench.device == NULL || bench_is_on_card(ctl)) return -1;
     return ctl_usage_fail(ctl, "--device %s: the host has none; give --backend cuda, too",
                           ctl->bench.device);
-}
-
-static const char *const tiers[] = { "none", "process", "peer" };
-
-const char *bench_tier_name(enum bench_tier tier)
-{
-    return tiers[tier];
-}
-
-static enum bench_tier tier_of(const char *name)
-{
-    enum bench_tier tier = BENCH_TIER_NONE;
-    while (name != NULL && strcmp(tiers[tier], name) != 0) tier++; // the option has no other words
-    return tier;
 }
 
 bool bench_is_on_card(const struct ctl *ctl)
@@ -864,6 +852,7 @@ static int measure(struct local *local, void *bench)
                                row->reference);
     if (done < 0 && b->logs_rounds) bench_times_read(b);
     if (done < 0) done = do_stage(row->report, b);
+    if (done < 0 && b->is_compared) done = bench_tier_report(b);
     if (done < 0 && row->columns != NULL) bench_add_columns(b, BENCH_SUBJECT, "", row->columns);
     bench_crew_stop(b);
     return done;
@@ -878,16 +867,27 @@ static int measure_again(struct local *local, void *bench)
     return done;
 }
 
+/* Runs a cluster without the tier, and in it, so that both are up, the bench's cluster. */
+static int measure_beside(struct local *beside, void *bench)
+{
+    struct bench *b = bench;
+    b->beside = beside;
+    b->local->signals = beside->signals; // they are blocked already
+    b->local->old_signals = beside->old_signals;
+    b->local->is_blocked = true;
+    return local_run(b->local, measure, b);
+}
+
 int bench_measure(void *bench)
 {
-    static struct local local;
+    static struct local local, beside;
     struct bench *b = bench;
     const struct bench_row *row = b->row;
     b->result = (struct bench_result) { .unit = row->unit,
                                         .reference_name = row->reference_name,
                                         .less_is_better = row->less_is_better };
     b->logs_rounds = row->logs_rounds;
-    b->tier = tier_of(b->ctl->bench.tier);
+    b->tier = bench_tier_of(b->ctl->bench.tier);
     int done = make_model(b);
     if (done < 0) done = do_stage(row->prepare, b);
     local.ctl = b->ctl;
@@ -897,7 +897,13 @@ int bench_measure(void *bench)
     local.threads = b->ctl->bench.threads;
     local.backend = b->ctl->bench.backend;
     local.device = b->ctl->bench.device;
-    if (done < 0) done = row->in_cluster ? local_run(&local, measure, b) : measure(NULL, b);
+    beside = local;
+    beside.is_kept = false;
+    b->local = &local;
+    if (done < 0 && b->is_compared)
+        done = local_run(&beside, measure_beside, b);
+    else if (done < 0)
+        done = row->in_cluster ? local_run(&local, measure, b) : measure(NULL, b);
     local.is_debug = true;
     if (done < 0 && row->again != NULL && b->ctl->endpoint == NULL)
         done = local_run(&local, measure_again, b);

@@ -113,6 +113,7 @@ int bench_serve(const struct bench_worker *worker, struct bench_member *member,
 
 struct bench_model {
     char job[64];
+    const char *endpoint; /* of the cluster that has the job; NULL: the one of the environment */
     uint32_t tensors;
     uint64_t rows; /* each tensor has `rows` rows of BENCH_COLUMNS */
     cairn_dtype wire;
@@ -296,6 +297,9 @@ struct bench {
     struct local *local; /* NULL: the bench is in no cluster */
     bool logs_rounds;
     enum bench_tier tier; /* as --tier says; `prepare` may change it */
+    /* The reference runs in a cluster of its own, without the tier: `beside`, which is up from `open` on */
+    bool is_compared;
+    struct local *beside;
     uint32_t runs_wanted; /* the number of measured runs; 0: as the time allows */
     struct bench_result result;
     json_t *params, *parts; /* objects, owned */
@@ -368,7 +372,6 @@ int bench_check_device(const struct ctl *ctl);
 /* Checks that this much memory is available. `what`: "" or " of memory"; `fewer`: the options that
  * reduce it. -1: continue. */
 int bench_check_memory(uint64_t needed_bytes, const char *what, const char *fewer);
-const char *bench_tier_name(enum bench_tier tier);
 /* True if --backend names a card. */
 bool bench_is_on_card(const struct ctl *ctl);
 
@@ -423,8 +426,15 @@ struct bench_span {
     (6 * (tensors) + 2) /* cast, push, two fetches and two uses of each; backward, commit */
 
 /* The orders of a worker. STEP: a step whose backward sleeps. COPY: a copy. ADDED: a step that
- * accumulates in the worker. BUSY: a step whose backward computes on every core. */
-enum { STEP_ORDER_STEP = 1, STEP_ORDER_COPY = 2, STEP_ORDER_ADDED = 3, STEP_ORDER_BUSY = 4 };
+ * accumulates in the worker. BUSY: a step whose backward computes on every core. BESIDE: a step in the
+ * cluster without the tier. */
+enum {
+    STEP_ORDER_STEP = 1,
+    STEP_ORDER_COPY = 2,
+    STEP_ORDER_ADDED = 3,
+    STEP_ORDER_BUSY = 4,
+    STEP_ORDER_BESIDE = 5
+};
 /* The further figures of a worker's report. The BYTES figures are the bytes of this step as the
  * library counts them. For a traced step, the bench sets OVERLAP, the fraction of the push time
  * within the backward, and AHEAD, the fraction of the fetch time within uses of other tensors. With
@@ -524,6 +534,24 @@ struct bench_disk {
 double bench_disk_write(struct bench_disk *disk);
 double bench_disk_read(struct bench_disk *disk);
 double bench_disk_copy(struct bench_disk *disk);
+
+/* ==== tier ==== */
+
+/* The words of --tier; NULL: none. */
+const char *bench_tier_name(enum bench_tier tier);
+enum bench_tier bench_tier_of(const char *name);
+/* Gives each shard what the tier needs: a standby, whose number is the shard's and the number of shards
+ * together. -1: continue. */
+int bench_tier_open(struct bench *b);
+/* Has the workers execute the order again and again, until the whole job is safe at the tier. Returns false
+ * after printing the error. */
+bool bench_tier_await(struct bench *b, uint32_t word);
+/* Adds to `parts` what the tier costs, against `beside`. -1: continue. */
+int bench_tier_report(struct bench *b);
+/* The GB/s at which as many bytes go by memcpy or raw TCP, whichever a path of that name is measured by
+ * (NULL: the path of one host); for the sealed path, by the cipher, if that is slower. 0 after printing the
+ * error. */
+double bench_fabric_limit(const char *path, uint64_t bytes);
 
 /* ==== figures ==== */
 

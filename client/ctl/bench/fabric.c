@@ -336,6 +336,18 @@ static double time_memcpy(size_t area_bytes, size_t chunk_bytes, uint64_t chunks
     return (double)(chunks * chunk_bytes) / (bench_now() - begin) * 1e-9;
 }
 
+double bench_fabric_limit(const char *path, uint64_t bytes)
+{
+    const size_t chunk_bytes = (size_t)1 << 20;
+    const uint64_t chunks = bytes / chunk_bytes + 1;
+    double cpu_s;
+    if (path == NULL || strcmp(path, "auto") == 0 || strcmp(path, "mapped") == 0)
+        return time_memcpy(BENCH_AREA_BYTES, chunk_bytes, chunks);
+    const double tcp = time_raw_tcp(chunk_bytes, chunks, &cpu_s);
+    const double cipher = tcp > 0 && strcmp(path, "sealed") == 0 ? time_cipher(bytes) : tcp;
+    return cipher < tcp ? cipher : tcp;
+}
+
 /* ==== ends ==== */
 
 /* The two ends of a bench of the fabric: this process as the worker, and a child as the shard. For

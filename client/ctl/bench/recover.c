@@ -37,7 +37,6 @@
 #define ON_DISK                1.1
 #define REFERENCES             5 /* so often the reference is measured */
 #define STEPS_BETWEEN          3 /* undisturbed steps before each kill */
-#define SAFE_S                 600.0
 #define ON_ITS_WAY_S           0.01
 
 struct recover_bench {
@@ -45,11 +44,12 @@ struct recover_bench {
     double references[REFERENCES];
     uint32_t reference_count, reference_next;
     struct bench_disk disk;
-    double step_s;                 /* of the last undisturbed step */
-    uint64_t redone;               /* steps that workers computed again */
-    unsigned seed;                 /* of the moments of kills */
-    uint32_t victim;               /* the last one, of the first shards */
-    int owner[1 + CTL_SHARDS_MAX]; /* by place: the shard that has it, and the standby; 0: none */
+    double step_s;   /* of the last undisturbed step */
+    uint64_t redone; /* steps that workers computed again */
+    unsigned seed;   /* of the moments of kills */
+    uint32_t victim; /* the last one, of the first shards */
+    int owner[1 +
+              CTL_SHARDS_MAX]; /* by place: the shard that has it, and its standby at tier peer */
     int standby[1 + CTL_SHARDS_MAX];
 };
 
@@ -120,55 +120,22 @@ static int work_recover(const struct bench_worker *worker)
 
 /* ==== tier ==== */
 
-/* Returns the shards whose part of the job is not safe at the bench's tier; -1 after printing the error. */
-static int64_t count_unsafe(struct recover_bench *r)
-{
-    struct ctl ctl = *r->b.ctl;
-    Cairn__JobShow message = CAIRN__JOB_SHOW__INIT;
-    ProtobufCMessage *reply;
-    ctl.endpoint = r->b.local->endpoint;
-    message.name = wire_text(r->b.model.job);
-    if (ctl_call(&ctl, CAIRN_MSG_JOB_SHOW, &message.base, CAIRN_MSG_JOB_STATUS, &reply) != CAIRN_OK)
-        return -1;
-    const Cairn__JobStatus *status = (const Cairn__JobStatus *)reply;
-    const int64_t shards = r->b.ctl->shards;
-    int64_t safe = status->parts_kept;
-    if (r->b.tier == BENCH_TIER_PEER)
-        safe = strstr(status->durability, "peer") != NULL ? shards : 0;
-    message_free(reply);
-    return safe < shards ? shards - safe : 0;
-}
-
 /* Steps until the whole job is safe, and then some more. Returns false after printing the error. */
 static bool await_safe(struct recover_bench *r)
 {
-    const double end = bench_now() + SAFE_S;
-    for (int64_t missing = 1, after = STEPS_BETWEEN; missing > 0 || after > 0;) {
+    r->step_s = bench_tier_await(&r->b, ORDER_STEP) ? 1 : 0;
+    for (int i = 0; i < STEPS_BETWEEN && r->step_s > 0; i++)
         r->step_s = bench_order(&r->b, ORDER_STEP, 1);
-        if (!(r->step_s > 0)) return false;
-        after -= missing == 0;
-        if (missing > 0) missing = count_unsafe(r);
-        if (missing < 0) return false;
-        if (missing > 0 && bench_now() > end) {
-            (void)ctl_fail(CAIRN_ERR_TIMEOUT, "%" PRIi64 " of %u shards are not safe after %.0f s",
-                           missing, r->b.ctl->shards, SAFE_S);
-            return false;
-        }
-    }
-    return true;
+    return r->step_s > 0;
 }
 
-/* Gives each shard a standby. */
 static int open_tier(struct recover_bench *r)
 {
-    int done = -1;
-    for (uint32_t i = 1; i <= r->b.ctl->shards && done < 0; i++) {
-        r->owner[i] = (int)i;
-        if (r->b.tier != BENCH_TIER_PEER) continue;
-        r->standby[i] = r->b.local->daemon_count;
-        done = local_shard_add(r->b.local, (int)i);
+    for (int i = 1; i <= (int)r->b.ctl->shards; i++) {
+        r->owner[i] = i;
+        r->standby[i] = (int)r->b.ctl->shards + i;
     }
-    return done;
+    return bench_tier_open(&r->b);
 }
 
 /* ==== kill ==== */

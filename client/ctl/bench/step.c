@@ -286,6 +286,8 @@ static uint64_t bytes_needed(const struct step_bench *s)
     const uint64_t elems = bench_model_params(model), workers = s->plan.b.workers;
     const uint64_t worker = model->wire == CAIRN_F32 ? 4 + 4 : 4 + 2 + 2;
     const uint64_t shards = bench_is_on_card(s->plan.b.ctl) ? SHARD_BYTES_OF_CARD : SHARD_BYTES;
+    const uint64_t copies = s->plan.b.tier == BENCH_TIER_PEER ? 3 : 2;
+    if (s->plan.b.is_compared) return elems * (2 * workers * worker + copies * shards);
     if (model->batch > 0) return elems * (workers * (worker + 4) + 2 * shards);
     return elems * (workers * worker + shards);
 }
@@ -316,6 +318,22 @@ static int check_batch(const struct step_bench *s)
 }
 
 /* Returns -1 to continue, else the exit status. */
+static int check_tier(const struct step_bench *s)
+{
+    const struct ctl *ctl = s->plan.b.ctl;
+    const struct ctl_bench *asked = &ctl->bench;
+    if (asked->timeline == NULL && asked->backend == NULL && asked->global_batch == 0 &&
+        ctl->endpoint == NULL && !asked->has_device_memory)
+        return ctl->shards <= CTL_SHARDS_MAX / 2
+                   ? -1
+                   : ctl_usage_fail(ctl, "--shards %u: 1 to %d is allowed with --tier", ctl->shards,
+                                    CTL_SHARDS_MAX / 2);
+    return ctl_usage_fail(ctl,
+                          "--tier: leave --timeline, --backend, --global-batch, --memory device "
+                          "and --endpoint out");
+}
+
+/* Returns -1 to continue, else the exit status. */
 static int check_step(struct step_bench *s)
 {
     const struct ctl *ctl = s->plan.b.ctl;
@@ -331,6 +349,7 @@ static int check_step(struct step_bench *s)
     if (done < 0) done = bench_check_device(ctl);
     if (done < 0 && ctl->bench.has_device_memory) done = check_device_memory(s);
     if (done < 0 && ctl->bench.global_batch > 0) done = check_batch(s);
+    if (done < 0 && ctl->bench.tier != NULL) done = check_tier(s);
     if (done >= 0 || ctl->endpoint != NULL) return done;
     return bench_check_memory(bytes_needed(s), "", "--params or --workers");
 }
@@ -362,6 +381,11 @@ static void plan_step(struct step_bench *s)
     plan->b.logs_rounds = plan->is_traced || asked->backend != NULL;
     if (asked->has_device_memory)
         plan->b.result.reference_name = "copy on the card of every byte pushed and fetched";
+    plan->b.is_compared = plan->b.tier != BENCH_TIER_NONE;
+    // the times of standbys are in their logs
+    plan->b.logs_rounds |= plan->b.tier == BENCH_TIER_PEER;
+    if (plan->b.is_compared)
+        plan->b.result.reference_name = "the same step in a cluster that survives nothing";
     if (model->batch > 0)
         plan->b.result.reference_name = "the same, added up in each worker and pushed once";
 }
@@ -374,6 +398,7 @@ static int prepare_step(void *bench)
     plan_step(s);
     const int done = check_step(s);
     if (done >= 0) return done;
+    bench_add_params(b, json_pack("{s:s}", "tier", bench_tier_name(b->tier)));
     bench_add_params(b, json_pack("{s:I, s:s, s:f, s:s, s:s}", "global_batch",
                                   (json_int_t)b->model.batch, "read",
                                   asked->read != NULL ? asked->read : "fetch", "backward_ms",
@@ -399,11 +424,24 @@ static double run_step(void *bench)
     return all;
 }
 
-/* The reference: a copy, or, for a batch, the step that accumulates in the worker. */
+/* The reference: a copy; for a batch, the step that accumulates in the worker; with a tier, the step without
+ * it. */
 static double run_other(void *bench)
 {
     struct bench *b = bench;
+    if (b->is_compared) return bench_order(b, STEP_ORDER_BESIDE, 1);
     return bench_order(b, b->model.batch > 0 ? STEP_ORDER_ADDED : STEP_ORDER_COPY, 1);
+}
+
+static int open_step(void *bench)
+{
+    return bench_tier_open(bench);
+}
+
+static int begin_step(void *bench)
+{
+    struct bench *b = bench;
+    return !b->is_compared || bench_tier_await(b, STEP_ORDER_STEP) ? -1 : 1;
 }
 
 static const struct bench_column step_columns[] = {
@@ -452,7 +490,9 @@ const struct bench_row bench_step = {
     .params = PARAMS_DEFAULT,
     .wire = CAIRN_BF16,
     .prepare = prepare_step,
+    .open = open_step,
     .work = bench_step_work,
+    .begin = begin_step,
     .run = run_step,
     .reference = run_other,
     .report = report_step,

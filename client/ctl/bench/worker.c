@@ -533,23 +533,34 @@ static bool run_copy(struct step_worker *w, struct bench_report *report)
 static bool obey_step(void *own, const struct bench_order *order, struct bench_report *report)
 {
     struct step_worker *w = own;
+    if (order->word == STEP_ORDER_BESIDE) return run_step(&w[1], report);
     w->is_busy = order->word == STEP_ORDER_BUSY;
     if (order->word == STEP_ORDER_COPY) return run_copy(w, report);
     if (order->word == STEP_ORDER_ADDED) return run_batch(w, &w->added, report);
     return w->plan->b.model.batch > 0 ? run_batch(w, &w->member, report) : run_step(w, report);
 }
 
+/* Opens a worker of the job of that cluster. */
+static bool open_worker(struct step_worker *w, const struct bench_worker *worker,
+                        const struct local *cluster)
+{
+    w->plan = worker->bench;
+    struct bench_model model = w->plan->b.model;
+    if (cluster != NULL) model.endpoint = cluster->endpoint;
+    w->rank = worker->rank;
+    w->elems = bench_model_elems(&model);
+    w->elem_bytes = model.wire == CAIRN_F32 ? 4 : 2;
+    w->spans = w->plan->spans + worker->rank * STEP_SPANS_EACH(model.tensors);
+    if (pipe(w->acks) != 0) return false;
+    if (!bench_member_open(&w->member, &model, worker) || !take_memory(w)) return false;
+    return model.batch == 0 || open_batch(w, worker);
+}
+
 int bench_step_work(const struct bench_worker *worker)
 {
-    static struct step_worker w;
-    w.plan = worker->bench;
-    const struct bench_model *model = &w.plan->b.model;
-    w.rank = worker->rank;
-    w.elems = bench_model_elems(model);
-    w.elem_bytes = model->wire == CAIRN_F32 ? 4 : 2;
-    w.spans = w.plan->spans + worker->rank * STEP_SPANS_EACH(model->tensors);
-    if (pipe(w.acks) != 0) return 1;
-    if (!bench_member_open(&w.member, model, worker) || !take_memory(&w)) return 1;
-    if (model->batch > 0 && !open_batch(&w, worker)) return 1;
-    return bench_serve(worker, &w.member, obey_step, &w);
+    static struct step_worker workers[2]; // [1]: in the cluster without the tier
+    const struct step_plan *plan = worker->bench;
+    if (!open_worker(&workers[0], worker, NULL)) return 1;
+    if (plan->b.is_compared && !open_worker(&workers[1], worker, plan->b.beside)) return 1;
+    return bench_serve(worker, &workers[0].member, obey_step, workers);
 }

@@ -1,0 +1,128 @@
+/* The tiers of a bench's own cluster: what a tier needs beside the shards, when a job is safe at it, and what
+ * it takes of memory and of a step. */
+#include "client/ctl/bench/bench.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/ctl/ctl.h"
+
+#define SAFE_S    600.0
+#define SUM_BYTES 4 /* of a parameter: what a standby fetches in each step */
+
+static const char *const tiers[] = { "none", "process", "peer" };
+
+const char *bench_tier_name(enum bench_tier tier)
+{
+    return tiers[tier];
+}
+
+enum bench_tier bench_tier_of(const char *name)
+{
+    enum bench_tier tier = BENCH_TIER_NONE;
+    while (name != NULL && strcmp(tiers[tier], name) != 0) tier++; // the option has no other words
+    return tier;
+}
+
+int bench_tier_open(struct bench *b)
+{
+    int done = -1;
+    for (uint32_t i = 1; i <= b->ctl->shards && done < 0 && b->tier == BENCH_TIER_PEER; i++)
+        done = local_shard_add(b->local, (int)i);
+    return done;
+}
+
+/* ---- safe ---- */
+
+/* Returns 1 if all parts of the job are safe at the tier, 0 if not; -1 after printing the error. */
+static int is_safe(const struct bench *b)
+{
+    struct ctl ctl = *b->ctl;
+    Cairn__JobShow message = CAIRN__JOB_SHOW__INIT;
+    ProtobufCMessage *reply;
+    ctl.endpoint = b->local->endpoint;
+    message.name = wire_text(b->model.job);
+    if (ctl_call(&ctl, CAIRN_MSG_JOB_SHOW, &message.base, CAIRN_MSG_JOB_STATUS, &reply) != CAIRN_OK)
+        return -1;
+    const Cairn__JobStatus *status = (const Cairn__JobStatus *)reply;
+    const int safe = strstr(status->durability, tiers[b->tier]) != NULL; // "process+peer"
+    message_free(reply);
+    return safe;
+}
+
+bool bench_tier_await(struct bench *b, uint32_t word)
+{
+    const double end = bench_now() + SAFE_S;
+    int safe;
+    do {
+        if (!(bench_order(b, word, 1) > 0)) return false;
+        safe = is_safe(b);
+    } while (safe == 0 && bench_now() < end);
+    if (safe == 0)
+        (void)ctl_fail(CAIRN_ERR_TIMEOUT, "the job is not safe at tier %s after %.0f s",
+                       tiers[b->tier], SAFE_S);
+    return safe > 0;
+}
+
+/* ---- what it costs ---- */
+
+/* Returns the resident bytes of all shards and standbys. */
+static uint64_t shard_bytes(const struct local *local)
+{
+    uint64_t bytes = 0;
+    for (int i = 1; i < local->daemon_count; i++)
+        bytes += bench_process_bytes(local_shard_process(local, i));
+    return bytes;
+}
+
+static const struct bench_times *find_times(const struct bench *b, uint32_t shard, uint64_t round)
+{
+    for (size_t i = 0; i < b->time_count; i++)
+        if (b->times[i].shard == shard && b->times[i].round == round) return &b->times[i];
+    return NULL;
+}
+
+/* Returns the median time in which a standby fetches the sums of a round: from the report of its shard that
+ * the round is reduced, until the standby has all sums. 0: no round has both times. */
+static double fetch_s(const struct bench *b, uint32_t shard)
+{
+    uint32_t count = 0;
+    double *values = calloc(b->time_count + 1, sizeof *values);
+    for (size_t i = 0; i < b->time_count && values != NULL; i++) {
+        const struct bench_times *owner = &b->times[i];
+        const struct bench_times *standby =
+            owner->shard == shard ? find_times(b, b->ctl->shards + shard, owner->round) : NULL;
+        const double s = standby != NULL ? bench_between_s(owner->reduced, standby->reduce) : 0;
+        if (s > 0) values[count++] = s;
+    }
+    const double median = count > 0 ? bench_spread_of(values, count).median : 0;
+    free(values);
+    return median;
+}
+
+/* Adds the rate at which the standbys fetch sums, beside the rate of the fabric that they come by. */
+static int report_peer(struct bench *b)
+{
+    const uint64_t bytes = bench_model_params(&b->model) * SUM_BYTES;
+    double slowest = 0;
+    for (uint32_t s = 1; s <= b->ctl->shards; s++) {
+        const double seconds = fetch_s(b, s);
+        if (seconds > slowest) slowest = seconds;
+    }
+    const double limit = bench_fabric_limit(b->ctl->path, bytes);
+    if (!(limit > 0)) return 1;
+    const double rate = slowest > 0 ? (double)bytes * 1e-9 / slowest : 0;
+    bench_add_count(b, "sums_bytes_a_step", bytes);
+    BENCH_PARTS(b, { "sums_s", slowest }, { "sums_GB/s", rate }, { "fabric_GB/s", limit },
+                { "sums_over_fabric", rate / limit });
+    return -1;
+}
+
+int bench_tier_report(struct bench *b)
+{
+    const double params = (double)bench_model_params(&b->model);
+    BENCH_PARTS(b, { "cost_percent", (1 / b->result.ratio.median - 1) * 100 },
+                { "memory_bytes_a_param", (double)shard_bytes(b->local) / params },
+                { "memory_bytes_a_param_without", (double)shard_bytes(b->beside) / params });
+    return b->tier == BENCH_TIER_PEER ? report_peer(b) : -1;
+}
