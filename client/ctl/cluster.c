@@ -153,7 +153,8 @@ static void check_kept(struct check *check, const Cairn__JobStatus *j)
     struct sentence names = { "" };
     const bool is_running = strcmp(j->state, "running") == 0 && j->loss[0] == '\0';
     const bool is_asked = j->spec != NULL && j->spec->durability != CAIRN_DURABILITY_DEFAULT;
-    if (!is_running || is_asked || j->unsafe[0] != '\0' || j->parts_kept >= j->shards) return;
+    const bool is_safe = strcmp(j->durability, "none") != 0 || j->unsafe[0] != '\0';
+    if (!is_running || is_asked || is_safe || j->parts_kept >= j->shards) return;
     for (size_t i = 0; i < j->n_memory; i++)
         if (!j->memory[i]->untold && !j->memory[i]->kept)
             sentence_add(&names, "%s%s", names.text[0] != '\0' ? ", " : "", j->memory[i]->shard);

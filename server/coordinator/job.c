@@ -314,6 +314,20 @@ bool coord_shard_is_standby(const struct coord *cluster, const struct coord_shar
     return true;
 }
 
+bool coord_mirror_fits(const struct coord_mirror *mirror)
+{
+    const struct coord_job *job = mirror->job;
+    return mirror->generation == job->generation && mirror->layout == job->layout->version &&
+           mirror->shard < job->layout->shard_count && job->shards[mirror->shard].entry != NULL;
+}
+
+bool coord_mirrors_may_take(const struct coord_job *job, uint32_t shard)
+{
+    const struct coord_mirror *mirror = coord_mirror_find(job, shard);
+    return mirror != NULL && mirror->is_stored && mirror->stage != CAIRN_MIRROR_ENDING &&
+           coord_mirror_fits(mirror) && mirror->entry != NULL && coord_shard_obeys(mirror->entry);
+}
+
 bool coord_mirrors_has(const struct coord_job *job, const struct coord_shard_entry *entry)
 {
     const struct coord_mirror *mirror = coord_mirror_at(job, entry);

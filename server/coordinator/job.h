@@ -651,6 +651,8 @@ void coord_mirrors_owner_up(struct coord_job *job, uint32_t shard);
 void coord_mirrors_owner_down(struct coord_job *job, uint32_t shard);
 /* True while the store is told that the shard has the place, in which it has nothing to do before. */
 bool coord_mirrors_is_taking(const struct coord_job *job, uint32_t shard);
+/* True if a standby that is here is in step with the part, so that the job is not lost without its owner. */
+bool coord_mirrors_may_take(const struct coord_job *job, uint32_t shard);
 /* True if the shard's part of the job is a mirror, which is not to be dropped. */
 bool coord_mirrors_has(const struct coord_job *job, const struct coord_shard_entry *entry);
 

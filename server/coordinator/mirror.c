@@ -19,13 +19,6 @@ const char *coord_mirror_owner(const struct coord_mirror *mirror)
     return is_there ? job->shards[mirror->shard].entry->name : "that left the job";
 }
 
-bool coord_mirror_fits(const struct coord_mirror *mirror)
-{
-    const struct coord_job *job = mirror->job;
-    return mirror->generation == job->generation && mirror->layout == job->layout->version &&
-           mirror->shard < job->layout->shard_count && job->shards[mirror->shard].entry != NULL;
-}
-
 bool coord_mirror_takes_part(const struct coord_mirror *mirror)
 {
     return mirror->stage == CAIRN_MIRROR_FILLING || mirror->stage == CAIRN_MIRROR_STORING ||
@@ -370,6 +363,8 @@ static void on_row_saved(const struct coord_saved *saved)
     if (mirror == NULL || mirror->stage != CAIRN_MIRROR_STORING) return;
     if (saved->status != CAIRN_OK) {
         coord_mirror_end(mirror, "the store cannot be told that it is in step: %s", saved->why);
+        // It is not ended while it alone has the part: the store is told again.
+        mirror->again_ms = coord_now_ms(saved->cluster) + AGAIN_MS;
         return;
     }
     mirror->stage = CAIRN_MIRROR_IN_STEP;
@@ -380,11 +375,19 @@ static void on_row_saved(const struct coord_saved *saved)
                      "shard %s, by %s", coord_mirror_owner(mirror), mirror->name);
 }
 
+static void store_in_step(struct coord_mirror *mirror)
+{
+    struct sentence why;
+    mirror->again_ms = UINT64_MAX;
+    if (save_row(mirror, CAIRN_STORE_MIRROR, on_row_saved, &why) == CAIRN_OK) return;
+    coord_mirror_end(mirror, "%s", why.text);
+    mirror->again_ms = coord_now_ms(mirror->job->cluster) + AGAIN_MS;
+}
+
 static void on_filled(struct coord_session *session, uint32_t request, const void *any)
 {
     const Cairn__MirrorFilled *message = any;
     struct coord_job *job = coord_job_by_id(session->cluster, message->job);
-    struct sentence why;
     (void)request;
     if (job == NULL || session->entry == NULL) return;
     struct coord_mirror *mirror = coord_mirror_at(job, session->entry);
@@ -397,8 +400,7 @@ static void on_filled(struct coord_session *session, uint32_t request, const voi
     }
     mirror->is_stored = true; // or will be
     mirror->stage = CAIRN_MIRROR_STORING;
-    if (save_row(mirror, CAIRN_STORE_MIRROR, on_row_saved, &why) != CAIRN_OK)
-        coord_mirror_end(mirror, "%s", why.text);
+    store_in_step(mirror);
 }
 
 const struct coord_row coord_mirror_rows[] = {
@@ -594,6 +596,8 @@ static void tick_mirror(struct coord_mirror *mirror)
                               mirror->stage == CAIRN_MIRROR_READY;
     if (mirror->stage == CAIRN_MIRROR_TAKING && coord_now_ms(job->cluster) >= mirror->again_ms)
         store_place(mirror);
+    if (mirror->stage == CAIRN_MIRROR_STORING && coord_now_ms(job->cluster) >= mirror->again_ms)
+        store_in_step(mirror);
     if (mirror->stage == CAIRN_MIRROR_ENDING || mirror->stage == CAIRN_MIRROR_TAKING) return;
     if (mirror->stage == CAIRN_MIRROR_NONE && !mirror->is_stored) return;
     if (mirror->stage == CAIRN_MIRROR_NONE && coord_now_ms(job->cluster) < mirror->again_ms) return;
@@ -605,7 +609,10 @@ static void tick_mirror(struct coord_mirror *mirror)
         coord_mirror_end(mirror, "it did not keep up with the owner");
         return;
     }
-    if (is_under_way && may_mirror(job)) return;
+    if (is_under_way && may_mirror(job)) {
+        if (mirror->stage == CAIRN_MIRROR_READY) coord_mirror_join_at_rest(mirror);
+        return;
+    }
     const struct mirror_view view = coord_mirror_view(mirror);
     const enum mirror_verdict verdict = mirror_judge(&view);
     const bool may_take = !job->layouts.storing && job->layouts.next == NULL &&

@@ -68,7 +68,10 @@ const char *coord_mirror_owner(const struct coord_mirror *mirror);
 void coord_mirror_end(struct coord_mirror *mirror, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* ---- the reports that wait ---- */
+/* ---- rounds ---- */
+
+/* Lets a standby take part that is READY, if no round is open. It is filled before the next one opens. */
+void coord_mirror_join_at_rest(struct coord_mirror *mirror);
 
 void coord_mirror_forget_reports(struct coord_mirror *mirror);
 /* Hands the core those reports of the owner that need not wait any longer. The job may be lost by that, and

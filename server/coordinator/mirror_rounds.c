@@ -182,23 +182,31 @@ void coord_mirrors_send(const struct coord_job *job, uint16_t type, const Protob
             coord_session_send(m->entry->session, type, 0, message);
 }
 
-/* Brings the standby's machine to where the owner's is: no round is open, and the last one is resolved. */
-static void join_rounds(struct coord_mirror *mirror, const struct round_action *action)
+/* Brings the standby's machine to where the owner's is: no round is open, and the last one is resolved, which
+ * made the version. All rounds up to that one have ended. */
+static void join_rounds(struct coord_mirror *mirror, uint64_t round, struct cairn_version version)
 {
     struct coord_job *job = mirror->job;
     const struct decision *last = round_last(job->core);
     Cairn__Fence fence = CAIRN__FENCE__INIT;
     Cairn__Resolve resolve = CAIRN__RESOLVE__INIT;
     Cairn__Decision decision;
-    if (version_compare(last->version_after, action->version) != 0) return; // at a later round
+    if (version_compare(last->version_after, version) != 0) return; // at a later round
     coord_decision_to_message(last, &decision);
     fence.job = resolve.job = job->id;
-    fence.epoch = resolve.epoch = action->epoch;
-    resolve.round = action->round - 1;
+    fence.epoch = resolve.epoch = round_epoch_of(job->core);
+    resolve.round = round;
     resolve.decision = &decision;
     coord_session_send(mirror->entry->session, CAIRN_MSG_FENCE, 0, &fence.base);
     coord_session_send(mirror->entry->session, CAIRN_MSG_RESOLVE, 0, &resolve.base);
     mirror->stage = CAIRN_MIRROR_FILLING;
+}
+
+void coord_mirror_join_at_rest(struct coord_mirror *mirror)
+{
+    const struct round_machine *core = mirror->job->core;
+    if (round_stage_of(core) == CAIRN_ROUND_STEADY)
+        join_rounds(mirror, round_last(core)->round, round_version(core));
 }
 
 void coord_mirrors_fence(struct coord_job *job, const Cairn__Fence *fence)
@@ -226,7 +234,8 @@ void coord_mirrors_open(struct coord_job *job, const struct round_action *action
     open.n_members = 1;
     for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = next) {
         next = m->next;
-        if (m->stage == CAIRN_MIRROR_READY && coord_mirror_fits(m)) join_rounds(m, action);
+        if (m->stage == CAIRN_MIRROR_READY && coord_mirror_fits(m))
+            join_rounds(m, action->round - 1, action->version);
         if (!coord_mirror_takes_part(m) || m->entry == NULL) continue;
         if (action->write) {
             coord_mirror_end(m, "a member writes into the job's state");

@@ -189,6 +189,7 @@ void coord_job_parts_tick(struct coord_job *job)
         const struct coord_job_shard *s = &job->shards[i];
         if (s->missed_ms == 0 || now_ms < s->missed_ms + s->patience_ms) continue;
         if (is_left_out(job, i)) continue; // the other shards have all that this shard had
+        if (coord_mirrors_may_take(job, i)) continue;
         coord_job_lose(job, true,
                        "%s restarted without its part, and the process that had it is not back (if "
                        "that one still runs, stopped or cut off, the job goes on when it is back)",

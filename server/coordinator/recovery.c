@@ -35,7 +35,7 @@ static void watch_away(struct coord_job *job)
             s->away_ms = 0;
         else if (s->away_ms == 0)
             s->away_ms = now_ms + 1; // never 0
-        else if (now_ms >= s->away_ms + wait_ms)
+        else if (now_ms >= s->away_ms + wait_ms && !coord_mirrors_may_take(job, i))
             gone = s->entry;
     }
     job->loss.recovery.lost_ms = 0;

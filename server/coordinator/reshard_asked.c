@@ -21,6 +21,9 @@ static const char *why_not(const struct coord_shard_entry *entry)
 {
     if (entry->leaving) return "is being drained";
     if (!coord_shard_stays(entry)) return "is not here";
+    if (coord_shard_is_standby(entry->session->cluster, entry))
+        return "is a standby, which takes the place of its shard: start it without "
+               "shard.standby_of, or add another one";
     return coord_shard_apart(entry) ? CAIRN_SHARD_APART_TEXT : "is unfit, since its device failed";
 }
 

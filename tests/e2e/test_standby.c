@@ -124,6 +124,63 @@ TEST(an_owner_that_is_stopped_and_wakes_up_has_lost_its_place)
     train_pushing(0.25f, 3);
 }
 
+/* Nobody steps: the standby is filled all the same, and has what the owner had, averages as well. */
+TEST(a_job_at_rest_is_mirrored_too)
+{
+    struct tiny_job *tiny = TINY(ELEMS);
+    char root[65];
+    tiny->group.ema = 0.9;
+    start(1, .coordinator_set = AT_ONCE);
+    join("tiny", tiny);
+    train_pushing(0.5f, 3);
+    cluster_add_standby(&cluster, 1, 0);
+    await(mirrored() == 1);
+    says(0, "peer", "job list");
+    bits(root);
+    kill_shard(0);
+    await(taken() == 1);
+    expect_bits(root);
+    train_pushing(0.25f, 2);
+    await(in_log("it took the place of the shard whose standby it was, and has no standby") == 1);
+    says(3, "start another shard, with shard.standby_of = its name", "job check tiny");
+    cluster_add_standby(&cluster, 0, 1);
+    await(mirrored() == 2);
+    says(0, "all is well", "job check tiny");
+}
+
+/* Before its first step, too. */
+TEST(a_job_that_never_stepped_is_mirrored)
+{
+    char root[65];
+    start(1, .coordinator_set = AT_ONCE);
+    join("tiny", TINY(ELEMS));
+    cluster_add_standby(&cluster, 1, 0);
+    await(mirrored() == 1);
+    bits(root);
+    kill_shard(0);
+    await(taken() == 1);
+    expect_bits(root);
+    train_pushing(0.25f, 2);
+}
+
+/* The standby is given time: longer than after which the job would go back to its newest snapshot. */
+TEST(a_job_goes_back_to_no_snapshot_while_a_standby_may_take_the_place)
+{
+    start(1, .coordinator_set = SETTINGS("lease.heartbeat=100ms", "cluster.standby_after=2s"));
+    cluster_add_standby(&cluster, 1, 0);
+    join("tiny",
+         TINY(ELEMS, .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST, .shard_loss_wait_s = 1));
+    come_in_step(1);
+    says(0, "committed", "snapshot create tiny --wait");
+    train_pushing(0.5f, 2);
+    const uint64_t step = newest(job).step;
+    kill_shard(0);
+    await(taken() == 1);
+    train_pushing(0.5f, 1);
+    ck_assert_uint_eq(newest(job).step, step + 1);
+    ck_assert_int_eq(in_log("longer than shard_loss_wait_s"), 0);
+}
+
 /* ---- the standby dies ---- */
 
 TEST(a_job_goes_on_without_its_standby_and_says_so)
@@ -132,6 +189,8 @@ TEST(a_job_goes_on_without_its_standby_and_says_so)
     begin();
     says(0, "shard-0 is mirrored by shard-1", "job show tiny");
     says(0, "shard-1 is a standby of shard-0", "cluster status");
+    ask("reshard plan tiny --add shard-1");
+    expect_said(11, "nothing can go to shard shard-1, which is a standby");
     kill_shard(1);
     train_pushing(0.5f, 3);
     says(0, "shard-0 is not mirrored", "job show tiny");
