@@ -629,8 +629,8 @@ static const char *const field_names[CAIRN_CAPABILITY_FIELD_COUNT] = {
     X(DURABILITY, CAIRN_DURABILITY_DEFAULT, "default", true)               \
     X(DURABILITY, CAIRN_DURABILITY_PROCESS, "process", true)               \
     X(DURABILITY, CAIRN_DURABILITY_PEER, "peer", true)                     \
-    X(DURABILITY, CAIRN_DURABILITY_LOG, "log", false)                      \
-    X(DURABILITY, CAIRN_DURABILITY_LOG_PEER, "log+peer", false)            \
+    X(DURABILITY, CAIRN_DURABILITY_LOG, "log", true)                       \
+    X(DURABILITY, CAIRN_DURABILITY_LOG_PEER, "log+peer", true)             \
     X(TIERS, CAIRN_TIERS_TOGETHER, "together", true)                       \
     X(TIERS, CAIRN_TIERS_MOMENTS_ON_HOST, "moments on the host", false)    \
     X(TIERS, CAIRN_TIERS_PARAM_ON_HOST, "param on the host", false)        \

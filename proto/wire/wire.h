@@ -487,14 +487,15 @@ void packed_release(struct packed *packed); /* NULL is fine */
     X(153, QUOTAS, Quotas, quotas)                                  \
     X(154, MIRROR_OF, MirrorOf, mirror_of)                          \
     X(155, MIRROR_SUMS, MirrorSums, mirror_sums)                    \
-    X(156, MIRROR_FILLED, MirrorFilled, mirror_filled)
+    X(156, MIRROR_FILLED, MirrorFilled, mirror_filled)              \
+    X(180, LOG_BASE, LogBase, log_base)
 
 enum wire_message {
 #define X(number, constant, type, field) CAIRN_MSG_##constant = (number),
     CAIRN_MESSAGE_TABLE(X)
 #undef X
 };
-#define CAIRN_MSG_MAX 156
+#define CAIRN_MSG_MAX 180
 
 /* How many versions of a job can be leased at a time. Every shard has one more published copy for each
  * leased version. */

@@ -63,6 +63,7 @@ static void on_tick(uv_timer_t *timer)
         coord_job_parts_tick(job);
         coord_mirrors_tick(job);
         coord_durability_tick(job);
+        coord_logs_tick(job);
         coord_operations_tick(job);
         if (coord_recovery_tick(job)) coord_openings_advance(cluster);
         coord_straggler_tick(job);

@@ -3,6 +3,7 @@
  * of a job ended, and what they cost the job. */
 #include <inttypes.h>
 #include <math.h>
+#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
@@ -280,6 +281,13 @@ static void take_progress(struct coord_job *job, const struct coord_shard_entry 
             .waited_ms = told->waited_ms,
         };
     }
+}
+
+uint64_t coord_snapshot_number(void)
+{
+    uint64_t number;
+    randombytes_buf(&number, sizeof number);
+    return number | 1;
 }
 
 void coord_snapshot_on_progress(struct coord *cluster, const struct coord_shard_entry *entry,

@@ -67,13 +67,18 @@ static void fill_process(struct safety_part *part, const struct coord_shard_entr
     of->is_due = entry->told.had_keeper && told != NULL && !is_on_device;
 }
 
-static void fill_log(struct safety_part *part, const struct coord_shard_entry *entry,
+static void fill_log(struct safety_part *part, const struct coord_job *job, uint32_t shard,
                      const Cairn__MemoryTold *told)
 {
+    const struct coord_shard_entry *entry = job->shards[shard].entry;
+    const struct coord_log *log = &job->shards[shard].log;
     struct safety_of *of = &part->of[CAIRN_SAFE_LOG];
     of->has = told != NULL && told->logged;
     of->may = of->is_coming = entry->told.has_log;
-    if (entry->told.log_lacks.text[0] != '\0') of->why = entry->told.log_lacks.text;
+    if (entry->told.log_lacks.text[0] != '\0')
+        of->why = entry->told.log_lacks.text;
+    else if (log->is_told && log->why[0] != '\0')
+        of->why = log->why;
 }
 
 static void fill_peer(struct safety_part *part, const struct coord_job *job, uint32_t shard)
@@ -111,7 +116,7 @@ static struct safety_part *list_parts(const struct coord_job *job, size_t *count
         part->shard = entry->name;
         fill_process(part, entry, told);
         fill_peer(part, job, i);
-        fill_log(part, entry, told);
+        fill_log(part, job, i, told);
     }
     return parts;
 }

@@ -212,6 +212,34 @@ enum coord_job_state {
     CAIRN_CLUSTER_JOB_LOST, /* `loss` says why, and whether the job may return */
 };
 
+/* ==== logs ==== */
+
+/* The logs of jobs that ask for one (durability = log): the shards write them, and report with their
+ * heartbeats on which snapshot each stands, and whether it wants a newer one. The coordinator tells them of
+ * the newest snapshot, and takes one for a log's sake: when the log begins, and when it comes near its
+ * budget. */
+
+/* A shard's log of a job, as its last heartbeat said. */
+struct coord_log {
+    bool is_told, wants;
+    struct cairn_version base, sent;     /* sent: the snapshot of which it was told */
+    const struct coord_session *sent_to; /* never read */
+    uint64_t sent_ms;
+    char why[256], waits[256]; /* as in LogTold */
+};
+
+/* At a loss of power hosts start anew, load a snapshot, and do updates again: on_shard_loss waits so long
+ * at least before it gives up what is in the logs. */
+#define CAIRN_LOG_LOSS_WAIT_S ((uint64_t)1800)
+
+void coord_logs_take(const struct coord *cluster, const struct coord_shard_entry *entry,
+                     const Cairn__Heartbeat *message);
+void coord_logs_tick(struct coord_job *job);
+/* How long on_shard_loss waits for a shard of the job. */
+uint64_t coord_logs_loss_wait_ms(const struct coord_job *job);
+/* Says for whose log the job's round waits; false: for none. */
+bool coord_logs_waiting(const struct coord_job *job, struct sentence *out);
+
 /* A shard's part of a job. */
 struct coord_job_shard {
     struct coord_shard_entry *entry; /* NULL: a hole, see CAIRN_EACH_SHARD */
@@ -236,6 +264,7 @@ struct coord_job_shard {
     double weight;
     /* true: the shard was lost in the slice under way, and is left out when the slice is taken back */
     bool lost;
+    struct coord_log log;
 };
 
 /* A change of a job's tenant (jobs.c). */

@@ -317,6 +317,7 @@ static void on_shard_heartbeat(struct coord_session *session, uint32_t request, 
     take_storage(session->entry, message->storage);
     coord_bytes_take(session->entry, message);
     coord_durability_take(session->entry, message->tiers);
+    coord_logs_take(session->cluster, session->entry, message);
     coord_snapshot_on_progress(session->cluster, session->entry, message);
 }
 

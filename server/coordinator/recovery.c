@@ -20,14 +20,14 @@ static void lose_away(struct coord_job *job, const struct coord_shard_entry *ent
         struct coord_job_shard *s = &job->shards[i];
         if (s->away_ms != 0) s->missed_ms = s->away_ms;
     }
-    coord_job_lose(job, true, "%s is away for longer than shard_loss_wait_s, %" PRIu32 " s",
-                   entry->name, job->spec.policy.shard_loss_wait_s);
+    coord_job_lose(job, true, "%s is away for longer than shard_loss_wait_s, %" PRIu64 " s",
+                   entry->name, coord_logs_loss_wait_ms(job) / 1000);
 }
 
 static void watch_away(struct coord_job *job)
 {
     const uint64_t now_ms = coord_now_ms(job->cluster);
-    const uint64_t wait_ms = (uint64_t)job->spec.policy.shard_loss_wait_s * 1000;
+    const uint64_t wait_ms = coord_logs_loss_wait_ms(job);
     const struct coord_shard_entry *gone = NULL;
     CAIRN_EACH_SHARD (job, i) {
         struct coord_job_shard *s = &job->shards[i];

@@ -1,7 +1,6 @@
 #include "server/coordinator/snapshot.h"
 
 #include <inttypes.h>
-#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uv.h>
@@ -380,9 +379,8 @@ cairn_status coord_snapshot_begin(struct coord_job *job, bool has_files,
     return CAIRN_OK;
 }
 
-/* Begins a snapshot for which nobody waits. CAIRN_ERR_BUSY: another one is being taken. */
-static cairn_status begin_unasked(struct coord_job *job, enum snapshot_cause cause,
-                                  struct sentence *why)
+cairn_status coord_snapshot_begin_unasked(struct coord_job *job, enum snapshot_cause cause,
+                                          struct sentence *why)
 {
     CAIRN_TRY(judge_snapshot(job, true, why));
     if (job->snapshots.running != NULL) return refuse_second(job, why);
@@ -552,13 +550,6 @@ static bool ask_all(struct coord_job *job, uint64_t number)
     return true;
 }
 
-uint64_t coord_snapshot_number(void)
-{
-    uint64_t number;
-    randombytes_buf(&number, sizeof number);
-    return number | 1;
-}
-
 /* Gives the snapshot its number. This is the number under which memory was prepared ahead, if there
  * is any. Otherwise it is a new number, and the shards are asked to prepare memory. Returns true if
  * the snapshot waits for the memory. No memory is prepared for a periodic snapshot that is due by
@@ -635,7 +626,7 @@ bool coord_parting_advance(struct coord_job *job)
     if (p->state != CAIRN_PARTING_WANTED) return p->state != CAIRN_PARTING_TAKEN;
     p->state = CAIRN_PARTING_TAKEN;
     coord_parting_unsaved(job, "its snapshot was not done in time");
-    const cairn_status status = begin_unasked(job, CAIRN_SNAPSHOT_PARTING, &why);
+    const cairn_status status = coord_snapshot_begin_unasked(job, CAIRN_SNAPSHOT_PARTING, &why);
     if (status == CAIRN_OK) return p->state == CAIRN_PARTING_ENDED;
     // our snapshot begins when the running one has ended
     if (status == CAIRN_ERR_BUSY) hurry_snapshot(job);
@@ -697,7 +688,7 @@ static void periodic_advance(struct coord_job *job)
     if (!is_to_be_saved(job, was, now)) return;
     if (is_damaged)
         coord_periodic_damaged(job);
-    else if (begin_unasked(job, CAIRN_SNAPSHOT_PERIODIC, &why) != CAIRN_OK)
+    else if (coord_snapshot_begin_unasked(job, CAIRN_SNAPSHOT_PERIODIC, &why) != CAIRN_OK)
         coord_periodic_failed(job, now.step, why.text);
 }
 
@@ -755,6 +746,16 @@ static void answer_failed(struct coord_snapshot *snapshot)
     coord_waiters_answer(&snapshot->at_cancel, CAIRN_MSG_SNAPSHOT_CANCELED, &canceled.base);
 }
 
+/* Logs may stand on it (logs.c). */
+static void note_newest(struct coord_snapshot *snapshot)
+{
+    struct coord_snapshots *of = &snapshot->job->snapshots;
+    free(of->newest_folder);
+    of->newest_folder = snapshot->folder;
+    of->newest = snapshot->version;
+    snapshot->folder = NULL;
+}
+
 static void finish_snapshot(struct coord_snapshot *snapshot)
 {
     if (snapshot->status == CAIRN_OK)
@@ -765,6 +766,7 @@ static void finish_snapshot(struct coord_snapshot *snapshot)
     struct coord_snapshot_waiters next;
     move_waiters(&snapshot->next, &next);
     coord_snapshot_note_end(snapshot);
+    if (snapshot->status == CAIRN_OK && snapshot->has_files) note_newest(snapshot);
     free_snapshot(snapshot);
     follow_snapshot(job, &next);
 }
@@ -962,6 +964,8 @@ static void detach_snapshot(struct coord_job *job)
 {
     if (job->snapshots.running != NULL) job->snapshots.running->job = NULL;
     job->snapshots.running = NULL;
+    free(job->snapshots.newest_folder);
+    job->snapshots.newest_folder = NULL;
 }
 
 /* ---- as an operation ---- */

@@ -160,6 +160,10 @@ bool coord_snapshot_progress(const struct coord_job *job, struct snapshot_progre
 /* The shard has connected without its part of the job: if the snapshot is not pinned yet, it fails. */
 void coord_snapshot_part_missed(struct coord_job *job, uint32_t shard);
 
+/* Begins a snapshot for which nobody waits. CAIRN_ERR_BUSY: another one is being taken. */
+cairn_status coord_snapshot_begin_unasked(struct coord_job *job, enum snapshot_cause cause,
+                                          struct sentence *why) CAIRN_MUST_CHECK;
+
 /* The layout may be stable again, or a step has ended: pins a snapshot that has waited for one of these.
  * With awaits_step, the snapshot keeps waiting for the end of a step: if it is pinned right after a step,
  * shards have the longest time to copy the state that the next update overwrites. */
@@ -373,6 +377,10 @@ struct coord_snapshots {
     /* for status: which snapshot a restore passed over, set by restore.c; empty after the next snapshot */
     struct sentence passed_over;
     struct coord_parting parting;
+    /* logs.c: the newest that was committed since this process began. NULL: there was none */
+    struct cairn_version newest;
+    char *newest_folder;  /* owned */
+    uint64_t log_next_ms; /* coord_now_ms: no snapshot is taken for a log before */
 };
 
 /* ---- digests.c ---- */

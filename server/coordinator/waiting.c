@@ -183,7 +183,7 @@ void coord_job_waiting(const struct coord_job *job, struct sentence *out)
                               : "the initial state, from the worker of rank 0");
     } else if (job->rounds.persist_waits) {
         sentence_set(out, "the store's disk");
-    } else {
+    } else if (!coord_logs_waiting(job, out)) {
         round_waiting(job->core, &names, out);
         add_lost(job, out);
         if (out->text[0] != '\0' && absent_left_ms(job) > 0)

@@ -521,7 +521,26 @@ static void memory_list(const struct shard_daemon *shard, struct memory_list *ou
         told->device += job->memory.device;
         if (job->staged) continue;
         told->kept = job->kept.is_stored;
+        told->logged = journal_is_based(job);
         told->audited_since = audit_since(job);
+    }
+}
+
+struct log_list {
+    size_t count;
+    Cairn__LogTold told[CAIRN_SHARD_JOBS_MAX];
+    Cairn__LogTold *pointers[CAIRN_SHARD_JOBS_MAX];
+};
+
+/* Lists the logs of the jobs that want one. */
+static void logs_list(const struct shard_daemon *shard, struct log_list *out)
+{
+    out->count = 0;
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
+        if (job->staged || !job->journal.wanted) continue;
+        journal_tell(job, &out->told[out->count]);
+        out->pointers[out->count] = &out->told[out->count];
+        out->count++;
     }
 }
 
@@ -622,9 +641,11 @@ static size_t say_hello(struct shard_daemon *shard, Cairn__Hello *hello, Cairn__
     return fit;
 }
 
-static void tiers_tell(Cairn__ShardTiers *tiers)
+static void tiers_tell(const struct shard_daemon *shard, Cairn__ShardTiers *tiers)
 {
     cairn__shard_tiers__init(tiers);
+    tiers->log = shard->journals.pool != NULL;
+    tiers->log_lacks = wire_text(shard->journals.lacks.text);
     tiers->keeper = keeper_is_there();
 }
 
@@ -649,7 +670,7 @@ static void send_hello(struct shard_daemon *shard)
     hello.home = &home;
     hello.standby_of = shard->standby_of;
     Cairn__ShardTiers tiers;
-    tiers_tell(&tiers);
+    tiers_tell(shard, &tiers);
     hello.tiers = &tiers;
     shard->unfit.is_told = home.failed[0] != '\0';
     if (held_jobs_count(shard) > 0) {
@@ -679,7 +700,7 @@ void connection_beat(struct shard_daemon *shard)
     heartbeat.stats = &shard->stats;
     heartbeat.storage = shard->storage.said.text;
     Cairn__ShardTiers tiers;
-    tiers_tell(&tiers);
+    tiers_tell(shard, &tiers);
     heartbeat.tiers = &tiers;
     struct bytes_list list;
     bytes_list(shard, &list);
@@ -693,6 +714,10 @@ void connection_beat(struct shard_daemon *shard)
     pins_list(shard, &pins);
     heartbeat.pins = pins.pointers;
     heartbeat.n_pins = pins.count;
+    struct log_list logs;
+    logs_list(shard, &logs);
+    heartbeat.logs = logs.pointers;
+    heartbeat.n_logs = logs.count;
     struct unheard unheard;
     unheard_list(shard, &unheard);
     heartbeat.unheard = unheard.names;

@@ -134,6 +134,10 @@ void pass_update(struct shard_job *job, const struct decision *decision);
 /* Ends the update that was cut off when the process before died, if there was one, and then does
  * what pass_seal does. CAIRN_ERR_MALFORMED. */
 CAIRN_MUST_CHECK cairn_status pass_resume(struct shard_job *job, struct sentence *why);
+/* Does an update again: the sums are in their plane, and the copies are not shown yet. Then
+ * journal_replayed is called. CAIRN_ERR_MALFORMED: it is no decision on this job. */
+CAIRN_MUST_CHECK cairn_status pass_replay(struct shard_job *job, const struct decision *decision,
+                                          struct sentence *why);
 /* Makes the job SEALING: publishes the parameters as the core's version. Then the job is
  * SERVING. */
 void pass_seal(struct shard_job *job);

@@ -44,6 +44,25 @@ static void unmap_next(struct job_kept *kept)
 
 /* ---- outcomes ---- */
 
+struct kept_outcome kept_outcome_of(const struct shard_job *job)
+{
+    const struct step_kept step = step_keep(job->collector.step);
+    return (struct kept_outcome) {
+        .phase = step.phase,
+        .kind = step.last.kind,
+        .epoch = step.epoch,
+        .round = step.round,
+        .round_seen = step.round_seen,
+        .round_epoch = step.round_epoch,
+        .version = step.version,
+        .version_after = step.last.version_after,
+        .last_round = step.last.round,
+        .payload_bytes = step.last.payload_bytes,
+        .seen = job->shard->session.seen,
+        .settled = job->terms.settled,
+    };
+}
+
 static void fill_outcome(const struct shard_job *job, const struct kept_ledger *ledger,
                          struct kept_outcome *out)
 {
@@ -61,20 +80,7 @@ static void fill_outcome(const struct shard_job *job, const struct kept_ledger *
     memcpy(frozen + ledger->group_count, job->frozen.tensors,
            ledger->tensor_count * sizeof *frozen);
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
-    *out = (struct kept_outcome) {
-        .phase = step.phase,
-        .kind = step.last.kind,
-        .epoch = step.epoch,
-        .round = step.round,
-        .round_seen = step.round_seen,
-        .round_epoch = step.round_epoch,
-        .version = step.version,
-        .version_after = step.last.version_after,
-        .last_round = step.last.round,
-        .payload_bytes = step.last.payload_bytes,
-        .seen = job->shard->session.seen,
-        .settled = job->terms.settled,
-    };
+    *out = kept_outcome_of(job);
 }
 
 void kept_note(struct shard_job *job)
@@ -434,6 +440,7 @@ static cairn_status keep(struct shard_job *job, struct sentence *why)
 void kept_begin(struct shard_job *job)
 {
     struct sentence why;
+    journal_changed(job); // the same changes concern it
     // the marks of an update are in the ledger that it began with
     job->kept.is_due = job->pass.updating &&
                        !(job->kept.is_stored && job->kept.ledger_of == kept_view(job));

@@ -5,6 +5,7 @@
 #include "server/base/keeper.h"
 #include "server/core/step.h"
 #include "server/shard/collect.h"
+#include "server/shard/kept_file.h"
 #include "server/shard/memory.h"
 #include "server/shard/need.h"
 
@@ -113,6 +114,9 @@ void kept_update(const struct shard_job *job, uint32_t trained, uint32_t lane,
 /* True if the chunk's update by the last decision is ended. Any thread. */
 bool kept_has_ended(const struct shard_job *job, uint32_t trained);
 
+/* How far the machine is. */
+struct kept_outcome kept_outcome_of(const struct shard_job *job);
+
 /* ---- a part that is resumed ---- */
 
 /* The message that the part was made by, as far as it is known; borrowed from the kept part. */
@@ -132,6 +136,11 @@ CAIRN_MUST_CHECK cairn_status kept_place(struct shard_job *job, struct sentence 
  * CAIRN_ERR_UNSUPPORTED. */
 CAIRN_MUST_CHECK cairn_status kept_open_planes(struct shard_job *job, const struct need *need,
                                                struct sentence *why);
+/* The job has the amended spec that a process before had; `bytes` are copied. CAIRN_ERR_MALFORMED,
+ * CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status kept_take_amended(struct shard_job *job, bool settled,
+                                                uint64_t revision, const uint8_t *bytes,
+                                                size_t count, struct sentence *why);
 /* The round machine continues from there. */
 struct step_kept kept_step(const struct shard_job *job);
 /* Takes the ledger over, and the tensors and groups that the kept round leaves alone.

@@ -262,7 +262,7 @@ static cairn_status try_resume(struct shard_daemon *shard, struct kept_part *par
     read_next(part);
     const struct coordinator_id seen = kept_last(part->ledger)->seen;
     const struct kept_create create = create_of(part);
-    CAIRN_TRY(shard->up->resume(shard, &create, part, why));
+    CAIRN_TRY(shard->up->resume(shard, &create, part, NULL, why));
     if (seen.incarnation >= shard->session.seen.incarnation) shard->session.seen = seen;
     return CAIRN_OK;
 }
@@ -295,31 +295,31 @@ void kept_open(struct shard_daemon *shard, const struct shard_options *options)
     }
 }
 
-static cairn_status want_audits(struct shard_job *job, const struct paged *amended,
-                                struct sentence *why)
+static cairn_status want_as_amended(struct shard_job *job, const struct paged *amended,
+                                    struct sentence *why)
 {
     struct job_spec_data spec;
     CAIRN_TRY(spec_unpack(amended->bytes, amended->have_bytes, optimizer_names(), &spec, why));
     audit_want(job, spec.policy.audit_every);
+    journal_want(job, policy_logs(&spec.policy));
     spec_release(&spec);
     return CAIRN_OK;
 }
 
-static cairn_status take_amended(struct shard_job *job, struct sentence *why)
+cairn_status kept_take_amended(struct shard_job *job, bool settled, uint64_t revision,
+                               const uint8_t *bytes, size_t count, struct sentence *why)
 {
-    const struct kept_record *record = job->kept.from->record;
-    const size_t bytes = (size_t)record->amended_bytes;
-    job->terms.settled = kept_last(job->kept.from->ledger)->settled != 0;
-    job->terms.revision = record->revision;
-    if (bytes == 0) return CAIRN_OK;
+    job->terms.settled = settled;
+    job->terms.revision = revision;
+    if (count == 0) return CAIRN_OK;
     struct paged *amended = &job->terms.amended;
-    *amended = (struct paged) { .what = CAIRN_PAGE_SPEC, .bytes = malloc(bytes) };
+    *amended = (struct paged) { .what = CAIRN_PAGE_SPEC, .bytes = malloc(count) };
     if (amended->bytes == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    memcpy(amended->bytes, kept_record_spec(record) + record->spec_bytes, bytes);
-    amended->have_bytes = amended->capacity_bytes = bytes;
-    amended->total_bytes = bytes;
-    leaf_hash(amended->bytes, bytes, &job->terms.digest);
-    return want_audits(job, amended, why);
+    memcpy(amended->bytes, bytes, count);
+    amended->have_bytes = amended->capacity_bytes = count;
+    amended->total_bytes = count;
+    leaf_hash(amended->bytes, count, &job->terms.digest);
+    return want_as_amended(job, amended, why);
 }
 
 cairn_status kept_place(struct shard_job *job, struct sentence *why)
@@ -340,7 +340,9 @@ cairn_status kept_place(struct shard_job *job, struct sentence *why)
             extent->local_elem > map->local_end - extent->elem_count)
             return fail_with(why, CAIRN_ERR_MALFORMED, "extent %zu lies beyond the planes", i);
     }
-    return take_amended(job, why);
+    return kept_take_amended(job, kept_last(part->ledger)->settled != 0, record->revision,
+                             kept_record_spec(record) + record->spec_bytes,
+                             (size_t)record->amended_bytes, why);
 }
 
 static cairn_status open_plane(struct shard_job *job, enum plane plane, struct sentence *why)
@@ -469,7 +471,8 @@ void kept_prepare_next(struct shard_job *job, kept_prepare_fn *prepare)
 static bool resume_next(struct shard_job *job)
 {
     struct job_kept *kept = &job->kept;
-    if (kept->from->next == NULL || job->state != CAIRN_JOB_SERVING) return false;
+    if (kept->from == NULL || kept->from->next == NULL || job->state != CAIRN_JOB_SERVING)
+        return false;
     kept->next = kept->from->next;
     kept->from->next = NULL;
     // A settled layout has a record of its own.

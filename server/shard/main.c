@@ -192,6 +192,8 @@ struct values {
     char *name, *standby_of, *coordinator, *state, *token_file, *import_folders, *on_sigterm;
     int64_t drain_seconds;
     int64_t memory_bytes, relay_cache_bytes, compute_threads;
+    char *log_path;
+    int64_t log_budget;
     char *backend, *device;
     char *memory_lock;
     char *fabric_kind, *fabric_device, *fabric_port_range, *fabric_host, *fabric_transports,
@@ -282,6 +284,14 @@ static const struct config_option options[] = {
       "The file of the token that a coordinator at host:port asks for, if $CREDENTIALS_DIRECTORY "
       "has no cairn-token. Empty: the file that CAIRN_TOKEN_FILE names, else the one that --join "
       "wrote." },
+    { "log", "path", CAIRN_OPTION_STRING, offsetof(struct values, log_path), "", 0, 0,
+      "A folder on a disk of this host, for jobs with durability = log: the sums of each round are "
+      "on "
+      "it before the round counts. Empty: none; such jobs are refused." },
+    { "log", "budget", CAIRN_OPTION_BYTES, offsetof(struct values, log_budget), "0", 0, INT64_MAX,
+      "How much of log.path the log of each job may take. At half of it a snapshot is taken; at "
+      "all of "
+      "it rounds wait. 0: 8 times the job's state here, at most half of what is free." },
     CAIRN_LOG_CONFIG(struct values, log),
 };
 
@@ -595,6 +605,8 @@ static cairn_status open_shard(struct program *program, struct sentence *why)
         .state = values->state,
         .import_folders = values->import_folders,
         .standby_of = values->standby_of,
+        .log_path = values->log_path,
+        .log_budget = (uint64_t)values->log_budget,
         .memory_bytes = values->memory_bytes > 0 ? (uint64_t)values->memory_bytes
                                                  : default_memory(),
         .relay_cache_bytes = (uint64_t)values->relay_cache_bytes,

@@ -626,7 +626,8 @@ cairn_status own_open(struct shard_job *job, const struct step_config *config,
         decision.payload_bytes = last->payload.len;
     }
     struct step_kept kept = { .round = 0 };
-    if (job->kept.from != NULL) kept = kept_step(job);
+    const bool continues = job->kept.from != NULL || job->journal.from != NULL;
+    if (continues) kept = job->kept.from != NULL ? kept_step(job) : journal_step(job);
     const cairn_status status = collector_open(
         &job->collector, &(struct collector_options) {
                              .callbacks = &own_part,
@@ -636,7 +637,7 @@ cairn_status own_open(struct shard_job *job, const struct step_config *config,
                              .step = config,
                              .version = { message->generation, message->step },
                              .last = last != NULL ? &decision : NULL,
-                             .kept = job->kept.from != NULL ? &kept : NULL,
+                             .kept = continues ? &kept : NULL,
                              .actions = &job->pass.actions,
                          });
     if (status == CAIRN_OK) return CAIRN_OK;

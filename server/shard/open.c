@@ -214,6 +214,7 @@ static cairn_status draft_open(struct shard_daemon *shard, const Cairn__JobCreat
     leaf_hash(spec->bytes, spec->have_bytes, &job->terms.digest);
     const cairn_status status = decode(job, message, spec, layout, &draft->need, why);
     audit_want(job, job->spec.policy.audit_every);
+    journal_want(job, policy_logs(&job->spec.policy));
     if (status != CAIRN_OK) {
         free_tables(job);
         free(draft);
@@ -466,7 +467,7 @@ static void on_state_taken(const struct reserve_request *request, cairn_status s
         if (!job->load.begun)
             status = begin_state(job, &failure);
         else if (job->load.loaded)
-            pass_seal(job);
+            journal_replay(job);
     }
     if (status == CAIRN_OK) return;
     log_error("cannot hold job %s: %s", job->spec.name, failure.text);
@@ -484,7 +485,7 @@ static void on_loaded(struct shard_job *job, cairn_status status, const struct s
     else if (puts_follow)
         await_puts(job);
     else
-        pass_seal(job);
+        journal_replay(job);
 }
 
 static void on_job_seal(struct shard_job *job, struct request asked, const void *seal)
@@ -526,20 +527,24 @@ static cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *cre
 
 /* ==== resume ==== */
 
-/* Makes a job from a part that was kept (kept.h). If the status is CAIRN_OK the job has taken the
- * part, and may have given it up already. The statuses of a JobCreate. */
+/* Makes a job from a part that was kept (kept.h), or from its journal. If the status is CAIRN_OK the job has
+ * taken it, and may have given it up already. The statuses of a JobCreate. */
 static cairn_status resume_job(struct shard_daemon *shard, const struct kept_create *create,
-                               struct kept_part *part, struct sentence *why)
+                               struct kept_part *part, struct journal_resumed *journal,
+                               struct sentence *why)
 {
     struct shard_draft *draft;
     struct shard_job *job;
     CAIRN_TRY(draft_open(shard, &create->message, &create->spec, &create->layout, &draft, why));
-    kept_take_part(draft->job, part);
-    cairn_status status = kept_place(draft->job, why);
+    if (part != NULL) kept_take_part(draft->job, part);
+    draft->job->journal.from = journal;
+    cairn_status status = part != NULL ? kept_place(draft->job, why)
+                                       : journal_take_terms(draft->job, why);
     if (status == CAIRN_OK) status = draft_admit(draft, &create->message, why);
     if (status == CAIRN_OK) status = draft_make(draft, &create->message, why);
     if (status != CAIRN_OK) {
         kept_leave_part(draft->job);
+        draft->job->journal.from = NULL;
         draft_close(draft);
         return status;
     }
@@ -547,7 +552,7 @@ static cairn_status resume_job(struct shard_daemon *shard, const struct kept_cre
     kept_is_pending(job);
     status = admit_job(job, &create->message, why);
     if (status == CAIRN_OK) return CAIRN_OK;
-    log_error("cannot hold job %s, which was kept: %s", job->spec.name, why->text);
+    log_error("cannot hold job %s, which a process before held: %s", job->spec.name, why->text);
     shard_job_leave(job);
     return CAIRN_OK;
 }

@@ -41,6 +41,7 @@ static void handle_closed(struct shard_daemon *shard)
     free(shard->memory.lock);
     free(shard->memory.host_root);
     storage_watch_release(&shard->storage);
+    journals_release(shard);
     free(shard);
     if (on_closed != NULL) on_closed(context);
 }
@@ -71,6 +72,7 @@ void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), v
     shard->closing = true;
     shard->end = (struct shard_end) { 1, handle_closed, on_closed, context };
     arriving_drop_all(shard);
+    journal_scan_cancel(shard);
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         shard_tell(job, SHARD_JOB_CANCELS);
     if (shard->session.timer.data != NULL) {
@@ -100,6 +102,7 @@ void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), v
         shard->end.handles++;
         pool_close(shard->snapshots, on_part_closed, shard);
     }
+    if (journals_close(shard, on_part_closed, shard)) shard->end.handles++;
     if (storage_watch_close(&shard->storage, on_part_closed, shard)) shard->end.handles++;
     if (shard->memory.pool != NULL) {
         shard->end.handles++;
@@ -180,10 +183,11 @@ static cairn_status open_fabric(struct shard_daemon *shard, const struct shard_o
 }
 
 const struct shard_module *const shard_modules[] = {
-    &session_module, &held_module,      &create_module,      &round_module,   &relay_module,
-    &move_module,    &mirror_module,    &park_module,        &reserve_module, &restore_module,
-    &pin_module,     &put_module,       &tile_module,        &update_module,  &member_module,
-    &fetch_module,   &published_module, &kept_resume_module, &kept_module,    &audit_module,
+    &session_module, &held_module,   &create_module,    &round_module,       &relay_module,
+    &move_module,    &mirror_module, &park_module,      &reserve_module,     &restore_module,
+    &pin_module,     &put_module,    &tile_module,      &update_module,      &terms_module,
+    &member_module,  &fetch_module,  &published_module, &kept_resume_module, &kept_module,
+    &journal_module, &audit_module,
 };
 const size_t shard_module_count = sizeof shard_modules / sizeof *shard_modules;
 
@@ -211,6 +215,7 @@ static cairn_status open_parts(struct shard_daemon *shard, const struct shard_op
     if (status == CAIRN_OK) status = connection_open(shard, options, why);
     if (status != CAIRN_OK) return status;
     kept_open(shard, options);
+    CAIRN_TRY(journals_open(shard, options, why));
     if (shard->kept.pending == 0) connection_begin(shard);
     return CAIRN_OK;
 }

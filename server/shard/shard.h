@@ -57,6 +57,7 @@
 #include "server/core/step.h"
 #include "server/shard/base.h"
 #include "server/shard/collect.h"
+#include "server/shard/journal.h"
 #include "server/shard/kept.h"
 #include "server/shard/memory.h"
 #include "server/shard/move.h"
@@ -141,6 +142,8 @@ struct shard_options {
     /* the folders from which weights may be read, ':' between them; NULL: none */
     const char *import_folders;
     const char *standby_of; /* the shard whose parts this one mirrors; NULL: none */
+    const char *log_path;   /* a folder for the logs of jobs (journal.h); NULL or "": none */
+    uint64_t log_budget;    /* of each job; 0: by its state */
     uint64_t memory_bytes;  /* for state, landing, staging and replies of all jobs */
     /* how much of memory_bytes each job may use for chunks that are fetched for the host */
     uint64_t relay_cache_bytes;
@@ -211,7 +214,8 @@ struct shard_job {
 
     /* the job's data */
     struct terms terms;
-    struct job_kept kept; /* what outlives this process */
+    struct job_kept kept;       /* what outlives this process */
+    struct job_journal journal; /* what outlives all processes */
     struct state_planes planes;
     struct park park;         /* whether the planes lie in host memory for now */
     struct move move;         /* the state that arrives and leaves when the layout changes */
@@ -254,9 +258,11 @@ struct shard_up {
                    bool puts_follow);
     /* Called when memory that was released is unmapped. */
     void (*memory_back)(struct shard_daemon *shard);
-    /* Makes a job from a part that was kept. The job takes the part if the status is CAIRN_OK. */
+    /* Makes a job from a part that was kept, or, if `part` is NULL, from a journal. The job takes it if the
+     * status is CAIRN_OK. */
     cairn_status (*resume)(struct shard_daemon *shard, const struct kept_create *create,
-                           struct kept_part *part, struct sentence *why);
+                           struct kept_part *part, struct journal_resumed *journal,
+                           struct sentence *why);
     /* Called when no part is being resumed any longer: connection_begin. */
     void (*resumed)(struct shard_daemon *shard);
 };
@@ -304,6 +310,7 @@ struct shard_daemon {
     struct pool *snapshots; /* one thread, with a lower priority than all other threads: state.h */
     struct shard_memory memory;
     struct shard_kept kept;
+    struct shard_journals journals;
     struct shard_job *jobs;        /* at most CAIRN_SHARD_JOBS_MAX jobs, including LEAVING jobs */
     struct arriving_list arriving; /* messages of the coordinator */
     struct arriving_list
@@ -375,9 +382,9 @@ struct shard_module {
 #define CAIRN_SHARD_TICK_MS 20
 
 extern const struct shard_module audit_module, create_module, fetch_module, held_module,
-    kept_module, kept_resume_module, member_module, mirror_module, move_module, park_module,
-    pin_module, published_module, put_module, relay_module, reserve_module, restore_module,
-    round_module, session_module, tile_module, update_module;
+    journal_module, kept_module, kept_resume_module, member_module, mirror_module, move_module,
+    park_module, pin_module, published_module, put_module, relay_module, reserve_module,
+    restore_module, round_module, session_module, tile_module, update_module, terms_module;
 
 /* All modules, in the order in which they are told of events. In this order a relay and a move end
  * before the members leave, and the members leave before the replies that they keep are freed. */

@@ -141,6 +141,7 @@ static void reduce_done(struct shard_job *job)
     struct step_sums sums = pass_sums(job);
     job->pass.gradients = collect_nonfinite(job, sums.nonfinite);
     collect_untouched(job);
+    if (journal_takes_round(job, &sums)) return;
     own_step(job, &(struct step_event) { .kind = CAIRN_STEP_SUMMED, .sums = &sums });
 }
 
@@ -396,6 +397,7 @@ static void update_done(struct shard_job *job)
     pin_updated(job);
     fetch_deferred(job);
     if (job->kept.is_due) kept_begin(job);
+    if (job->journal.wanted && !job->journal.is_open) journal_changed(job);
 }
 
 /* Prepares the copy that is written next. Returns false if this fails; then the job is stopped. */
@@ -430,7 +432,7 @@ static void begin_update(struct shard_job *job)
 static void begin_when_unsent(struct shard_job *job)
 {
     if (!job->pass.update_waits || job->versions.copies[job->versions.writing].sends > 0 ||
-        mirror_is_receiving(job))
+        mirror_is_receiving(job) || journal_holds_update(job))
         return;
     if (job->pass.republished != NULL)
         begin_republish(job);
@@ -450,6 +452,7 @@ void pass_update(struct shard_job *job, const struct decision *decision)
     job->bytes.steps += !job->pass.update_writes;
     job->pass.updating = true;
     kept_marks(job);
+    journal_decided(job, decision);
     // The copy that is chosen here loses its version. Without leases this is the version before the
     // newest.
     published_begin(job);
@@ -575,12 +578,12 @@ static void seal_done(struct shard_job *job)
     // if the part joins, it learns the job's version with the first Resolve
     if (!job->load.joins && !job->kept.was_kept)
         own_step(job, &(struct step_event) { .kind = CAIRN_STEP_READY, .version = version });
-    if (job->kept.is_pending) {
+    if (job->kept.is_stored) // by the process before
         kept_note(job);
-        kept_resumed(job);
-    } else {
+    else
         kept_begin(job);
-    }
+    journal_changed(job);
+    kept_resumed(job);
     session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
 }
 
@@ -642,6 +645,30 @@ cairn_status pass_resume(struct shard_job *job, struct sentence *why)
              " is ended, which was cut off in %u chunks",
              job->spec.name, last->version_after.generation, last->version_after.step, count);
     pass_submit(job, true, false, &resume);
+    return CAIRN_OK;
+}
+
+/* ---- an update that is done again ---- */
+
+static bool describe_replay(struct work_run *run, uint32_t item, uint32_t stage,
+                            struct works *works)
+{
+    struct shard_job *job = pass_job(run);
+    const uint32_t trained = pass_trained(run, item), chunk = pass_chunk(run, item);
+    const struct chunk_place place = place_of(job, chunk);
+    (void)stage;
+    if (!is_left_alone(job, chunk, &place))
+        (void)add_update(works, job, other_copy(job), trained, &place);
+    return false;
+}
+
+cairn_status pass_replay(struct shard_job *job, const struct decision *decision,
+                         struct sentence *why)
+{
+    static const struct pass_kind replay = { describe_replay, NULL, journal_replayed };
+    const char *reason = read_scalars(job, decision);
+    if (reason != NULL) return fail_with(why, CAIRN_ERR_MALFORMED, "%s", reason);
+    pass_submit(job, true, false, &replay);
     return CAIRN_OK;
 }
 
@@ -841,109 +868,6 @@ static struct step_sums pass_sums(const struct shard_job *job)
     return sums;
 }
 
-/* ==== terms ==== */
-
-/* JobTerms brings the job's spec as it is in the coordinator's store. The shard keeps an amended
- * spec only as bytes, so that a lost store can be rebuilt from them. The shard itself works by what
- * each round says, and by the spec with which the job was made, which other threads read. An
- * amendment never changes tensors or planes. */
-
-static bool same_tensor(const struct tensor_spec *a, const struct tensor_spec *b)
-{
-    return strcmp(a->name, b->name) == 0 && a->kind == b->kind && a->master == b->master &&
-           a->wire == b->wire && a->shape.rank == b->shape.rank &&
-           memcmp(a->shape.dim, b->shape.dim, a->shape.rank * sizeof *a->shape.dim) == 0 &&
-           (a->group == NULL ? b->group == NULL
-                             : b->group != NULL && strcmp(a->group, b->group) == 0);
-}
-
-static cairn_status judge_terms(const struct shard_job *job, const struct job_spec_data *next,
-                                struct sentence *why)
-{
-    bool same = strcmp(job->spec.name, next->name) == 0 &&
-                job->spec.tensor_count == next->tensor_count &&
-                job->spec.group_count == next->group_count &&
-                job->spec.client_state_max == next->client_state_max;
-    for (size_t i = 0; same && i < next->tensor_count; i++)
-        same = same_tensor(&job->spec.tensors[i], &next->tensors[i]);
-    for (size_t i = 0; same && i < next->group_count; i++)
-        same = strcmp(job->spec.groups[i].name, next->groups[i].name) == 0;
-    if (same) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_MISMATCH,
-                     "the amended spec of job %s, revision %" PRIu64
-                     ", has other tensors than those held",
-                     job->spec.name, next->revision);
-}
-
-/* Takes terms whose pages have all been received. */
-static cairn_status take_terms(struct shard_daemon *shard, struct arriving *terms,
-                               struct sentence *why)
-{
-    const Cairn__JobTerms *message = (const Cairn__JobTerms *)terms->message;
-    struct shard_job *job = shard_job_find_part(shard, message->job, message->generation);
-    struct paged *spec = &terms->paged[0];
-    if (job == NULL)
-        return fail_with(why, CAIRN_ERR_NOT_FOUND,
-                         "shard %s does not hold job %016" PRIx64 " in generation %" PRIu64,
-                         shard->name, message->job, message->generation);
-    job->terms.settled = true;
-    if (spec->have_bytes == 0) return CAIRN_OK; // the shard has the spec already
-    const struct job_spec_data *next = terms->made;
-    const cairn_status status = judge_terms(job, next, why);
-    const uint64_t revision = next->revision;
-    if (status != CAIRN_OK || revision <= job->terms.revision)
-        return status; // receiving the same spec again is not a fault
-    paged_release(&job->terms.amended, 1);
-    job->terms.amended = *spec;
-    *spec = (struct paged) { .bytes = NULL };
-    job->terms.revision = revision;
-    leaf_hash(job->terms.amended.bytes, job->terms.amended.have_bytes, &job->terms.digest);
-    audit_want(job, next->policy.audit_every);
-    log_info("job %s: amended, revision %" PRIu64, job->spec.name, revision);
-    kept_begin(job);
-    return CAIRN_OK;
-}
-
-/* Unpacks the spec in the pages. If there are no pages, the shard has the spec already, and
- * *made_out stays NULL. */
-static cairn_status terms_prepare(struct arriving *terms, void **made_out, struct sentence *why)
-{
-    const struct paged *spec = &terms->paged[0];
-    if (spec->have_bytes == 0) return CAIRN_OK;
-    struct job_spec_data *next = malloc(sizeof *next);
-    if (next == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a spec");
-    const cairn_status status = spec_unpack(spec->bytes, spec->have_bytes, optimizer_names(), next,
-                                            why);
-    if (status == CAIRN_OK)
-        *made_out = next;
-    else
-        free(next);
-    return status;
-}
-
-static void terms_unmake(void *made)
-{
-    spec_release(made);
-    free(made);
-}
-
-static void terms_whole(struct shard_daemon *shard, struct arriving *terms)
-{
-    struct sentence why = { "" };
-    const cairn_status status = take_terms(shard, terms, &why);
-    arriving_end(shard, terms, status, &why);
-}
-
-static const struct arriving_kind terms_kind = {
-    .name = "the terms of a job",
-    .what = { CAIRN_PAGE_SPEC },
-    .bytes_at = { offsetof(Cairn__JobTerms, spec_bytes) },
-    .may_be_empty = true,
-    .prepare = terms_prepare,
-    .unmake = terms_unmake,
-    .whole = terms_whole,
-};
-
 /* ==== times ==== */
 
 /* The times at which a round reached its phases on this shard, in microseconds of CLOCK_MONOTONIC,
@@ -999,7 +923,5 @@ static void times_updated(struct shard_job *job)
 }
 
 const struct shard_module update_module = {
-    .messages = (const struct shard_message[]) { { CAIRN_MSG_JOB_TERMS, .pages = &terms_kind },
-                                                 { 0 } },
     .on = { [SHARD_COPIES_ENDED] = begin_when_unsent },
 };

@@ -1,0 +1,128 @@
+/* The logs of jobs (server/shard/journal.h), as far as they concern the coordinator: which snapshot each
+ * log stands on, and when one is taken for its sake. job.h has the picture. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/coordinator/cluster.h"
+
+/* A snapshot for a log is not taken again at once, and less so if it failed. */
+#define AGAIN_MS  1000
+#define FAILED_MS 10000
+
+static bool wants_logs(const struct coord_job *job)
+{
+    return job->spec.policy.durability == CAIRN_DURABILITY_LOG ||
+           job->spec.policy.durability == CAIRN_DURABILITY_LOG_PEER;
+}
+
+static struct coord_log *log_of(const struct coord_job *job, uint32_t shard)
+{
+    return &job->shards[shard].log;
+}
+
+static bool is_held_by(const struct coord_job *job, const struct coord_shard_entry *entry,
+                       uint32_t *shard_out)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        if (job->shards[i].entry != entry) continue;
+        *shard_out = i;
+        return true;
+    }
+    return false;
+}
+
+static void take_one(const struct coord *cluster, const struct coord_shard_entry *entry,
+                     const Cairn__LogTold *told)
+{
+    uint32_t shard;
+    const struct coord_job *job = coord_job_by_id(cluster, told->job);
+    if (job == NULL || !is_held_by(job, entry, &shard)) return;
+    struct coord_log *log = log_of(job, shard);
+    log->is_told = true;
+    log->wants = told->wants;
+    log->base = (struct cairn_version) { told->base_generation, told->base_step };
+    snprintf(log->why, sizeof log->why, "%s", told->why);
+    snprintf(log->waits, sizeof log->waits, "%s", told->waits);
+    text_mend(log->why, "");
+    text_mend(log->waits, "");
+}
+
+void coord_logs_take(const struct coord *cluster, const struct coord_shard_entry *entry,
+                     const Cairn__Heartbeat *message)
+{
+    for (size_t i = 0; i < message->n_logs && i < CAIRN_MEMORY_TOLD_MAX; i++)
+        take_one(cluster, entry, message->logs[i]);
+}
+
+/* Tells the shards whose logs stand on an older snapshot of the newest one. */
+static void tell_newest(const struct coord_job *job)
+{
+    Cairn__LogBase message = CAIRN__LOG_BASE__INIT;
+    const struct cairn_version newest = job->snapshots.newest;
+    if (job->snapshots.newest_folder == NULL) return;
+    message.job = job->id;
+    message.generation = newest.generation;
+    message.step = newest.step;
+    message.path = job->snapshots.newest_folder;
+    CAIRN_EACH_SHARD (job, i) {
+        const struct coord_job_shard *s = &job->shards[i];
+        struct coord_log *log = log_of(job, i);
+        if (!s->up || s->entry->session == NULL || version_compare(log->base, newest) >= 0 ||
+            (version_compare(log->sent, newest) == 0 && log->sent_to == s->entry->session))
+            continue;
+        log->sent = newest;
+        log->sent_to = s->entry->session;
+        log->sent_ms = coord_now_ms(job->cluster);
+        coord_session_send(s->entry->session, CAIRN_MSG_LOG_BASE, 0, &message.base);
+    }
+}
+
+/* True if a log wants a snapshot, and the newest one is no answer: it has stood on it since, or was told of
+ * it some time ago, and has not taken it, because it began later. */
+static bool is_wanted(const struct coord_job *job, uint64_t now_ms)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        const struct coord_log *log = log_of(job, i);
+        const bool is_new = version_compare(log->base, log->sent) < 0 &&
+                            now_ms < log->sent_ms + FAILED_MS;
+        if (job->shards[i].up && log->is_told && log->wants && !is_new) return true;
+    }
+    return false;
+}
+
+void coord_logs_tick(struct coord_job *job)
+{
+    const uint64_t now_ms = coord_now_ms(job->cluster);
+    struct sentence why;
+    if (!wants_logs(job) || job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized) return;
+    tell_newest(job);
+    if (job->snapshots.running != NULL || now_ms < job->snapshots.log_next_ms ||
+        !is_wanted(job, now_ms))
+        return;
+    const cairn_status status = coord_snapshot_begin_unasked(job, CAIRN_SNAPSHOT_PERIODIC, &why);
+    job->snapshots.log_next_ms = now_ms + (status == CAIRN_OK ? AGAIN_MS : FAILED_MS);
+    if (status != CAIRN_OK)
+        log_warn("job %s: no snapshot can be taken for its log to stand on: %s", job->spec.name,
+                 why.text);
+    else
+        log_info("job %s: a snapshot is taken for its log to stand on", job->spec.name);
+}
+
+uint64_t coord_logs_loss_wait_ms(const struct coord_job *job)
+{
+    const uint64_t wait_s = job->spec.policy.shard_loss_wait_s;
+    const bool is_longer = wants_logs(job) && wait_s < CAIRN_LOG_LOSS_WAIT_S;
+    return 1000 * (is_longer ? CAIRN_LOG_LOSS_WAIT_S : wait_s);
+}
+
+bool coord_logs_waiting(const struct coord_job *job, struct sentence *out)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        const struct coord_log *log = log_of(job, i);
+        if (log->waits[0] == '\0' || !job->shards[i].up) continue;
+        sentence_set(out, "shard %s: %s", job->shards[i].entry->name, log->waits);
+        return true;
+    }
+    return false;
+}

@@ -1,0 +1,989 @@
+/* The log of a job's part, as it is written: journal.h has the picture. */
+#include "server/shard/journal.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "proto/base/durable.h"
+#include "proto/store/storage.h"
+#include "proto/wire/wire.h"
+#include "server/shard/jobs.h"
+#include "server/shard/kept.h"
+#include "server/shard/shard.h"
+
+/* After a failure a journal is begun again so much later. */
+#define RETRY_MS ((uint64_t)60000)
+/* A round that takes longer to write is told of. */
+#define SLOW_MS ((uint64_t)1000)
+/* A budget that is not configured is so many times the state. A snapshot writes all of the state, so with
+ * a budget of N times the state it adds some 8 / N bytes to the 4 bytes that each step writes for a
+ * parameter. */
+#define BUDGET_STATES ((uint64_t)8)
+#define BUDGET_LEAST  ((uint64_t)64 << 20)
+#define SEGMENT_MOST  ((uint64_t)64 << 20)
+#define SEGMENT_LEAST ((uint64_t)1 << 20)
+
+enum op_kind { OP_END, OP_BEGIN, OP_SEGMENT, OP_ROUND, OP_DECISION, OP_BASE, OP_PART };
+
+/* A run of chunks whose sums one thread writes. */
+struct run {
+    uint32_t first, end; /* trained chunks */
+    uint64_t at;         /* in the data */
+};
+
+struct journal_op {
+    struct task task; /* first */
+    struct shard_job *job;
+    enum op_kind kind;
+    uint64_t began_ms;
+    /* owned */
+    struct journal_part *part;    /* BEGIN, PART */
+    struct journal_chunk *chunks; /* ROUND: [head.chunk_count] */
+    struct run *runs;             /* ROUND: [task.item_count] */
+    uint8_t *payload;             /* of the decision in the head */
+    bool *frozen;                 /* [head.frozen_bytes] */
+    char *path;                   /* BASE */
+    /* of START, ROUND and DECISION */
+    struct journal_head head;
+    /* BEGIN, SEGMENT: what is made. BASE: segments below this number are removed */
+    struct journal_segment made;
+    uint64_t number, segment_bytes;
+    uint64_t budget_bytes;        /* BEGIN: what the disk has room for */
+    struct cairn_version version; /* BASE */
+    _Atomic uint32_t left;        /* ROUND: runs that are not written yet */
+    pthread_mutex_t lock;         /* guards the rest */
+    cairn_status status;
+    struct sentence why;
+};
+
+static void pump(struct shard_job *job);
+
+/* ==== on the journal's threads ==== */
+
+static void fail_op(struct journal_op *op, cairn_status status, const struct sentence *why)
+{
+    HOLD_LOCK(&op->lock);
+    if (op->status != CAIRN_OK) return;
+    op->status = status;
+    op->why = *why;
+}
+
+/* Writes both fronts of an entry at the end of the segment, and syncs. */
+static cairn_status write_front(struct journal_op *op, struct journal_segment *segment,
+                                struct sentence *why)
+{
+    const size_t bytes = (size_t)(2 * journal_front_bytes(&op->head));
+    uint8_t *fronts = io_block_new(bytes);
+    if (fronts == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a log");
+    journal_front_make(&op->head, segment, op->chunks, op->payload, op->frozen, fronts);
+    cairn_status status = journal_write(segment, segment->end, fronts, bytes, why);
+    if (status == CAIRN_OK) status = journal_sync(segment, why);
+    io_block_free(fronts, bytes);
+    return status;
+}
+
+static cairn_status make_segment(struct journal_op *op, struct sentence *why)
+{
+    CAIRN_TRY(journal_segment_make(op->job->journal.folder, op->number, op->segment_bytes,
+                                   &op->made, why));
+    CAIRN_TRY(write_front(op, &op->made, why));
+    op->made.end = journal_entry_bytes(&op->head);
+    return CAIRN_OK;
+}
+
+/* Decides how much the journal may take. CAIRN_ERR_NO_SPACE. */
+static cairn_status judge_budget(struct journal_op *op, struct sentence *why)
+{
+    const struct shard_journals *all = &op->job->shard->journals;
+    const uint64_t least = 2 * op->segment_bytes;
+    struct statvfs disk;
+    if (op->budget_bytes < least)
+        return fail_with(why, CAIRN_ERR_NO_SPACE,
+                         "log.budget = %" PRIu64 " has no room for two rounds, %" PRIu64 " bytes",
+                         op->budget_bytes, least);
+    if (statvfs(all->folder, &disk) != 0) return CAIRN_OK; // the writes find out
+    const uint64_t free_bytes = (uint64_t)disk.f_bavail * disk.f_frsize;
+    if (all->budget_bytes == 0 && op->budget_bytes > free_bytes / 2)
+        op->budget_bytes = free_bytes / 2;
+    if (op->budget_bytes >= least && op->budget_bytes <= free_bytes) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_NO_SPACE,
+                     "%" PRIu64 " bytes are free in log.path, and the log wants %" PRIu64,
+                     free_bytes, all->budget_bytes != 0 ? op->budget_bytes : 2 * least);
+}
+
+static cairn_status make_files(struct journal_op *op, struct sentence *why)
+{
+    const char *folder = op->job->journal.folder;
+    CAIRN_TRY(judge_budget(op, why));
+    journal_end_others(folder);
+    CAIRN_TRY(durable_folder(folder, 0700, why));
+    CAIRN_TRY(make_segment(op, why));
+    return journal_part_write(folder, op->part, why);
+}
+
+/* Writes what the block has, filled up to whole blocks. */
+static cairn_status flush(struct journal_segment *segment, uint8_t *block, size_t *filled,
+                          uint64_t *at, struct sentence *why)
+{
+    const size_t bytes = ALIGN_UP(*filled, (size_t)JOURNAL_BLOCK);
+    memset(block + *filled, 0, bytes - *filled);
+    CAIRN_TRY(journal_write(segment, *at, block, bytes, why));
+    *at += bytes;
+    *filled = 0;
+    return CAIRN_OK;
+}
+
+/* Copies bytes to the block, which is written whenever it is full. */
+static cairn_status put(struct journal_segment *segment, uint8_t *block, size_t *filled,
+                        uint64_t *at, const uint8_t *from, uint64_t bytes, struct sentence *why)
+{
+    while (bytes > 0) {
+        const size_t room = (size_t)JOURNAL_RUN_BYTES - *filled,
+                     piece = bytes < room ? (size_t)bytes : room;
+        memcpy(block + *filled, from, piece);
+        *filled += piece;
+        from += piece;
+        bytes -= piece;
+        if (*filled == JOURNAL_RUN_BYTES) CAIRN_TRY(flush(segment, block, filled, at, why));
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status write_run(struct journal_op *op, const struct run *run, uint8_t *block,
+                              struct sentence *why)
+{
+    const struct shard_job *job = op->job;
+    const struct chunk_table *table = job->pass.table;
+    struct journal_segment *segment = &op->job->journal.segment;
+    uint64_t at = segment->end + 2 * journal_front_bytes(&op->head) + run->at;
+    size_t filled = 0;
+    cairn_status status = CAIRN_OK;
+    for (uint32_t c = run->first; c < run->end && status == CAIRN_OK; c++) {
+        struct journal_chunk *chunk = &op->chunks[c];
+        const struct chunk_place place = chunk_table_place(table, c);
+        const uint8_t *from = planes_at(&job->planes, CAIRN_PLANE_SUM,
+                                        table->extent_of[table->trained[c]], place.local_elem);
+        chunk->checksum = chunk_checksum(from, (size_t)chunk->bytes);
+        status = put(segment, block, &filled, &at, from, chunk->bytes, why);
+    }
+    if (status == CAIRN_OK && filled > 0) status = flush(segment, block, &filled, &at, why);
+    return status;
+}
+
+/* The thread that ends the last run writes the front, and syncs all of it. */
+static void run_round(struct journal_op *op, uint32_t item, uint32_t thread)
+{
+    struct sentence why;
+    cairn_status status = CAIRN_OK;
+    if (WITH_LOCK(&op->lock, op->status) == CAIRN_OK && op->head.chunk_count > 0)
+        status = write_run(op, &op->runs[item], op->job->shard->journals.blocks[thread], &why);
+    if (status != CAIRN_OK) fail_op(op, status, &why);
+    if (atomic_fetch_sub(&op->left, 1) > 1) return;
+    if (WITH_LOCK(&op->lock, op->status) != CAIRN_OK) return;
+    status = write_front(op, &op->job->journal.segment, &why);
+    if (status != CAIRN_OK) fail_op(op, status, &why);
+}
+
+static cairn_status take_base(struct journal_op *op, struct sentence *why)
+{
+    const struct job_journal *journal = &op->job->journal;
+    CAIRN_TRY(journal_base_write(journal->folder, journal->log, op->version, op->path, why));
+    journal_segments_remove(journal->folder, op->number);
+    return CAIRN_OK;
+}
+
+static cairn_status run_one(struct journal_op *op, struct sentence *why)
+{
+    switch (op->kind) {
+    case OP_END: return journal_end(op->job->journal.folder, why);
+    case OP_BEGIN: return make_files(op, why);
+    case OP_SEGMENT: return make_segment(op, why);
+    case OP_DECISION: return write_front(op, &op->job->journal.segment, why);
+    case OP_BASE: return take_base(op, why);
+    case OP_PART: return journal_part_write(op->job->journal.folder, op->part, why);
+    case OP_ROUND: break;
+    }
+    return CAIRN_OK;
+}
+
+static void run_op(struct task *task, uint32_t item, uint32_t thread)
+{
+    struct journal_op *op = (struct journal_op *)task;
+    struct sentence why;
+    if (op->kind == OP_ROUND) {
+        run_round(op, item, thread);
+        return;
+    }
+    const cairn_status status = run_one(op, &why);
+    if (status != CAIRN_OK) fail_op(op, status, &why);
+}
+
+/* ==== operations ==== */
+
+static void op_free(struct journal_op *op)
+{
+    if (op == NULL) return;
+    journal_segment_close(&op->made);
+    free(op->part);
+    free(op->chunks);
+    free(op->runs);
+    free(op->payload);
+    free(op->frozen);
+    free(op->path);
+    pthread_mutex_destroy(&op->lock);
+    free(op);
+}
+
+static void op_done(struct task *task);
+
+static struct journal_op *op_new(struct shard_job *job, enum op_kind kind)
+{
+    struct journal_op *op = calloc(1, sizeof *op);
+    if (op == NULL) return NULL;
+    op->job = job;
+    op->kind = kind;
+    op->made.fd = -1;
+    op->task = (struct task) { .run = run_op, .done = op_done, .item_count = 1 };
+    pthread_mutex_init(&op->lock, NULL);
+    return op;
+}
+
+static void op_start(struct journal_op *op)
+{
+    struct shard_job *job = op->job;
+    op->began_ms = uv_now(job->shard->loop);
+    job->journal.op = op;
+    shard_job_busy(job);
+    pool_submit(job->shard->journals.pool, &op->task);
+}
+
+/* Fills in the head of an entry: how far the machine is, and the frozen tensors of the round. False: no
+ * memory. */
+static bool fill_head(struct journal_op *op, enum journal_kind kind)
+{
+    struct shard_job *job = op->job;
+    struct journal_head *head = &op->head;
+    const struct decision *last = step_last(job->collector.step);
+    const size_t groups = job->spec.group_count, tensors = job->spec.tensor_count;
+    head->kind = kind;
+    head->log = job->journal.log;
+    head->entry = job->journal.entry;
+    head->outcome = kept_outcome_of(job);
+    head->frozen_bytes = groups + tensors;
+    op->payload = malloc(last->payload_bytes + 1);
+    op->frozen = malloc(head->frozen_bytes + 1);
+    if (op->payload == NULL || op->frozen == NULL) return false;
+    if (last->payload_bytes > 0) memcpy(op->payload, last->payload, last->payload_bytes);
+    memcpy(op->frozen, job->frozen.groups, groups);
+    memcpy(op->frozen + groups, job->frozen.tensors, tensors);
+    if (kind != JOURNAL_ROUND) return true;
+    head->outcome.phase = CAIRN_STEP_REDUCED;
+    head->outcome.round = step_round_of(job->collector.step);
+    return true;
+}
+
+/* ---- sizes ---- */
+
+/* The most bytes that an entry takes, and of those of a round all that it may need. */
+static uint64_t entry_most(const struct shard_job *job, bool is_round)
+{
+    const struct chunk_table *table = job->pass.table;
+    struct journal_head head = { .frozen_bytes = job->spec.group_count + job->spec.tensor_count };
+    head.outcome.payload_bytes = shard_payload_max(job);
+    if (!is_round) return journal_entry_bytes(&head);
+    head.chunk_count = table->trained_count;
+    uint64_t elems = 0;
+    for (uint32_t c = 0; c < table->trained_count; c++)
+        elems += chunk_table_place(table, c).elem_count;
+    head.data_bytes = elems * sizeof(float);
+    // each run begins at a block
+    return journal_entry_bytes(&head) + (head.data_bytes / JOURNAL_RUN_BYTES + 1) * JOURNAL_BLOCK;
+}
+
+/* A START, a round and its decision. */
+static uint64_t round_bytes(const struct shard_job *job)
+{
+    return entry_most(job, true) + 2 * entry_most(job, false);
+}
+
+static uint64_t segment_size(const struct shard_job *job)
+{
+    const uint64_t least = round_bytes(job), some = 8 * least;
+    uint64_t bytes = some < SEGMENT_LEAST ? SEGMENT_LEAST : some;
+    const uint64_t most = job->journal.budget_bytes / 8 < SEGMENT_MOST
+                              ? job->journal.budget_bytes / 8
+                              : SEGMENT_MOST;
+    if (bytes > most) bytes = most;
+    return ALIGN_UP(bytes < least ? least : bytes, (uint64_t)JOURNAL_BLOCK);
+}
+
+static uint64_t bytes_in_segments(const struct job_journal *journal)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < journal->segment_count; i++) bytes += journal->segments[i].bytes;
+    return bytes;
+}
+
+static void want_budget(struct shard_job *job)
+{
+    const uint64_t wanted = job->shard->journals.budget_bytes;
+    uint64_t bytes = BUDGET_STATES * job->memory.state;
+    if (bytes < BUDGET_LEAST) bytes = BUDGET_LEAST;
+    job->journal.budget_bytes = wanted != 0 ? wanted : bytes;
+}
+
+/* ---- what each of them is of ---- */
+
+static struct journal_part *make_part(const struct shard_job *job)
+{
+    struct packed *spec = packed_spec(&job->spec), *layout = packed_layout(job->view->layout);
+    struct journal_part *part = NULL;
+    const size_t amended = job->terms.amended.have_bytes;
+    size_t bytes = sizeof *part + amended;
+    if (spec != NULL && layout != NULL) {
+        bytes += spec->size + layout->size;
+        part = calloc(1, bytes);
+    }
+    if (part != NULL) {
+        const struct shard_map *map = &job->view->table.map;
+        *part = (struct journal_part) { .bytes = bytes,
+                                        .log = job->journal.log,
+                                        .store = job->shard->session.seen.store,
+                                        .job = job->number,
+                                        .generation = job->generation,
+                                        .base_step = job->base_step,
+                                        .layout = job->view->layout->version,
+                                        .revision = job->terms.revision,
+                                        .state_bytes = job->memory.state,
+                                        .shard_index = map->shard,
+                                        .member_max = shard_job_member_max(job),
+                                        .spec_bytes = spec->size,
+                                        .amended_bytes = amended,
+                                        .layout_bytes = layout->size };
+        snprintf(part->build, sizeof part->build, "%s", job->shard->build);
+        snprintf(part->name, sizeof part->name, "%s", job->spec.name);
+        snprintf(part->shard, sizeof part->shard, "%s", job->shard->name);
+        uint8_t *at = (uint8_t *)(part + 1);
+        memcpy(at, spec->bytes, spec->size);
+        at += spec->size;
+        if (amended > 0) memcpy(at, job->terms.amended.bytes, amended);
+        memcpy(at + amended, layout->bytes, layout->size);
+        journal_part_seal(part);
+    }
+    packed_release(spec);
+    packed_release(layout);
+    return part;
+}
+
+static bool fill_part(struct journal_op *op)
+{
+    op->part = make_part(op->job);
+    return op->part != NULL;
+}
+
+static bool fill_segment(struct journal_op *op)
+{
+    const struct job_journal *journal = &op->job->journal;
+    op->number = journal->segment_count > 0
+                     ? journal->segments[journal->segment_count - 1].number + 1
+                     : journal->segment.number;
+    op->segment_bytes = segment_size(op->job);
+    op->budget_bytes = journal->budget_bytes;
+    return fill_head(op, JOURNAL_START);
+}
+
+/* Lays the chunks out in runs. */
+static bool fill_round(struct journal_op *op)
+{
+    const struct chunk_table *table = op->job->pass.table;
+    const uint32_t count = table->trained_count;
+    op->chunks = calloc((size_t)count + 1, sizeof *op->chunks);
+    op->runs = calloc((size_t)count + 1, sizeof *op->runs);
+    if (op->chunks == NULL || op->runs == NULL) return false;
+    uint64_t at = 0, began = 0;
+    uint32_t runs = 0;
+    for (uint32_t c = 0; c < count; c++) {
+        const struct chunk_place place = chunk_table_place(table, c);
+        if (runs == 0 || at - began >= JOURNAL_RUN_BYTES) {
+            at = began = ALIGN_UP(at, (uint64_t)JOURNAL_BLOCK);
+            op->runs[runs++] = (struct run) { .first = c, .at = at };
+        }
+        op->chunks[c] = (struct journal_chunk) { .tensor = place.tensor,
+                                                 .first_leaf = place.first_leaf,
+                                                 .at = at,
+                                                 .bytes = place.elem_count * sizeof(float) };
+        at += op->chunks[c].bytes;
+        op->runs[runs - 1].end = c + 1;
+    }
+    op->head.chunk_count = count;
+    op->head.data_bytes = at;
+    op->task.item_count = runs > 0 ? runs : 1;
+    atomic_init(&op->left, op->task.item_count);
+    return fill_head(op, JOURNAL_ROUND);
+}
+
+/* From which segment on the journal is needed, if it stands on that version. */
+static uint64_t first_needed(const struct job_journal *journal, struct cairn_version base)
+{
+    uint64_t number = journal->segments[0].number;
+    for (size_t i = 0; i < journal->segment_count; i++)
+        if (version_compare(journal->segments[i].first, base) <= 0)
+            number = journal->segments[i].number;
+    return number;
+}
+
+static bool fill_base(struct journal_op *op)
+{
+    struct job_journal *journal = &op->job->journal;
+    op->path = journal->next_path;
+    journal->next_path = NULL;
+    op->version = journal->next_base;
+    op->number = first_needed(journal, op->version);
+    return op->path != NULL;
+}
+
+static bool fill_op(struct journal_op *op)
+{
+    switch (op->kind) {
+    case OP_BEGIN: return fill_part(op) && fill_segment(op);
+    case OP_SEGMENT: return fill_segment(op);
+    case OP_ROUND: return fill_round(op);
+    case OP_DECISION: return fill_head(op, JOURNAL_DECISION);
+    case OP_BASE: return fill_base(op);
+    case OP_PART: return fill_part(op);
+    case OP_END: break;
+    }
+    return true;
+}
+
+/* ==== a journal's end ==== */
+
+/* A round that waited goes on without a journal. */
+static void let_go(struct shard_job *job)
+{
+    struct job_journal *journal = &job->journal;
+    const bool waited = (journal->wants & JOURNAL_WANT_ROUND) != 0;
+    journal->wants &= ~(unsigned)(JOURNAL_WANT_ROUND | JOURNAL_WANT_DECISION);
+    journal->waits.text[0] = '\0';
+    if (waited)
+        own_step(job, &(struct step_event) { .kind = CAIRN_STEP_SUMMED, .sums = &journal->sums });
+}
+
+static void forget_files(struct job_journal *journal)
+{
+    if (journal->folder != NULL) journal_segment_close(&journal->segment);
+    journal->segment_count = 0;
+    journal->is_open = journal->is_based = false;
+    journal->round = 0;
+    free(journal->next_path);
+    journal->next_path = NULL;
+}
+
+/* Ends the journal, if there is one: its state is not the part's any more. */
+static void want_end(struct shard_job *job, const char *why)
+{
+    struct job_journal *journal = &job->journal;
+    journal->wants &= ~(unsigned)(JOURNAL_WANT_BASE | JOURNAL_WANT_PART | JOURNAL_WANT_BEGIN);
+    if (!journal->is_open && journal->op == NULL) return;
+    sentence_set(&journal->why, "%s", why);
+    journal->wants |= JOURNAL_WANT_END;
+    pump(job);
+}
+
+static void give_up(struct shard_job *job, const struct sentence *why)
+{
+    struct job_journal *journal = &job->journal;
+    log_error(
+        "job %s: its log in %s is given up: %s; the job is less safe than it asks for, until a "
+        "new log stands on a new snapshot",
+        job->spec.name, journal->folder, why->text);
+    journal->retry_ms = uv_now(job->shard->loop) + RETRY_MS;
+    journal->is_open = true; // there may be files
+    struct sentence said;
+    sentence_set(&said, "gave its log up: %s", sentence_brief(why->text, 300).text);
+    want_end(job, said.text);
+}
+
+static void end_done(struct shard_job *job, const struct journal_op *op)
+{
+    if (op->status != CAIRN_OK)
+        log_error(
+            "job %s: its log could not be removed: %s; remove %s by hand, before this host "
+            "starts anew: it would bring back a state that is older than what the job has now",
+            job->spec.name, op->why.text, job->journal.folder);
+    forget_files(&job->journal);
+    if (job->state == CAIRN_JOB_SERVING) let_go(job);
+    if (job->state == CAIRN_JOB_SERVING) shard_tell(job, SHARD_COPIES_ENDED);
+    if (job->journal.wanted) shard_wake(job->shard);
+}
+
+/* ==== what follows an operation ==== */
+
+static void take_segment(struct shard_job *job, struct journal_op *op)
+{
+    struct job_journal *journal = &job->journal;
+    struct journal_kept_segment *grown = realloc(journal->segments, (journal->segment_count + 1) *
+                                                                        sizeof *journal->segments);
+    if (grown == NULL) {
+        struct sentence why = { "out of memory for a segment" };
+        give_up(job, &why);
+        return;
+    }
+    journal->segments = grown;
+    grown[journal->segment_count++] = (struct journal_kept_segment) {
+        .number = op->made.number,
+        .bytes = op->made.bytes,
+        .first = op->head.outcome.version,
+    };
+    journal_segment_close(&journal->segment);
+    journal->segment.fd = op->made.fd;
+    journal->segment.number = op->made.number;
+    journal->segment.bytes = op->made.bytes;
+    journal->segment.end = op->made.end;
+    atomic_store(&journal->segment.is_direct, atomic_load(&op->made.is_direct));
+    op->made.fd = -1;
+    journal->entry++;
+    journal->is_open = true;
+}
+
+static void begin_done(struct shard_job *job, struct journal_op *op)
+{
+    struct job_journal *journal = &job->journal;
+    take_segment(job, op);
+    if (op->kind != OP_BEGIN || (journal->wants & JOURNAL_WANT_END) != 0) return;
+    journal->budget_bytes = op->budget_bytes;
+    journal->revision = op->part->revision;
+    sentence_set(&journal->why, "waits for a snapshot on which its log may stand");
+    log_info("job %s: a log of it begins in %s, at version %" PRIu64 ".%" PRIu64
+             ", and takes %" PRIu64 " bytes at most",
+             job->spec.name, journal->folder, op->head.outcome.version.generation,
+             op->head.outcome.version.step, journal->budget_bytes);
+    connection_beat(job->shard); // the sooner there is a snapshot, the better
+}
+
+static void entry_done(struct shard_job *job, const struct journal_op *op)
+{
+    struct job_journal *journal = &job->journal;
+    journal->segment.end += journal_entry_bytes(&op->head);
+    journal->entry++;
+    const uint64_t took_ms = uv_now(job->shard->loop) - op->began_ms;
+    if (took_ms >= SLOW_MS)
+        log_limited(&journal->slow_said, CAIRN_LOG_WARN,
+                    "job %s: the disk of log.path took %" PRIu64 " ms for %" PRIu64
+                    " bytes of its log: steps wait for it",
+                    job->spec.name, took_ms, journal_entry_bytes(&op->head));
+}
+
+static void round_done(struct shard_job *job, const struct journal_op *op)
+{
+    entry_done(job, op);
+    job->journal.round = op->head.outcome.round;
+    job->journal.waits.text[0] = '\0';
+    if (job->state != CAIRN_JOB_SERVING) return;
+    own_step(job, &(struct step_event) { .kind = CAIRN_STEP_SUMMED, .sums = &job->journal.sums });
+}
+
+static void base_done(struct shard_job *job, const struct journal_op *op)
+{
+    struct job_journal *journal = &job->journal;
+    size_t left = 0;
+    for (size_t i = 0; i < journal->segment_count; i++)
+        if (journal->segments[i].number >= op->number)
+            journal->segments[left++] = journal->segments[i];
+    journal->segment_count = left;
+    if (!journal->is_based)
+        log_info("job %s: its log stands on the snapshot of version %" PRIu64 ".%" PRIu64,
+                 job->spec.name, op->version.generation, op->version.step);
+    journal->base = op->version;
+    journal->is_based = true;
+    journal->why.text[0] = '\0';
+    connection_beat(job->shard);
+}
+
+static void succeed(struct shard_job *job, struct journal_op *op)
+{
+    switch (op->kind) {
+    case OP_BEGIN:
+    case OP_SEGMENT: begin_done(job, op); break;
+    case OP_ROUND: round_done(job, op); break;
+    case OP_DECISION:
+        entry_done(job, op);
+        if (job->state == CAIRN_JOB_SERVING) shard_tell(job, SHARD_COPIES_ENDED);
+        break;
+    case OP_BASE: base_done(job, op); break;
+    case OP_PART: job->journal.revision = op->part->revision; break;
+    case OP_END: break;
+    }
+}
+
+static void op_done(struct task *task)
+{
+    struct journal_op *op = (struct journal_op *)task;
+    struct shard_job *job = op->job;
+    struct job_journal *journal = &job->journal;
+    static const unsigned again[] = {
+        [OP_ROUND] = JOURNAL_WANT_ROUND, [OP_DECISION] = JOURNAL_WANT_DECISION, [OP_PART] = 0
+    };
+    journal->op = NULL;
+    if (op->kind == OP_END) {
+        end_done(job, op);
+    } else if (op->status == CAIRN_OK) {
+        succeed(job, op);
+    } else {
+        journal->wants |= again[op->kind]; // goes on when the journal has ended
+        give_up(job, &op->why);
+    }
+    op_free(op);
+    pump(job);
+    shard_job_idle(job);
+}
+
+/* ==== which is next ==== */
+
+/* True if the round that waits, and its decision, have no room in the segment. */
+static bool needs_segment(const struct shard_job *job)
+{
+    const struct journal_segment *segment = &job->journal.segment;
+    return segment->end + entry_most(job, true) + entry_most(job, false) > segment->bytes;
+}
+
+/* True if no segment may be added: the round waits for a snapshot. */
+static bool is_full(struct shard_job *job)
+{
+    struct job_journal *journal = &job->journal;
+    if (bytes_in_segments(journal) + segment_size(job) <= journal->budget_bytes) return false;
+    sentence_set(&journal->waits,
+                 "its log has reached log.budget, %" PRIu64
+                 " bytes, and waits for a snapshot on which it may stand",
+                 journal->budget_bytes);
+    log_limited(&journal->slow_said, CAIRN_LOG_WARN, "job %s: %s", job->spec.name,
+                journal->waits.text);
+    return true;
+}
+
+/* Chooses an operation, and takes it off what is wanted. */
+static bool next_op(struct shard_job *job, enum op_kind *kind_out)
+{
+    static const struct {
+        unsigned want;
+        enum op_kind kind;
+    } order[] = { { JOURNAL_WANT_END, OP_END },           { JOURNAL_WANT_BEGIN, OP_BEGIN },
+                  { JOURNAL_WANT_BASE, OP_BASE },         { JOURNAL_WANT_ROUND, OP_ROUND },
+                  { JOURNAL_WANT_DECISION, OP_DECISION }, { JOURNAL_WANT_PART, OP_PART } };
+    struct job_journal *journal = &job->journal;
+    for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
+        if ((journal->wants & order[i].want) == 0) continue;
+        *kind_out = order[i].kind;
+        if (order[i].kind == OP_ROUND && needs_segment(job)) {
+            if (is_full(job)) continue;
+            *kind_out = OP_SEGMENT;
+            return true;
+        }
+        journal->wants &= ~order[i].want;
+        return true;
+    }
+    return false;
+}
+
+static void pump(struct shard_job *job)
+{
+    struct job_journal *journal = &job->journal;
+    enum op_kind kind;
+    if (journal->op != NULL || job->shard->closing) return;
+    if (!next_op(job, &kind)) return;
+    struct journal_op *op = op_new(job, kind);
+    if (op != NULL && fill_op(op)) {
+        op_start(op);
+        return;
+    }
+    op_free(op);
+    struct sentence why = { "out of memory for a log" };
+    if (kind == OP_END) { // a later tick tries again
+        journal->wants |= JOURNAL_WANT_END;
+        shard_wake(job->shard);
+        return;
+    }
+    if (kind == OP_ROUND) journal->wants |= JOURNAL_WANT_ROUND;
+    if (kind == OP_DECISION) journal->wants |= JOURNAL_WANT_DECISION;
+    give_up(job, &why);
+}
+
+/* ==== its beginning ==== */
+
+/* Says why the part can have no journal; false: it can. */
+static bool find_lack(const struct shard_job *job, struct sentence *why)
+{
+    const struct shard_journals *all = &job->shard->journals;
+    if (all->lacks.text[0] != '\0')
+        sentence_set(why, "%s", all->lacks.text);
+    else if (all->folder == NULL)
+        sentence_set(why, "has no folder for a log: give the shard one (log.path)");
+    else if (planes_device_end(&job->planes) > 0)
+        sentence_set(why, "has state on a device, which is not logged: compute.backend = host");
+    else
+        return false;
+    return true;
+}
+
+/* True if the machine is where a START may say so. */
+static bool may_begin(const struct shard_job *job)
+{
+    const enum step_phase phase = step_phase_of(job->collector.step);
+    return !job->staged && !job->mirrors.is_mirror && job->move.now == NULL &&
+           !job->pass.updating && !job->shard->closing &&
+           (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_COLLECTING) &&
+           uv_now(job->shard->loop) >= job->journal.retry_ms;
+}
+
+static cairn_status name_journal(struct shard_job *job, struct sentence *why)
+{
+    struct job_journal *journal = &job->journal;
+    free(journal->folder);
+    journal->folder = NULL;
+    if (getrandom(&journal->log, sizeof journal->log, 0) != (ssize_t)sizeof journal->log ||
+        asprintf(&journal->folder, "%s/%016" PRIx64 "-%016" PRIx64, job->shard->journals.folder,
+                 job->number, journal->log) < 0)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a log");
+    journal->entry = 0;
+    journal->segment.fd = -1;
+    journal->segment.number = 0;
+    return CAIRN_OK;
+}
+
+/* Lists the segments of a journal that was read. False: no memory. */
+static bool take_segments(struct job_journal *journal, const struct journal_entries *entries)
+{
+    free(journal->segments);
+    journal->segment_count = 0;
+    journal->segments = calloc(entries->count + 1, sizeof *journal->segments);
+    if (journal->segments == NULL) return false;
+    for (size_t i = 0; i < entries->count; i++) {
+        const struct journal_entry *entry = &entries->list[i];
+        if (entry->head.kind != JOURNAL_START) continue;
+        journal->segments[journal->segment_count++] = (struct journal_kept_segment) {
+            .number = entry->head.segment,
+            .bytes = entry->segment_bytes,
+            .first = entry->head.outcome.version,
+        };
+    }
+    return true;
+}
+
+/* Goes on with the journal that was read for the job, in a segment more. */
+static void go_on(struct shard_job *job, struct journal_resumed *from)
+{
+    struct job_journal *journal = &job->journal;
+    const struct journal_entries *entries = &from->entries;
+    free(journal->folder);
+    journal->folder = from->folder;
+    from->folder = NULL;
+    journal->log = from->part->log;
+    journal->revision = from->part->revision;
+    journal->entry = entries->list[entries->count - 1].head.entry + 1;
+    journal->segment.fd = -1;
+    journal->segment.number = entries->segments_end;
+    journal->base = from->base;
+    journal->is_based = from->has_base;
+    journal->round = step_phase_of(job->collector.step) == CAIRN_STEP_REDUCED
+                         ? step_round_of(job->collector.step)
+                         : 0;
+    sentence_set(&journal->why, "%s",
+                 from->has_base ? "" : "waits for a snapshot on which its log may stand");
+    struct journal_op *op = take_segments(journal, entries) ? op_new(job, OP_SEGMENT) : NULL;
+    if (op != NULL && fill_op(op)) {
+        op->number = entries->segments_end;
+        op_start(op);
+        return;
+    }
+    op_free(op);
+    struct sentence why = { "out of memory for a log" };
+    give_up(job, &why);
+}
+
+static void begin(struct shard_job *job)
+{
+    struct job_journal *journal = &job->journal;
+    struct journal_resumed *from = journal_find(job->shard, job);
+    struct sentence why;
+    want_budget(job);
+    if (from != NULL) {
+        go_on(job, from);
+    } else if (may_begin(job)) {
+        if (name_journal(job, &why) == CAIRN_OK)
+            journal->wants |= JOURNAL_WANT_BEGIN;
+        else
+            journal->retry_ms = uv_now(job->shard->loop) + RETRY_MS;
+        pump(job);
+    } else {
+        shard_wake(job->shard);
+    }
+    journal_resumed_free(from);
+}
+
+void journal_changed(struct shard_job *job)
+{
+    struct job_journal *journal = &job->journal;
+    struct sentence lack;
+    if (!journal->wanted) {
+        want_end(job, "");
+        return;
+    }
+    if (journal->is_open) {
+        if (journal->revision == job->terms.revision || (journal->wants & JOURNAL_WANT_END) != 0)
+            return;
+        journal->wants |= JOURNAL_WANT_PART;
+        pump(job);
+        return;
+    }
+    if (find_lack(job, &lack)) {
+        if (strcmp(lack.text, journal->why.text) != 0)
+            log_warn("job %s: this shard %s", job->spec.name, lack.text);
+        journal->why = lack;
+        return;
+    }
+    if (job->state == CAIRN_JOB_SERVING && !journal_is_scanning(job->shard) &&
+        journal->op == NULL && journal->wants == 0)
+        begin(job);
+}
+
+void journal_want(struct shard_job *job, bool wanted)
+{
+    job->journal.wanted = wanted;
+}
+
+void journal_leaves_layout(struct shard_job *job)
+{
+    want_end(job, "begins its log anew, because the layout changed");
+}
+
+/* ==== rounds ==== */
+
+/* True if entries are written, or will be. */
+static bool is_writing(const struct shard_job *job)
+{
+    const struct job_journal *journal = &job->journal;
+    const bool is_under_way = journal->op != NULL;
+    const bool begins = is_under_way &&
+                        (journal->op->kind == OP_BEGIN || journal->op->kind == OP_SEGMENT);
+    const bool ends = (journal->wants & JOURNAL_WANT_END) != 0 ||
+                      (is_under_way && journal->op->kind == OP_END);
+    return (journal->is_open || begins) && !ends;
+}
+
+bool journal_takes_round(struct shard_job *job, const struct step_sums *sums)
+{
+    if (!is_writing(job) || job->puts.write != NULL) return false;
+    job->journal.sums = *sums;
+    job->journal.wants |= JOURNAL_WANT_ROUND;
+    pump(job);
+    return true;
+}
+
+void journal_decided(struct shard_job *job, const struct decision *decision)
+{
+    struct job_journal *journal = &job->journal;
+    if (!is_writing(job)) return;
+    if (decision->kind == CAIRN_DECISION_APPLY && decision->round == journal->round) {
+        journal->wants |= JOURNAL_WANT_DECISION;
+        pump(job);
+        return;
+    }
+    want_end(job, decision->kind == CAIRN_DECISION_WRITE
+                      ? "begins its log anew, because a member wrote into the state"
+                      : "begins its log anew, because a round was not in it");
+}
+
+bool journal_holds_update(const struct shard_job *job)
+{
+    const struct job_journal *journal = &job->journal;
+    const unsigned held = JOURNAL_WANT_END | JOURNAL_WANT_DECISION;
+    return (journal->wants & held) != 0 ||
+           (journal->op != NULL &&
+            (journal->op->kind == OP_END || journal->op->kind == OP_DECISION));
+}
+
+/* ==== what is told, and what comes ==== */
+
+bool journal_is_based(const struct shard_job *job)
+{
+    const struct job_journal *journal = &job->journal;
+    return journal->is_open && journal->is_based && (journal->wants & JOURNAL_WANT_END) == 0;
+}
+
+void journal_tell(const struct shard_job *job, Cairn__LogTold *out)
+{
+    const struct job_journal *journal = &job->journal;
+    const uint64_t bytes = bytes_in_segments(journal);
+    cairn__log_told__init(out);
+    out->job = job->number;
+    out->base_generation = journal->is_based ? journal->base.generation : 0;
+    out->base_step = journal->is_based ? journal->base.step : 0;
+    out->is_based = journal_is_based(job);
+    out->wants = journal->is_open && (!journal->is_based || bytes > journal->budget_bytes / 2);
+    out->bytes = bytes;
+    out->budget_bytes = journal->budget_bytes;
+    out->why = wire_text(journal->why.text);
+    out->waits = wire_text(journal->waits.text);
+}
+
+/* A snapshot was committed, on which the journal may stand: if it has all rounds since. */
+static void on_base(struct shard_job *job, const void *body)
+{
+    const Cairn__LogBase *message = body;
+    struct job_journal *journal = &job->journal;
+    const struct cairn_version version = { message->generation, message->step },
+                               now = step_version(job->collector.step);
+    if (!is_writing(job) || journal->segment_count == 0 || message->path[0] == '\0' ||
+        version_compare(version, journal->segments[0].first) < 0 ||
+        version_compare(version, now) > 0 ||
+        (journal->is_based && version_compare(version, journal->base) <= 0))
+        return;
+    free(journal->next_path);
+    journal->next_path = strdup(message->path);
+    journal->next_base = version;
+    if (journal->next_path == NULL) return;
+    journal->wants |= JOURNAL_WANT_BASE;
+    pump(job);
+}
+
+static bool tick_journal(struct shard_job *job, uint64_t now_ms)
+{
+    struct job_journal *journal = &job->journal;
+    (void)now_ms;
+    if (journal->wants != 0) pump(job);
+    struct sentence lack;
+    const bool waits = journal->wanted && !journal->is_open && job->state == CAIRN_JOB_SERVING &&
+                       !job->mirrors.is_mirror && !find_lack(job, &lack);
+    if (waits && journal->wants == 0) journal_changed(job);
+    return waits || journal->wants != 0;
+}
+
+/* When only the process ends, the next one takes the journal up. So does the next one of a part that
+ * stopped. */
+static void leave_journal(struct shard_job *job)
+{
+    if (!job->shard->closing) want_end(job, "");
+}
+
+static void free_journal(struct shard_job *job)
+{
+    struct job_journal *journal = &job->journal;
+    op_free(journal->op);
+    forget_files(journal);
+    free(journal->segments);
+    free(journal->folder);
+    journal_resumed_free(journal->from);
+}
+
+const struct shard_module journal_module = {
+    .messages = (const struct shard_message[]) { { CAIRN_MSG_LOG_BASE, .on_job = on_base }, { 0 } },
+    .on = { [SHARD_JOB_LEAVES] = leave_journal, [SHARD_JOB_FREED] = free_journal },
+    .tick = tick_journal,
+};

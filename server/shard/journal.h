@@ -1,0 +1,180 @@
+#ifndef CAIRN_SHARD_JOURNAL_H
+#define CAIRN_SHARD_JOURNAL_H
+
+#include <pthread.h>
+
+#include "proto/spec/spec.h"
+#include "server/base/daemon.h"
+#include "server/core/step.h"
+#include "server/shard/journal_file.h"
+
+/* The log of a job's part (durability = log): all memory of all hosts may be lost, and no step is. In the
+ * code it is called the journal, because the log is what a daemon writes for people.
+ *
+ *   REDUCE ─► the sums are on disk (ROUND) ─► REDUCED is reported
+ *   UPDATE ─► the decision is on disk (DECISION) ─► the update begins ─► PUBLISHED
+ *
+ *   none ─► journal_changed: files, START ─► entries ─► a snapshot of a version since START: the base
+ *     ▲                                       │         ─► segments before the newest base are removed
+ *     └── another layout, a write of a member, a failure
+ *
+ *   the next process ─► journals_open: reads the entries ─► a job is made, and loads the base
+ *       ─► the updates are done again, one after the other ─► the part serves, and the shard connects
+ *
+ * The bits are the same, because an update depends on the sums, the decision and the state alone. A round
+ * without its sums on disk is as if it never was: workers compute it again. A skipped round leaves no entry
+ * of its own; the next entry has its decision. Only if power is lost before that, the round is made again.
+ *
+ * A journal ends before the state changes otherwise than by its entries: from then on no process makes a
+ * part of the older state. A disk that fails ends it, too, and is tried again after a while with new files:
+ * never by a second sync of the same ones. While there is no journal with a base, the job is less safe than
+ * it asks for, and the heartbeats say why.
+ *
+ * All writes are made by threads of their own; one operation of a job at a time. Loop thread, except where
+ * it says so. */
+
+#define JOURNAL_THREADS 4
+
+struct journal_op;
+struct journal_resumed;
+struct journal_scan;
+
+/* Operations that wait until the one before has ended; bits. */
+enum journal_want {
+    JOURNAL_WANT_END = 1,
+    JOURNAL_WANT_BEGIN = 2,
+    JOURNAL_WANT_ROUND = 4,
+    JOURNAL_WANT_DECISION = 8,
+    JOURNAL_WANT_BASE = 16,
+    JOURNAL_WANT_PART = 32,
+};
+
+/* A segment that is complete, or the one that is written. */
+struct journal_kept_segment {
+    uint64_t number, bytes;
+    struct cairn_version first; /* of its START */
+};
+
+struct job_journal {
+    bool wanted;  /* by the newest terms */
+    bool is_open; /* there are files, which the next process would use */
+    bool is_based;
+    unsigned wants;        /* bits of enum journal_want */
+    struct journal_op *op; /* owned: under way; NULL: none */
+    char *folder;          /* owned: of this journal; NULL: there never was one */
+    uint64_t log;          /* its number */
+    uint64_t revision;     /* of the spec that is written in it */
+    uint64_t entry, round; /* the number of the next entry; the round of the last ROUND */
+    struct cairn_version base;
+    struct journal_segment segment;
+    struct journal_kept_segment *segments; /* owned: [segment_count], the last one is written */
+    size_t segment_count;
+    uint64_t budget_bytes;
+    /* of the LogBase that arrived last; the path is owned */
+    struct cairn_version next_base;
+    char *next_path;
+    struct step_sums sums; /* of the round that waits to be SUMMED */
+    struct sentence why;   /* why there is no journal, or none with a base; empty: there is */
+    struct sentence waits; /* why a round waits now; empty: it does not */
+    uint64_t retry_ms;     /* uv_now: nothing is begun before */
+    struct journal_resumed *from; /* owned: what the part is being made from again */
+    struct log_limit slow_said;
+};
+
+/* The logs of a shard. */
+struct shard_journals {
+    char *folder; /* owned: log.path/NAME; NULL: the shard has none */
+    uint64_t budget_bytes;
+    int lock_fd;           /* owned; -1: none */
+    struct sentence lacks; /* why it can have none; empty: it can, or no path is configured */
+    struct pool *pool;     /* owned */
+    uint8_t *blocks[JOURNAL_THREADS]; /* owned: [JOURNAL_RUN_BYTES] of each thread */
+    struct journal_scan *scan;        /* owned: the search for parts; NULL: none is under way */
+    struct journal_resumed *found;    /* owned: of jobs that a keeper had, until they serve */
+};
+
+struct shard_options;
+struct shard_job;
+struct shard_daemon;
+/* Locks the folder, and begins to look for parts that a process before left, unless their jobs are kept.
+ * The shard does not connect before it is over. A folder that cannot be used is no failure: `lacks` says
+ * why. */
+CAIRN_MUST_CHECK cairn_status journals_open(struct shard_daemon *shard,
+                                            const struct shard_options *options,
+                                            struct sentence *why);
+/* Ends the threads. Returns false if there are none; then on_closed is not called. */
+bool journals_close(struct shard_daemon *shard, void (*on_closed)(void *context), void *context);
+void journals_release(struct shard_daemon *shard);
+
+/* True if a job of this policy wants a journal. */
+static inline bool policy_logs(const struct policy *policy)
+{
+    return policy->durability == CAIRN_DURABILITY_LOG ||
+           policy->durability == CAIRN_DURABILITY_LOG_PEER;
+}
+/* The newest terms want a journal, or none. */
+void journal_want(struct shard_job *job, bool wanted);
+/* The part serves, or its spec has changed. */
+void journal_changed(struct shard_job *job);
+/* The part gets another layout. */
+void journal_leaves_layout(struct shard_job *job);
+
+/* The sums of a round are there. True: SUMMED follows when they are on disk. */
+bool journal_takes_round(struct shard_job *job, const struct step_sums *sums);
+/* An update, or a write, was decided. */
+void journal_decided(struct shard_job *job, const struct decision *decision);
+/* True if the update may not begin yet; begin_when_unsent is called again. */
+bool journal_holds_update(const struct shard_job *job);
+
+/* True if the part is made again from its log, if all memory is lost now. */
+bool journal_is_based(const struct shard_job *job);
+/* Fills in what the heartbeat says of the job's log. */
+void journal_tell(const struct shard_job *job, Cairn__LogTold *out);
+
+/* ---- journal_scan.c ---- */
+
+/* A journal that was read. All is owned. */
+struct journal_resumed {
+    struct journal_resumed *next;
+    struct shard_job *job; /* borrowed: that is made from it */
+    char *folder, *base_path;
+    struct journal_part *part;
+    struct journal_entries entries;
+    struct journal_plan plan;
+    struct cairn_version base;
+    bool has_base;
+    struct sentence why; /* why no part can be made of it; empty: one can */
+    size_t at;           /* the step of the plan that is done next */
+    /* the sums that are being read; see journal_replay.c */
+    struct task task;
+    int fd;
+    size_t reads; /* the entry */
+    pthread_mutex_t lock;
+    cairn_status status;
+};
+void journal_resumed_free(struct journal_resumed *from); /* NULL is fine */
+/* How far the machine was, and whom the shard obeyed. */
+static inline const struct kept_outcome *journal_last(const struct journal_resumed *from)
+{
+    return &from->entries.list[from->plan.last].head.outcome;
+}
+
+/* Has the search end soon. */
+void journal_scan_cancel(struct shard_daemon *shard);
+/* True if what a process before left is not known yet. */
+bool journal_is_scanning(const struct shard_daemon *shard);
+/* Takes what was read of a journal that is of the state that the job has; NULL: there is none. */
+struct journal_resumed *journal_find(struct shard_daemon *shard, struct shard_job *job);
+
+/* ---- a job that is made from its journal, as from a kept part (kept.h) ---- */
+
+CAIRN_MUST_CHECK cairn_status journal_take_terms(struct shard_job *job, struct sentence *why);
+/* The round machine continues from there. */
+struct step_kept journal_step(const struct shard_job *job);
+/* The load of the job has ended: if it was that of a base, the updates are done again. Then the part is
+ * sealed. */
+void journal_replay(struct shard_job *job);
+/* An update was done again. */
+void journal_replayed(struct shard_job *job);
+
+#endif

@@ -1,0 +1,385 @@
+/* The logs of a shard, and the search for those that a process before left: journal.h has the picture. */
+#include <assert.h>
+#include <dirent.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/base/durable.h"
+#include "proto/snapshot/snapshot.h"
+#include "proto/store/storage.h"
+#include "server/shard/journal.h"
+#include "server/shard/kept.h"
+#include "server/shard/shard.h"
+
+/* At a start the storage of snapshots may come later than this host: so long a base is waited for. */
+#define BASE_WAIT_S 120
+
+void journal_resumed_free(struct journal_resumed *from)
+{
+    if (from == NULL) return;
+    if (from->fd >= 0) close(from->fd);
+    journal_plan_release(&from->plan);
+    journal_entries_release(&from->entries);
+    free(from->part);
+    free(from->base_path);
+    free(from->folder);
+    pthread_mutex_destroy(&from->lock);
+    free(from);
+}
+
+/* ==== the search, on the files thread ==== */
+
+struct journal_scan {
+    struct task task; /* first */
+    struct shard_daemon *shard;
+    struct journal_resumed *found; /* owned */
+    atomic_bool canceled;
+};
+
+/* Reads the sums of a round that is prepared: if they are not whole, they were cut off, and the round was not
+ * reported. */
+static cairn_status check_round(struct journal_resumed *from, struct sentence *why)
+{
+    const struct journal_entry *entry = &from->entries.list[from->plan.round];
+    const int fd = journal_segment_open(from->folder, entry->head.segment, why);
+    if (fd < 0) return CAIRN_ERR_IO;
+    cairn_status status = CAIRN_OK;
+    for (uint64_t c = 0; c < entry->head.chunk_count && status == CAIRN_OK; c++) {
+        const struct journal_chunk *chunk = &journal_entry_chunks(entry)[c];
+        void *sums = malloc((size_t)chunk->bytes + 1);
+        status = sums != NULL ? journal_read_chunk(fd, entry, chunk, sums, why)
+                              : fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read a log");
+        free(sums);
+    }
+    close(fd);
+    return status;
+}
+
+static cairn_status make_plan(struct journal_resumed *from, struct sentence *why)
+{
+    const struct cairn_version first = from->entries.list[0].head.outcome.version;
+    CAIRN_TRY(
+        journal_plan_make(&from->entries, from->has_base ? from->base : first, &from->plan, why));
+    if (from->plan.step.phase != CAIRN_STEP_REDUCED) return CAIRN_OK;
+    cairn_status status = check_round(from, why);
+    if (status != CAIRN_ERR_CHECKSUM || from->plan.round != from->plan.last) return status;
+    journal_plan_drop_round(&from->entries, &from->plan);
+    return CAIRN_OK;
+}
+
+static bool is_there(const char *snapshot)
+{
+    uint64_t bytes;
+    struct sentence why;
+    return storage_of(snapshot)->stat(snapshot, CAIRN_MANIFEST_NAME, &bytes, &why) == CAIRN_OK;
+}
+
+/* Waits until the storage shows the base. */
+static cairn_status await_base(const struct journal_scan *scan, const struct journal_resumed *from,
+                               struct sentence *why)
+{
+    for (int s = 0; s < BASE_WAIT_S && !atomic_load(&scan->canceled); s++) {
+        if (is_there(from->base_path)) return CAIRN_OK;
+        if (s == 0)
+            log_warn("job %s: its log stands on %s, which is not there: waiting for it, for %d s "
+                     "at most",
+                     from->part->name, from->base_path, BASE_WAIT_S);
+        sleep(1);
+    }
+    return fail_with(why, CAIRN_ERR_NOT_FOUND, "the snapshot on which it stands is gone: %s",
+                     from->base_path);
+}
+
+static cairn_status read_journal(const struct journal_scan *scan, struct journal_resumed *from,
+                                 struct sentence *why)
+{
+    CAIRN_TRY(journal_read(from->folder, from->part->log, &from->entries, why));
+    const cairn_status based = journal_base_read(from->folder, from->part->log, &from->base,
+                                                 &from->base_path, why);
+    from->has_base = based == CAIRN_OK;
+    if (based != CAIRN_OK && based != CAIRN_ERR_NOT_FOUND) return based;
+    CAIRN_TRY(make_plan(from, why));
+    if (from->has_base) return await_base(scan, from, why);
+    return fail_with(why, CAIRN_ERR_NOT_FOUND, "it had no snapshot to stand on yet");
+}
+
+/* Reads one journal; NULL: it is none. */
+static struct journal_resumed *look_at(const struct journal_scan *scan, const char *name)
+{
+    struct journal_resumed *from = calloc(1, sizeof *from);
+    struct sentence why;
+    if (from == NULL) return NULL;
+    from->fd = -1;
+    pthread_mutex_init(&from->lock, NULL);
+    cairn_status status = CAIRN_ERR_NO_MEMORY;
+    sentence_set(&why, "out of memory");
+    if (asprintf(&from->folder, "%s/%s", scan->shard->journals.folder, name) < 0)
+        from->folder = NULL;
+    else
+        status = journal_part_read(from->folder, &from->part, &why);
+    if (status == CAIRN_ERR_NOT_FOUND) { // it was ended
+        (void)!journal_end(from->folder, &why);
+    } else if (status != CAIRN_OK) {
+        log_error("the log in %s cannot be used: %s", from->folder != NULL ? from->folder : name,
+                  why.text);
+    }
+    if (status != CAIRN_OK) {
+        journal_resumed_free(from);
+        return NULL;
+    }
+    if (read_journal(scan, from, &why) != CAIRN_OK) from->why = why;
+    return from;
+}
+
+static void run_scan(struct task *task, uint32_t item, uint32_t thread)
+{
+    struct journal_scan *scan = (struct journal_scan *)task;
+    DIR *names = opendir(scan->shard->journals.folder);
+    const struct dirent *name;
+    (void)item;
+    (void)thread;
+    while (names != NULL && !atomic_load(&scan->canceled) && (name = readdir(names)) != NULL) {
+        if (strlen(name->d_name) != 33 || name->d_name[16] != '-') continue;
+        struct journal_resumed *from = look_at(scan, name->d_name);
+        if (from == NULL) continue;
+        from->next = scan->found;
+        scan->found = from;
+    }
+    if (names != NULL) closedir(names);
+}
+
+/* ==== jobs of what was found ==== */
+
+static struct kept_create create_of(const struct journal_resumed *from)
+{
+    const struct journal_part *part = from->part;
+    uint8_t *at = (uint8_t *)(uintptr_t)(part + 1);
+    uint8_t *layout = at + part->spec_bytes + part->amended_bytes;
+    struct kept_create create = {
+        .spec = { .what = CAIRN_PAGE_SPEC,
+                  .bytes = at,
+                  .have_bytes = (size_t)part->spec_bytes,
+                  .total_bytes = part->spec_bytes },
+        .layout = { .what = CAIRN_PAGE_LAYOUT,
+                    .bytes = layout,
+                    .have_bytes = (size_t)part->layout_bytes,
+                    .total_bytes = part->layout_bytes },
+    };
+    cairn__job_create__init(&create.message);
+    create.message.job = part->job;
+    create.message.generation = part->generation;
+    create.message.step = part->base_step;
+    create.message.shard_index = part->shard_index;
+    create.message.member_max = part->member_max;
+    create.message.snapshot_path = from->base_path;
+    return create;
+}
+
+static cairn_status try_resume(struct shard_daemon *shard, struct journal_resumed *from,
+                               struct sentence *why)
+{
+    struct coordinator_session *session = &shard->session;
+    if (from->why.text[0] != '\0')
+        return fail_with(why, CAIRN_ERR_CORRUPT, "%.900s", from->why.text);
+    const struct coordinator_id seen = journal_last(from)->seen;
+    if (session->seen.store != 0 && session->seen.store != seen.store)
+        return fail_with(why, CAIRN_ERR_MISMATCH,
+                         "it belongs to store %016" PRIx64
+                         ", and other parts of this shard to store %016" PRIx64,
+                         seen.store, session->seen.store);
+    const struct kept_create create = create_of(from);
+    const struct cairn_version version = from->plan.step.version;
+    log_info("job %s: its part is made again from its log, from the snapshot of step %" PRIu64
+             " on, by %zu updates to step %" PRIu64,
+             from->part->name, from->base.step, from->plan.count, version.step);
+    CAIRN_TRY(shard->up->resume(shard, &create, NULL, from, why));
+    if (seen.incarnation >= session->seen.incarnation) session->seen = seen;
+    return CAIRN_OK;
+}
+
+static bool is_held(const struct shard_daemon *shard, uint64_t number)
+{
+    const struct shard_job *job = shard->jobs;
+    while (job != NULL && job->number != number) job = job->next;
+    return job != NULL;
+}
+
+static void resume(struct shard_daemon *shard, struct journal_resumed *from)
+{
+    struct sentence why;
+    if (is_held(shard, from->part->job)) { // a keeper had it, and its state is newer
+        from->next = shard->journals.found;
+        shard->journals.found = from;
+        return;
+    }
+    if (try_resume(shard, from, &why) == CAIRN_OK) return;
+    log_error(
+        "the log of job %s in %s cannot be used: %s; the job is restored from a snapshot by its "
+        "on_shard_loss, or by `cairn snapshot restore`",
+        from->part->name, from->folder, why.text);
+    journal_resumed_free(from);
+}
+
+static void scan_done(struct task *task)
+{
+    struct journal_scan *scan = (struct journal_scan *)task;
+    struct shard_daemon *shard = scan->shard;
+    struct journal_resumed *found = scan->found;
+    shard->journals.scan = NULL;
+    free(scan);
+    while (found != NULL) {
+        struct journal_resumed *from = found;
+        found = from->next;
+        resume(shard, from);
+    }
+    // jobs that serve already, because a keeper had them
+    for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        if (job->state == CAIRN_JOB_SERVING) journal_changed(job);
+    if (--shard->kept.pending == 0) shard->up->resumed(shard);
+}
+
+static cairn_status begin_scan(struct shard_daemon *shard, struct sentence *why)
+{
+    struct journal_scan *scan = calloc(1, sizeof *scan);
+    if (scan == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to look for logs");
+    scan->shard = shard;
+    scan->task = (struct task) { .run = run_scan, .done = scan_done, .item_count = 1 };
+    shard->journals.scan = scan;
+    shard->kept.pending++;
+    pool_submit(shard->files, &scan->task);
+    return CAIRN_OK;
+}
+
+void journal_scan_cancel(struct shard_daemon *shard)
+{
+    if (shard->journals.scan != NULL) atomic_store(&shard->journals.scan->canceled, true);
+}
+
+static void free_found(struct journal_resumed *list)
+{
+    while (list != NULL) {
+        struct journal_resumed *from = list;
+        list = from->next;
+        journal_resumed_free(from);
+    }
+}
+
+static void free_scan(struct shard_daemon *shard)
+{
+    struct journal_scan *scan = shard->journals.scan;
+    if (scan != NULL) free_found(scan->found);
+    free(scan);
+    shard->journals.scan = NULL;
+    free_found(shard->journals.found);
+    shard->journals.found = NULL;
+}
+
+bool journal_is_scanning(const struct shard_daemon *shard)
+{
+    return shard->journals.scan != NULL;
+}
+
+/* True if the entries come to the state that the job has, or to the round whose update made it. */
+static bool is_of(const struct journal_resumed *from, const struct shard_job *job)
+{
+    const struct step_machine *step = job->collector.step;
+    const struct decision *last = step_last(step);
+    const struct cairn_version version = step_version(step);
+    const struct step_kept *plan = &from->plan.step;
+    if (from->part->job != job->number || from->part->generation != job->generation ||
+        from->part->layout != job->view->layout->version || from->entries.count == 0 ||
+        (from->why.text[0] != '\0' && from->has_base))
+        return false;
+    if (version_compare(plan->version, version) == 0) return true;
+    return plan->phase == CAIRN_STEP_REDUCED && last->kind == CAIRN_DECISION_APPLY &&
+           last->round == plan->round && version_compare(last->version_after, version) == 0;
+}
+
+struct journal_resumed *journal_find(struct shard_daemon *shard, struct shard_job *job)
+{
+    struct journal_resumed *from = job->journal.from, **at = &shard->journals.found;
+    job->journal.from = NULL;
+    if (from != NULL) return from;
+    while (*at != NULL && (*at)->part->job != job->number) at = &(*at)->next;
+    from = *at;
+    if (from == NULL) return NULL;
+    *at = from->next;
+    if (is_of(from, job)) return from;
+    log_warn("job %s: what its log has is not what its keeper had: the log begins anew",
+             job->spec.name);
+    journal_resumed_free(from); // the files go when the new one is made
+    return NULL;
+}
+
+/* ==== of the shard ==== */
+
+static cairn_status open_folder(struct shard_journals *all, const struct shard_options *options,
+                                struct sentence *why)
+{
+    struct stat is;
+    if (stat(options->log_path, &is) != 0 || !S_ISDIR(is.st_mode))
+        return fail_with(
+            why, CAIRN_ERR_IO,
+            "has log.path = %.300s, which is no folder: the logs of jobs with durability = "
+            "log lie there, on a disk of its host",
+            options->log_path);
+    if (asprintf(&all->folder, "%s/%s", options->log_path, options->name) < 0) {
+        all->folder = NULL;
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a log");
+    }
+    struct sentence said;
+    const cairn_status status = durable_lock(all->folder, &all->lock_fd, &said);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    return fail_with(why, status, "cannot use its log.path: %s",
+                     sentence_brief(said.text, 700).text);
+}
+
+static cairn_status open_threads(struct shard_daemon *shard, struct sentence *why)
+{
+    struct shard_journals *all = &shard->journals;
+    for (size_t i = 0; i < JOURNAL_THREADS; i++) {
+        all->blocks[i] = io_block_new((size_t)JOURNAL_RUN_BYTES);
+        if (all->blocks[i] == NULL)
+            return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for logs");
+    }
+    return pool_open(shard->loop, "cairn-log", JOURNAL_THREADS, NULL, &all->pool, why);
+}
+
+cairn_status journals_open(struct shard_daemon *shard, const struct shard_options *options,
+                           struct sentence *why)
+{
+    struct shard_journals *all = &shard->journals;
+    all->budget_bytes = options->log_budget;
+    if (options->log_path == NULL || options->log_path[0] == '\0') return CAIRN_OK;
+    if (open_folder(all, options, &all->lacks) != CAIRN_OK) {
+        log_error("this shard %s", all->lacks.text);
+        return CAIRN_OK;
+    }
+    CAIRN_TRY(open_threads(shard, why));
+    return begin_scan(shard, why);
+}
+
+bool journals_close(struct shard_daemon *shard, void (*on_closed)(void *context), void *context)
+{
+    struct shard_journals *all = &shard->journals;
+    if (all->pool == NULL) return false;
+    pool_close(all->pool, on_closed, context);
+    all->pool = NULL;
+    return true;
+}
+
+void journals_release(struct shard_daemon *shard)
+{
+    struct shard_journals *all = &shard->journals;
+    free_scan(shard);
+    for (size_t i = 0; i < JOURNAL_THREADS; i++)
+        if (all->blocks[i] != NULL) io_block_free(all->blocks[i], (size_t)JOURNAL_RUN_BYTES);
+    if (all->lock_fd > 0) durable_unlock(all->lock_fd);
+    free(all->folder);
+}
