@@ -6,7 +6,7 @@
 #include "tests/e2e/elastic_storm.h"
 #include "tests/support/suite.h"
 
-enum { FAULTS = 30, FAULTS_LONG = 3000 /* of which a third are changes */ };
+enum { FAULTS = 20, FAULTS_LONG = 3000 /* of which a third are changes */ };
 
 TEST_EACH(whatever_changes_the_bits_are_those_of_an_undisturbed_run, 0, ELASTIC_MODELS)
 {

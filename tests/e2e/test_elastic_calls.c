@@ -4,6 +4,7 @@
  *
  * Which call it is goes by its number: of all threads of the process, in the order in which they come. Some
  * are tried; CAIRN_TEST_LONG=1: all, until a worker has come and gone undisturbed. */
+#include <signal.h>
 #include <stdlib.h>
 
 #include "tests/e2e/elastic_worker.h"
@@ -48,6 +49,8 @@ TEST(a_shard_killed_before_any_call_that_it_makes_in_a_step_changes_no_bit)
         fault = (struct call_fault) { .nth = nth, .fate = TRACER_KILLS };
         train_traced(shared, &fault);
         kills += fault.met != NULL;
+        // Each death doubles the keeper's pause. A process that is exchanged for another one is forgiven.
+        if (is_long) cluster_renew_shard(&cluster, 0, SIGUSR2);
     } while (fault.met != NULL && (is_long || nth < all.count));
     word_of(root, "job digest -q %s", elastic_models[0].name);
     ck_assert_uint_eq(atomic_load(&shared->rolled_back), 0);

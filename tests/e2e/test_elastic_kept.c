@@ -97,16 +97,17 @@ TEST_EACH(a_shard_that_dies_at_a_point_of_a_slice_loses_nothing, 0, 4 * POINTS)
 
 /* ---- at random moments ---- */
 
-enum { ROUNDS = 4, ROUNDS_LONG = 24, KILL_MS_MAX = 120 };
+enum { ROUNDS_LONG = 24, KILL_MS_MAX = 120 };
 
+/* A few such moments are e2e.elastic_chaos. */
 TEST(shards_that_die_at_random_moments_of_re_shards_lose_nothing)
 {
     static struct points p;
     random_state = 4711;
-    const int rounds = getenv("CAIRN_TEST_LONG") != NULL ? ROUNDS_LONG : ROUNDS;
+    if (getenv("CAIRN_TEST_LONG") == NULL) return;
     points_start_kept(&p, CAIRN_POINT_STOP, 3);
     cluster_add_shard(&cluster, MOVES);
-    for (int i = 0; i < rounds; i++) {
+    for (int i = 0; i < ROUNDS_LONG; i++) {
         const bool grows = i % 2 == 0;
         const pid_t asked = ask_for_change(grows);
         for (int kills = 0; kills < 3; kills++) {

@@ -20,7 +20,9 @@ enum {
     BACK_MS = 2000,
     LOOK_MS = 500, /* at what a return brings about, which begins within heartbeats */
     WORKERS = 2,
-    RETURNS = 2, /* after the first one, each has a connection of its own to the other */
+    RETURNS =
+        2, /* of a shard: after the first one, each has a connection of its own to the other */
+    RETURNS_OF_TRAINER = 1,
     RETURNS_LONG = 50
 };
 
@@ -157,11 +159,11 @@ static void tear_down(void)
     munmap(shared, sizeof *shared);
 }
 
-static int returns_wanted(void)
+static int returns_wanted(int otherwise)
 {
     const char *wanted = getenv("CAIRN_TEST_RETURNS");
     if (wanted != NULL) return atoi(wanted);
-    return getenv("CAIRN_TEST_LONG") != NULL ? RETURNS_LONG : RETURNS;
+    return getenv("CAIRN_TEST_LONG") != NULL ? RETURNS_LONG : otherwise;
 }
 
 static int64_t cut_ms; /* the longest step of the last cut */
@@ -179,7 +181,7 @@ static bool vanish(int64_t most_ms)
 
 static bool come_back(int number)
 {
-    look_for_ms(returns_wanted() > RETURNS ? BACK_MS : LOOK_MS);
+    look_for_ms(returns_wanted(0) > RETURNS ? BACK_MS : LOOK_MS);
     await_rounds(8);
     printf("note: %d: the longest step: cut off %" PRId64 " ms, back %" PRId64 " ms\n", number,
            cut_ms, elastic_watch_longest_ms());
@@ -201,7 +203,7 @@ TEST_EACH(a_shard_that_vanishes_and_returns_holds_nobody_up_and_ends_nobody, 0, 
     for (int i = 0; i < WORKERS; i++) start_worker(i, here);
     await_rounds(4);
     says(0, "", "job amend %s --on-shard-loss restore-latest --shard-loss-wait 1", model->name);
-    for (int done = 0; done < returns_wanted();) {
+    for (int done = 0; done < returns_wanted(RETURNS);) {
         const int lost = logged("coordinator.log", "shard shard-2");
         give_it_a_part();
         says(0, "", "snapshot create %s --wait", model->name);
@@ -222,7 +224,7 @@ TEST_EACH(a_trainer_that_was_silent_and_returns_holds_nobody_up, 0, WAYS *CUTS)
     await_rounds(4);
     start_worker(1, there);
     await_rounds(8);
-    for (int done = 0; done < returns_wanted();) {
+    for (int done = 0; done < returns_wanted(RETURNS_OF_TRAINER);) {
         const bool is_good = vanish(LEASE_MS + OVER_MS);
         look_for_ms(LEASE_MS);
         begin_watch();
