@@ -15,7 +15,8 @@
  * A keeper answers nothing. So the daemon knows that a descriptor is kept only when keeper_sync returned
  * CAIRN_OK: the keeper has then handled all that was sent before.
  *
- * systemd does this, by its source, 252 (Debian 12) and 257 (Debian 13) alike unless said:
+ * systemd does this, by its source, 252 (Debian 12) and 257 (Debian 13) alike unless said (e2e.systemd shows
+ * crashes, restarts, stops and daemon-reexec):
  *
  *   how long         through crashes with Restart=, `systemctl restart`, daemon-reload and daemon-reexec.
  *                    A descriptor is closed when the unit is stopped, or ends without a restart, or

@@ -9,6 +9,7 @@
 # and is skipped.
 #
 # usage: e2e_systemd.sh FOLDER_OF_THE_PROGRAMS
+#   CAIRN_TEST_ROOT=FOLDER       a Debian of debootstrap, with systemd and what the programs load: for another systemd
 #   CAIRN_TEST_PREVIOUS=FOLDER   programs of a former build, from which the shard is upgraded. Else it is this build's
 #                                program under another version
 set -euo pipefail
@@ -17,10 +18,12 @@ case ${1:-} in --*) stage=$1 && shift ;; esac
 bin=$1
 tmp=${2:-}
 source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+data=/usr/share/datasets/fashion-mnist
 self=$source/tests/e2e/e2e_systemd.sh
 skip() { echo "skip: no systemd of its own: $*"; exit 77; }
 fail() {
     echo "FAILED: $*"
+    tail -n 5 "$tmp/trainer.log" 2>/dev/null || true
     in_it journalctl --no-pager -o cat -n 60 2>/dev/null || true
     exit 1
 }
@@ -50,8 +53,8 @@ make_root() {
     local unit device mask
     mount -t tmpfs -o mode=0755 tmpfs "$tmp"
     mkdir "$tmp"/{upper,between,top}
-    mount -t overlay overlay -o "lowerdir=/,upperdir=$tmp/upper,workdir=$tmp/between" "$tmp/top" 2>/dev/null ||
-        skip "an overlay over / cannot be mounted here"
+    mount -t overlay overlay -o "lowerdir=${CAIRN_TEST_ROOT:-/},upperdir=$tmp/upper,workdir=$tmp/between" \
+        "$tmp/top" 2>/dev/null || skip "an overlay over / cannot be mounted here"
     cd "$tmp/top"
     mount -t tmpfs -o mode=0755 tmpfs dev
     for device in null zero full random urandom tty; do
@@ -65,7 +68,7 @@ make_root() {
 
     # No service of this host, and nothing that would change its kernel.
     rm -rf etc/systemd/system
-    mkdir -p etc/systemd/system opt/cairn/bin opt/cairn/lib etc/cairn var/lib/cairn
+    mkdir -p etc/systemd/system opt/cairn/bin opt/cairn/lib etc/cairn var/lib/cairn "${data#/}"
     for mask in systemd-sysctl systemd-modules-load systemd-udevd systemd-udev-trigger systemd-remount-fs \
         systemd-random-seed systemd-update-utmp systemd-hwdb-update systemd-firstboot systemd-journal-flush \
         systemd-boot-system-token systemd-binfmt ldconfig apparmor; do
@@ -82,6 +85,7 @@ make_root() {
     # The installation, and the user.
     cp "$bin"/cairn* "$bin/fashion_mnist" opt/cairn/bin/
     cp -a "$(dirname "$bin")"/lib/libcairn.so* opt/cairn/lib/
+    [ -z "${CAIRN_TEST_ROOT:-}" ] || cp "$data"/* "${data#/}"
     for unit in cairn-coordinator.service cairn-shard@.service; do
         sed 's|@CMAKE_INSTALL_FULL_BINDIR@|/opt/cairn/bin|' "$source/deploy/systemd/$unit.in" \
             >"etc/systemd/system/$unit"
@@ -145,8 +149,8 @@ is_another() { [ "$(property "$1" MainPID)" != "$2" ] && [ "$(property "$1" Main
 
 # trains STEPS: in the background.
 trains() {
-    in_it env CAIRN_ENDPOINT=/run/cairn/coordinator.sock /opt/cairn/bin/fashion_mnist --job j --steps "$1" \
-        >"$tmp/trainer.log" 2>&1 &
+    in_it env CAIRN_ENDPOINT=/run/cairn/coordinator.sock LD_LIBRARY_PATH=/opt/cairn/lib \
+        /opt/cairn/bin/fashion_mnist --job j --steps "$1" >"$tmp/trainer.log" 2>&1 &
     trainer=$!
 }
 
@@ -215,6 +219,7 @@ stops() {
     if [ "$version" -ge 254 ]; then
         has_stored cairn-shard@1 || fail "FileDescriptorStorePreserve= kept nothing through a stop"
         in_it systemctl start cairn-shard@1
+        trains 1000000
         goes_on "a stop and a start with FileDescriptorStorePreserve=yes"
     else # the store is empty, so the part is lost, and that is said
         ! has_stored cairn-shard@1 || fail "systemd $version keeps descriptors through a stop"
@@ -239,6 +244,9 @@ run_cases() {
     mv "$tmp/top/opt/cairn/bin/cairn-shard"{,.now}
     mv "$tmp/top/opt/cairn/bin/cairn-shard"{.previous,}
     until_it 30 "systemd's start" in_it systemctl is-active cairn-test.target
+    # As `systemctl enable` with the target of a whole system does; a unit that nothing wants is unloaded at its stop.
+    in_it systemctl -q add-wants cairn-test.target cairn-coordinator.service cairn-shard@{0,1}.service ||
+        fail "the units cannot be enabled"
     in_it systemctl start cairn-coordinator cairn-shard@0 cairn-shard@1 || fail "the units do not start"
     trains 1000000
     until_it 30 "the first steps" is_beyond 3
@@ -263,7 +271,7 @@ begin() {
         command -v "$need" >/dev/null || skip "there is no $need"
     done
     [ -x /lib/systemd/systemd ] || skip "apt install systemd"
-    [ -e /usr/share/datasets/fashion-mnist ] || skip "apt install dataset-fashion-mnist"
+    [ -e "$data" ] || skip "apt install dataset-fashion-mnist"
     unshare --mount --pid --fork --cgroup --uts --ipc --net true 2>/dev/null || skip "namespaces are not allowed here"
     tmp=$(mktemp -d)
     trap 'rm -rf --one-file-system "$tmp"' EXIT # what is mounted below it is gone with its namespace
