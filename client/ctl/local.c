@@ -242,6 +242,7 @@ static bool write_config(const struct local *local, const struct local_daemon *d
     if (standby_of != 0) {
         snprintf(home, sizeof home, "shard-%d", standby_of);
         add_setting(text, sizeof text, "[shard]\nstandby_of = %s\n", home);
+        add_setting(text, sizeof text, "domain = of-%s\n", name);
     }
     // A bench with --path measures that fabric, so the shards must use this fabric, too.
     if (local->endpoint[0] != 0 && local->ctl->path != NULL)

@@ -148,8 +148,11 @@ struct coord_told {
     Cairn__MemoryTold *memory; /* owned: [memory_count] */
     size_t memory_count;
     char standby_of[CAIRN_NAME_MAX + 1]; /* the shard that it mirrors; empty: it is no standby */
-    bool has_keeper, has_log;            /* ShardTiers */
-    bool had_keeper;                     /* at any time, as far as this coordinator knows */
+    char domain[CAIRN_NAME_MAX + 1]; /* it fails as a whole, with the host; empty: the host alone */
+    /* the process that has stopped a part of a job, so that nothing is mirrored there; 0: none */
+    uint64_t stopped_incarnation, stopped_job;
+    bool has_keeper, has_log; /* ShardTiers */
+    bool had_keeper;          /* at any time, as far as this coordinator knows */
     struct sentence log_lacks;
 };
 

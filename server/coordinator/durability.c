@@ -20,15 +20,32 @@ void coord_durability_take(struct coord_shard_entry *entry, const Cairn__ShardTi
 
 /* ---- mirrors ---- */
 
+static bool may_stand_by(const struct coord_job *job, const struct coord_shard_entry *owner,
+                         const struct coord_shard_entry *s)
+{
+    return strcmp(s->told.standby_of, owner->name) == 0 && coord_shard_stays(s) &&
+           !coord_shard_unfit(s) && !coord_job_has_shard(job, s) &&
+           coord_mirror_at(job, s) == NULL && s->told.stopped_incarnation != s->incarnation;
+}
+
+/* True if both are lost together. */
+static bool share_domain(const struct coord_shard_entry *a, const struct coord_shard_entry *b)
+{
+    const char *of_a = a->told.domain[0] != '\0' ? a->told.domain : a->host,
+               *of_b = b->told.domain[0] != '\0' ? b->told.domain : b->host;
+    return of_a[0] != '\0' && strcmp(of_a, of_b) == 0;
+}
+
 struct coord_shard_entry *coord_mirrors_standby(const struct coord_job *job,
                                                 const struct coord_shard_entry *owner)
 {
-    for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next)
-        if (strcmp(s->told.standby_of, owner->name) == 0 && coord_shard_stays(s) &&
-            !coord_shard_unfit(s) && !coord_job_has_shard(job, s) &&
-            coord_mirror_at(job, s) == NULL)
-            return s;
-    return NULL;
+    struct coord_shard_entry *second = NULL; // better than none: a process may be lost alone
+    for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next) {
+        if (!may_stand_by(job, owner, s)) continue;
+        if (!share_domain(s, owner)) return s;
+        if (second == NULL) second = s;
+    }
+    return second;
 }
 
 struct coord_mirrored coord_mirrors_of(const struct coord_job *job, uint32_t shard)
@@ -81,6 +98,17 @@ static void fill_log(struct safety_part *part, const struct coord_job *job, uint
         of->why = log->why;
 }
 
+/* True if the part's standby is lost together with the owner, from which it takes the place if only the
+ * owner's process is lost. */
+static bool is_beside(const struct coord_job *job, const struct coord_shard_entry *owner,
+                      const struct coord_mirrored *mirrored)
+{
+    const struct coord_shard_entry *standby = coord_mirrors_standby(job, owner);
+    if (mirrored->state == CAIRN_MIRRORED_NOW || mirrored->state == CAIRN_MIRRORED_SOON)
+        standby = coord_shard_find(job->cluster, mirrored->standby);
+    return standby != NULL && share_domain(owner, standby);
+}
+
 static void fill_peer(struct safety_part *part, const struct coord_job *job, uint32_t shard)
 {
     const struct coord_shard_entry *entry = job->shards[shard].entry;
@@ -90,17 +118,21 @@ static void fill_peer(struct safety_part *part, const struct coord_job *job, uin
     // a shard that is somebody's standby, and has a part, has taken the other's place
     const bool took = is_new && entry->told.standby_of[0] != '\0';
     const bool is_offered = coord_mirrors_standby(job, entry) != NULL;
-    of->has = mirrored.state == CAIRN_MIRRORED_NOW;
-    of->is_coming = mirrored.state == CAIRN_MIRRORED_SOON || (is_new && is_offered);
-    of->may = of->has || mirrored.state == CAIRN_MIRRORED_SOON || is_offered;
     of->is_due = !is_new || took || is_offered;
-    if (of->is_coming)
-        of->why = "its standby is being filled";
-    else if (mirrored.state == CAIRN_MIRRORED_NOT)
+    if (mirrored.state == CAIRN_MIRRORED_NOT)
         of->why = mirrored.why;
     else if (took)
         of->why = "it took the place of the shard whose standby it was, and has no standby itself: "
                   "start another shard, with shard.standby_of = its name";
+    if (is_beside(job, entry, &mirrored)) {
+        of->why = "there is no second domain: its standby is on the same host, or has the same "
+                  "shard.domain";
+        return;
+    }
+    of->has = mirrored.state == CAIRN_MIRRORED_NOW;
+    of->is_coming = mirrored.state == CAIRN_MIRRORED_SOON || (is_new && is_offered);
+    of->may = of->has || mirrored.state == CAIRN_MIRRORED_SOON || is_offered;
+    if (of->is_coming) of->why = "its standby is being filled";
 }
 
 /* Judges what all parts have. NULL as `parts_out`: there is no memory to judge. */

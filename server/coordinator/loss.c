@@ -168,11 +168,7 @@ void coord_job_part_stopped(struct coord_job *job, const struct coord_shard_entr
         const struct coord_job_shard *s = &job->shards[i];
         // a shard that is `lost` in a slice had nothing that others lack
         if (s->entry != entry || s->missed_ms == 0 || s->lost) continue;
-        if (coord_mirrors_may_take(job, i)) {
-            log_error("job %s: shard %s has stopped its part, and its standby goes on: %s",
-                      job->spec.name, entry->name, why);
-            return;
-        }
+        if (coord_mirrors_may_take(job, i)) return; // its standby goes on
         if (job->state == CAIRN_CLUSTER_JOB_RUNNING)
             coord_job_lose(job, true, "%s has stopped its part: %s", entry->name, why);
         return;

@@ -361,12 +361,26 @@ static void on_error(struct coord_session *session, uint32_t request, const void
                       is_known ? (cairn_status)error->status : CAIRN_ERR_INTERNAL, error->text);
 }
 
+/* Says so once: the shard says it in each session. */
+static void note_stopped(struct coord_session *session, const struct coord_job *job,
+                         const char *why)
+{
+    struct coord_told *told = &session->entry->told;
+    if (told->stopped_incarnation == session->incarnation && told->stopped_job == job->id) return;
+    told->stopped_incarnation = session->incarnation;
+    told->stopped_job = job->id;
+    log_error("job %s: shard %s has stopped its part: %s", job->spec.name, session->name, why);
+    coord_event_note_shard(session->cluster, CAIRN_EVENT_STOPPED, job->spec.name, session->name,
+                           why);
+}
+
 static void on_part_stopped(struct coord_session *session, uint32_t request, const void *any)
 {
     const Cairn__PartStopped *message = any;
     struct coord_job *job = coord_job_by_id(session->cluster, message->job);
     (void)request;
-    if (job == NULL || job->generation != message->generation) return;
+    if (job == NULL || session->entry == NULL || job->generation != message->generation) return;
+    note_stopped(session, job, message->why);
     coord_mirrors_part_stopped(job, session->entry, message->why);
     coord_job_part_stopped(job, session->entry, message->why);
 }

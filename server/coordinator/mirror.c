@@ -638,9 +638,15 @@ void coord_mirrors_end(struct coord_job *job, const char *why)
 void coord_mirrors_part_stopped(struct coord_job *job, const struct coord_shard_entry *entry,
                                 const char *why)
 {
-    struct coord_mirror *mirror = coord_mirror_at(job, entry);
-    if (mirror != NULL && !coord_job_has_shard(job, entry))
-        coord_mirror_end(mirror, "it has stopped its part: %.300s", why);
+    struct sentence text;
+    sentence_set(&text,
+                 "%s has stopped its part, and mirrors nothing until it is started again: %s",
+                 entry->name, sentence_brief(why, 600).text);
+    for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next) {
+        if (strcmp(m->name, entry->name) != 0 || coord_job_has_shard(job, entry)) continue;
+        coord_mirror_end(m, "%s", text.text);
+        m->why = text; // also if it had ended with the connection
+    }
 }
 
 void coord_mirrors_tick(struct coord_job *job)

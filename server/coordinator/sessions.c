@@ -34,6 +34,8 @@ static cairn_status judge_hello(const Cairn__Hello *hello, struct sentence *why)
         (!job_name_ok(hello->standby_of) || strcmp(hello->standby_of, hello->name) == 0))
         return fail_with(why, CAIRN_ERR_INVALID,
                          "shard.standby_of is to be the name of another shard");
+    if (hello->domain[0] != '\0')
+        CAIRN_TRY(text_check("shard.domain", hello->domain, CAIRN_NAME_MAX, why));
     if (hello->fabric_address.len > CAIRN_FABRIC_ADDRESS_MAX)
         return fail_with(why, CAIRN_ERR_PROTOCOL, "the fabric address is too long");
     if (hello->role == CAIRN_ROLE_WIRE_SHARD && !job_name_ok(hello->name))
@@ -788,6 +790,7 @@ static bool take_entry(struct coord_session *session, const Cairn__Hello *hello)
     entry->session = session;
     entry->memory_bytes = hello->memory_bytes;
     snprintf(entry->told.standby_of, sizeof entry->told.standby_of, "%s", hello->standby_of);
+    snprintf(entry->told.domain, sizeof entry->told.domain, "%s", hello->domain);
     coord_durability_take(entry, hello->tiers);
     coord_mirrors_standby_up(cluster, entry);
     coord_drain_come(cluster, entry);

@@ -464,6 +464,7 @@ void coord_saves_close(struct coord *cluster, void (*on_closed)(void *context), 
     X(STORAGE, "storage-taken") /* the snapshots' folder was another cluster's */               \
     X(MIRRORED, "mirrored")     /* a standby is in step with a shard */                         \
     X(TAKEN, "place-taken")     /* a standby has the place of a lost shard */                   \
+    X(STOPPED, "part-stopped")  /* a shard has stopped its part of a job, and does no more */   \
     X(DEGRADED, "degraded")     /* a job has less durability than it asks for */                \
     X(SAFE, "safe-again")       /* it has all that it asks for */                               \
     X(CLOCK, "clock-jumped")    /* the wall clock of the coordinator's host */

@@ -669,6 +669,7 @@ static void send_hello(struct shard_daemon *shard)
     device_tell(shard, &home);
     hello.home = &home;
     hello.standby_of = shard->standby_of;
+    hello.domain = shard->domain;
     Cairn__ShardTiers tiers;
     tiers_tell(shard, &tiers);
     hello.tiers = &tiers;

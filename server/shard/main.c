@@ -189,7 +189,8 @@ static void crypto_free(void *memory, const char *file, int line)
 /* ==== the program ==== */
 
 struct values {
-    char *name, *standby_of, *coordinator, *state, *token_file, *import_folders, *on_sigterm;
+    char *name, *standby_of, *domain, *coordinator, *state, *token_file, *import_folders,
+        *on_sigterm;
     int64_t drain_seconds;
     int64_t memory_bytes, relay_cache_bytes, compute_threads;
     char *log_path;
@@ -208,6 +209,9 @@ static const struct config_option options[] = {
     { "shard", "standby_of", CAIRN_OPTION_STRING, offsetof(struct values, standby_of), "", 0, 0,
       "Mirror the parts of the shard of this name, on another host, and take its place if it is "
       "lost. Empty: this shard owns parts itself." },
+    { "shard", "domain", CAIRN_OPTION_STRING, offsetof(struct values, domain), "", 0, 0,
+      "The rack, zone or power supply that fails as a whole with this shard's host: a standby is "
+      "to be in another one than its shard. Empty: the host alone." },
     { "shard", "coordinator", CAIRN_OPTION_ENDPOINTS, offsetof(struct values, coordinator), "", 0,
       0,
       "The coordinator's control address; a name is looked up for each connection, so that its "
@@ -607,6 +611,7 @@ static cairn_status open_shard(struct program *program, struct sentence *why)
         .standby_of = values->standby_of,
         .log_path = values->log_path,
         .log_budget = (uint64_t)values->log_budget,
+        .domain = values->domain,
         .memory_bytes = values->memory_bytes > 0 ? (uint64_t)values->memory_bytes
                                                  : default_memory(),
         .relay_cache_bytes = (uint64_t)values->relay_cache_bytes,

@@ -38,6 +38,7 @@ static void handle_closed(struct shard_daemon *shard)
     free(shard->name);
     free(shard->import_folders);
     free(shard->standby_of);
+    free(shard->domain);
     free(shard->memory.lock);
     free(shard->memory.host_root);
     storage_watch_release(&shard->storage);
@@ -248,8 +249,9 @@ cairn_status shard_open(uv_loop_t *loop, const struct shard_options *options,
     cairn_status status = guard_install();
     ssize_t got = getrandom(&shard->incarnation, sizeof shard->incarnation, 0);
     shard->standby_of = strdup(options->standby_of != NULL ? options->standby_of : "");
+    shard->domain = strdup(options->domain != NULL ? options->domain : "");
     if (shard->name == NULL || shard->import_folders == NULL || shard->standby_of == NULL ||
-        shard->memory.lock == NULL || shard->memory.host_root == NULL ||
+        shard->domain == NULL || shard->memory.lock == NULL || shard->memory.host_root == NULL ||
         got != (ssize_t)sizeof shard->incarnation) {
         status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory or no random numbers");
     }

@@ -144,6 +144,7 @@ struct shard_options {
     const char *standby_of; /* the shard whose parts this one mirrors; NULL: none */
     const char *log_path;   /* a folder for the logs of jobs (journal.h); NULL or "": none */
     uint64_t log_budget;    /* of each job; 0: by its state */
+    const char *domain;     /* it fails as a whole, with this host; NULL: the host alone */
     uint64_t memory_bytes;  /* for state, landing, staging and replies of all jobs */
     /* how much of memory_bytes each job may use for chunks that are fetched for the host */
     uint64_t relay_cache_bytes;
@@ -297,6 +298,7 @@ struct shard_daemon {
     const char *build; /* borrowed */
     char *name, *import_folders;
     char *standby_of; /* the shard whose parts this one mirrors; "": it is no standby */
+    char *domain;     /* it fails as a whole, with this host; "": the host alone */
     uint64_t incarnation;
     /* how many times a published copy was shown; each time it gets the next number */
     uint32_t copies_made;

@@ -15,7 +15,8 @@ enum { ELEMS = 20000 };
 static int open_plane(int shard, const char *plane)
 {
     char folder[64], wanted[64];
-    const pid_t pid = cluster_shard_process(&cluster, shard);
+    const pid_t child = cluster_shard_child(&cluster, shard), // it is kept
+        pid = child != 0 ? child : cluster.shards[shard];
     snprintf(folder, sizeof folder, "/proc/%d/fd", (int)pid);
     snprintf(wanted, sizeof wanted, "/memfd:cairn-%s (deleted)", plane);
     DIR *all = opendir(folder);
@@ -107,6 +108,67 @@ TEST(a_snapshot_never_has_a_bit_that_flipped_and_the_job_is_restored_by_itself)
     ck_assert_uint_eq(newest(job).step, 3);
     ask("snapshot list -q tiny");
     ck_assert_ptr_null(strchr(strchr(said.out, '\n') + 1, '\n')); // one, that of before
+}
+
+/* ---- with a standby ---- */
+
+#define AT_ONCE SETTINGS("lease.heartbeat=100ms", "cluster.standby_after=0s")
+
+static void await_mirrored(int times)
+{
+    await(logged("coordinator.log", "is mirrored by") == times);
+}
+
+/* The scene's job has the bits of an undisturbed run of as many steps. */
+static void expect_undisturbed(struct tiny_job *tiny)
+{
+    const uint64_t step = newest(job).step;
+    leave();
+    join("undisturbed", tiny);
+    train_pushing(0.5f, (int)step);
+    expect_same_bits("tiny", "undisturbed");
+}
+
+static void begin_mirrored(struct tiny_job *tiny)
+{
+    start(1, .coordinator_set = AT_ONCE);
+    cluster_add_standby(&cluster, 1, 0);
+    join("tiny", tiny);
+    await_mirrored(1);
+    train_pushing(0.5f, 3); // both have checksums of all
+}
+
+/* It is the owner's, and the standby goes on with what is right. */
+TEST(a_bit_of_an_owner_that_flips_costs_no_step_with_a_standby)
+{
+    struct tiny_job *tiny = TINY(ELEMS, .audit_every = 1);
+    begin_mirrored(tiny);
+    flip(0, "param", 5000, 21);
+    train_pushing(0.5f, 4);
+    ck_assert_int_eq(logged("coordinator.log", "takes its place"), 1);
+    ck_assert_int_eq(logged("coordinator.log", "is lost: "), 0);
+    await(logged("coordinator.log", "has stopped its part: its state changed") == 1);
+    expect_undisturbed(tiny);
+}
+
+/* It is the standby's, which mirrors nothing until it is another process. */
+TEST(a_bit_of_a_standby_that_flips_does_not_stop_the_job)
+{
+    struct tiny_job *tiny = TINY(ELEMS, .audit_every = 1);
+    begin_mirrored(tiny);
+    flip(1, "exp_avg_sq", 5000, 3);
+    train_pushing(0.5f, 4);
+    await(logged("coordinator.log", "has stopped its part: its state changed") == 1);
+    await_said("mirrors nothing until it is started again: its state changed", "job show tiny");
+    says(0, "part-stopped", "cluster events");
+    train_pushing(0.5f, 2);
+    kill_shard(1);
+    cluster_add_standby(&cluster, 1, 0);
+    await_mirrored(2);
+    ck_assert_int_eq(logged("coordinator.log", "takes its place"), 0);
+    kill_shard(0);
+    train_pushing(0.5f, 2);
+    expect_undisturbed(tiny);
 }
 
 /* Every kind of tensor, workers that die, layouts that change, snapshots, a daemon that is killed under its

@@ -99,4 +99,20 @@ TEST(a_job_that_asks_for_process_has_no_standby)
     come_in_step(2);
 }
 
+/* A standby beside its owner is used, and is no second host. */
+TEST(a_standby_in_the_domain_of_its_owner_is_not_enough)
+{
+    start(1, .coordinator_set = AT_ONCE, .shard_set = SETTINGS("shard.domain=rack-1"));
+    cluster_add_standby(&cluster, 1, 0);
+    join("tiny", TINY(ELEMS));
+    come_in_step(1);
+    says(2,
+         "durability peer cannot be had: shard shard-0 is not mirrored: there is no second domain",
+         "job durability tiny peer");
+    says(3, "there is no second domain", "job check tiny");
+    kill_shard(0);
+    train_pushing(0.5f, 2);
+    ck_assert_int_eq(in_log("takes its place"), 1);
+}
+
 SUITE(120, .tear_down = stop);

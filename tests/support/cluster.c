@@ -297,7 +297,9 @@ static void start_shard(struct cluster *cluster, int shard)
     snprintf(state, sizeof state, "shard.state=%s/state", cluster->folder);
     if (cluster->options.coordinator_ip != NULL || cluster->options.shards_kept)
         add(&args, "--set", state);
-    char standby_of[64];
+    char standby_of[64], domain[64];
+    snprintf(domain, sizeof domain, "shard.domain=host-%d", shard); // as if each had one
+    add(&args, "--set", domain);
     snprintf(standby_of, sizeof standby_of, "shard.standby_of=%s", cluster->standby_of[shard]);
     add(&args, "--set", standby_of);
     add_settings(&args, cluster->options.shard_set);
