@@ -42,7 +42,7 @@ struct journal_op {
     struct task task; /* first */
     struct shard_job *job;
     enum op_kind kind;
-    uint64_t began_ms;
+    uint64_t began_ms, said_s;
     /* owned */
     struct journal_part *part;    /* BEGIN, PART */
     struct journal_chunk *chunks; /* ROUND: [head.chunk_count] */
@@ -261,6 +261,7 @@ static void op_start(struct journal_op *op)
     op->began_ms = uv_now(job->shard->loop);
     job->journal.op = op;
     shard_job_busy(job);
+    shard_wake(job->shard);
     pool_submit(job->shard->journals.pool, &op->task);
 }
 
@@ -382,12 +383,6 @@ static struct journal_part *make_part(const struct shard_job *job)
     return part;
 }
 
-static bool fill_part(struct journal_op *op)
-{
-    op->part = make_part(op->job);
-    return op->part != NULL;
-}
-
 static bool fill_segment(struct journal_op *op)
 {
     const struct job_journal *journal = &op->job->journal;
@@ -452,12 +447,12 @@ static bool fill_base(struct journal_op *op)
 static bool fill_op(struct journal_op *op)
 {
     switch (op->kind) {
-    case OP_BEGIN: return fill_part(op) && fill_segment(op);
+    case OP_BEGIN: op->part = make_part(op->job); return op->part != NULL && fill_segment(op);
     case OP_SEGMENT: return fill_segment(op);
     case OP_ROUND: return fill_round(op);
     case OP_DECISION: return fill_head(op, JOURNAL_DECISION);
     case OP_BASE: return fill_base(op);
-    case OP_PART: return fill_part(op);
+    case OP_PART: op->part = make_part(op->job); return op->part != NULL;
     case OP_END: break;
     }
     return true;
@@ -585,7 +580,6 @@ static void round_done(struct shard_job *job, const struct journal_op *op)
 {
     entry_done(job, op);
     job->journal.round = op->head.outcome.round;
-    job->journal.waits.text[0] = '\0';
     if (job->state != CAIRN_JOB_SERVING) return;
     own_step(job, &(struct step_event) { .kind = CAIRN_STEP_SUMMED, .sums = &job->journal.sums });
 }
@@ -632,6 +626,7 @@ static void op_done(struct task *task)
         [OP_ROUND] = JOURNAL_WANT_ROUND, [OP_DECISION] = JOURNAL_WANT_DECISION, [OP_PART] = 0
     };
     journal->op = NULL;
+    journal->waits.text[0] = '\0';
     if (op->kind == OP_END) {
         end_done(job, op);
     } else if (op->status == CAIRN_OK) {
@@ -953,16 +948,30 @@ static void on_base(struct shard_job *job, const void *body)
     pump(job);
 }
 
+/* An operation that the disk does not end keeps the round waiting. */
+static void look_at_op(struct shard_job *job, uint64_t now_ms)
+{
+    struct job_journal *journal = &job->journal;
+    if (journal->op == NULL || now_ms < journal->op->began_ms + SLOW_MS) return;
+    const uint64_t waits_s = (now_ms - journal->op->began_ms) / 1000;
+    sentence_set(&journal->waits,
+                 "the disk of its log.path, which has not answered for %" PRIu64 " s", waits_s);
+    if (journal->op->said_s >= waits_s || waits_s % 10 != 0) return;
+    journal->op->said_s = waits_s;
+    log_warn("job %s: the disk of log.path has not answered for %" PRIu64 " s: its round waits",
+             job->spec.name, waits_s);
+}
+
 static bool tick_journal(struct shard_job *job, uint64_t now_ms)
 {
     struct job_journal *journal = &job->journal;
-    (void)now_ms;
+    look_at_op(job, now_ms);
     if (journal->wants != 0) pump(job);
     struct sentence lack;
     const bool waits = journal->wanted && !journal->is_open && job->state == CAIRN_JOB_SERVING &&
                        !job->mirrors.is_mirror && !find_lack(job, &lack);
     if (waits && journal->wants == 0) journal_changed(job);
-    return waits || journal->wants != 0;
+    return waits || journal->wants != 0 || journal->op != NULL;
 }
 
 /* When only the process ends, the next one takes the journal up. So does the next one of a part that

@@ -1,10 +1,16 @@
 /* All hosts lose power, and no step is lost: jobs with durability = log. The next step commits, and the
  * content root is the one of the undisturbed run. What a log cannot do, it says. */
+#include <dirent.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "tests/e2e/crew.h"
 #include "tests/e2e/scene.h"
+#include "tests/support/good.h"
 #include "tests/support/scratch.h"
 
 enum { ELEMS = 60000 };
@@ -28,6 +34,11 @@ static void tear_down(void)
           .shard_set = SETTINGS("compute.threads=1", "memory.limit=256MiB", log_path, \
                                 ##__VA_ARGS__))
 
+#define SHARDS_KEPT(count)                                                             \
+    start((count), .coordinator_set = SETTINGS("lease.heartbeat=100ms"),               \
+          .shard_set = SETTINGS("compute.threads=1", "memory.limit=256MiB", log_path), \
+          .shards_kept = true)
+
 static int in_log(const char *text)
 {
     return logged("coordinator.log", text);
@@ -44,7 +55,7 @@ static void log_it(const char *name)
     char command[64];
     says(0, "", "job durability %s log -q", name);
     snprintf(command, sizeof command, "job show %s", name);
-    expect_in(command, "durability        log; log is asked for");
+    expect_in(command, "log; log is asked for");
 }
 
 /* As when the hosts lose power: nothing of their memory comes again. */
@@ -61,7 +72,7 @@ static void lose_power(int shards, bool of_coordinator)
 TEST(a_job_whose_hosts_lose_power_again_and_again_loses_no_step)
 {
     const char *many = getenv("CAIRN_LOG_STEPS");
-    const uint64_t steps = many != NULL ? strtoull(many, NULL, 10) : 160;
+    const uint64_t steps = many != NULL ? strtoull(many, NULL, 10) : 80;
     const struct crew crew = { .job = &bits_job, .endpoint = cluster.address, .until_step = steps };
     struct crew_run run;
     unsigned seed = 11;
@@ -84,6 +95,246 @@ TEST(a_job_whose_hosts_lose_power_again_and_again_loses_no_step)
     ck_assert_int_eq(logged("shard-0.log", "its part is made again from its log"), losses);
     bits_root_at(steps, root);
     crew_check_root(cluster.address, &bits_job, root);
+}
+
+/* A job of the scene's trainer, with its log, and some steps. */
+static void begin(int steps)
+{
+    join("tiny", TINY(ELEMS));
+    train_pushing(0.5f, 1);
+    log_it("tiny");
+    train_pushing(0.5f, steps);
+}
+
+static void expect_power_to_lose_nothing(int shards)
+{
+    char root[65];
+    bits(root);
+    const uint64_t step = newest(job).step;
+    lose_power(shards, true);
+    expect_bits(root);
+    train_pushing(0.25f, 2);
+    ck_assert_uint_eq(newest(job).step, step + 2);
+}
+
+/* Each step is compared with its checksums: what is made again is no alarm. */
+TEST(a_job_with_audits_is_made_again)
+{
+    SHARDS(2);
+    join("tiny", TINY(ELEMS, .audit_every = 1));
+    train_pushing(0.5f, 2);
+    log_it("tiny");
+    train_pushing(0.5f, 5);
+    expect_power_to_lose_nothing(2);
+    ck_assert_int_eq(in_log("is lost"), 0);
+}
+
+/* A process that is killed leaves its state to the next one, which goes on with the log. Then the host
+ * goes. */
+TEST(a_log_goes_on_behind_a_keeper)
+{
+    SHARDS_KEPT(2);
+    begin(3);
+    for (int i = 0; i < 4; i++) {
+        cluster_renew_shard(&cluster, i % 2, SIGKILL);
+        train_pushing(0.5f, 3);
+    }
+    expect_in("job show tiny", "process+log; log is asked for");
+    ck_assert_int_eq(in_log("a snapshot is taken for its log"), 1);
+    expect_power_to_lose_nothing(2);
+    ck_assert_int_eq(logged("shard-0.log", "its part is made again from its log"), 1);
+}
+
+TEST(one_host_loses_power_and_the_others_wait_for_it)
+{
+    SHARDS(2);
+    begin(3);
+    kill_shard(1);
+    cluster_restart_shard(&cluster, 1);
+    train_pushing(0.5f, 3);
+    expect_power_to_lose_nothing(2);
+    ck_assert_int_eq(logged("shard-0.log", "its part is made again from its log"), 1);
+    ck_assert_int_eq(logged("shard-1.log", "its part is made again from its log"), 2);
+}
+
+/* ---- a log begins anew ---- */
+
+static void reshard(void)
+{
+    int status;
+    const pid_t pid = fork_child();
+    if (pid == 0) {
+        ask("reshard apply tiny --add shard-1 -q");
+        _exit(said.status);
+    }
+    while (waitpid(pid, &status, WNOHANG) == 0) train_pushing(0.5f, 1);
+    ck_assert_int_eq(status, 0);
+}
+
+TEST(another_layout_has_another_log)
+{
+    SHARDS(1);
+    begin(3);
+    cluster_add_shard(&cluster, 1);
+    reshard();
+    expect_in("job show tiny", "durability        log; log is asked for");
+    await(in_log("a snapshot is taken for its log") >= 2);
+    train_pushing(0.5f, 3);
+    says(0, "all is well", "job check tiny");
+    expect_power_to_lose_nothing(2);
+}
+
+TEST(a_write_begins_the_log_anew)
+{
+    static float w[ELEMS];
+    const struct cairn_mem mem = { .struct_size = sizeof mem, .ptr = w, .dtype = CAIRN_F32 };
+    struct cairn_version version;
+    SHARDS(2);
+    begin(3);
+    good(cairn_write_begin(job, CLUSTER_WAIT_MS));
+    good(cairn_put(job, "w", "param", NULL, &mem, NULL));
+    good(cairn_write_end(job, CLUSTER_WAIT_MS, &version));
+    await(in_log("a snapshot is taken for its log") >= 2);
+    expect_in("job show tiny", "durability        log; log is asked for");
+    train_pushing(0.5f, 3);
+    expect_power_to_lose_nothing(2);
+}
+
+TEST(a_log_that_is_not_wanted_any_more_is_gone)
+{
+    SHARDS(1);
+    begin(3);
+    says(0, "", "job durability tiny default -q");
+    char path[CAIRN_SCRATCH_BYTES + 32];
+    snprintf(path, sizeof path, "%s/shard-0", folder);
+    struct stat is;
+    await(stat(path, &is) == 0 && is.st_nlink == 2); // no folder in it
+    expect_in("job show tiny", "durability        none");
+    train_pushing(0.5f, 3);
+    log_it("tiny");
+    train_pushing(0.5f, 1);
+    expect_power_to_lose_nothing(1);
+}
+
+/* ---- what a log cannot do ---- */
+
+/* The last name in a folder of names that are so long; "": there is none. */
+static void last_name(int folder_fd, size_t length, char name_out[64])
+{
+    DIR *names = fdopendir(folder_fd);
+    const struct dirent *name;
+    ck_assert_ptr_nonnull(names);
+    name_out[0] = '\0';
+    while ((name = readdir(names)) != NULL)
+        if (strlen(name->d_name) == length && strcmp(name->d_name, name_out) > 0)
+            memcpy(name_out, name->d_name, length + 1);
+    closedir(names);
+}
+
+/* Opens the newest segment of the shard's one log. */
+static int open_newest(int shard)
+{
+    char at[CAIRN_SCRATCH_BYTES + 16], log[64], segment[64], path[256];
+    snprintf(at, sizeof at, "%s/shard-%d", folder, shard);
+    last_name(open(at, O_RDONLY | O_DIRECTORY), 33, log);
+    snprintf(path, sizeof path, "%s/%s", at, log);
+    last_name(open(path, O_RDONLY | O_DIRECTORY), 20, segment);
+    snprintf(path, sizeof path, "%s/%s/%s", at, log, segment);
+    const int fd = open(path, O_RDWR);
+    ck_assert_int_ge(fd, 0);
+    return fd;
+}
+
+/* Zeros from there on look like a write that was cut off: this shard alone cannot know, the others do. */
+TEST(a_part_that_is_behind_the_others_is_not_used)
+{
+    static const char zeros[500000];
+    SHARDS(2);
+    begin(3);
+    says(0, "", "snapshot create tiny --wait -q");
+    const uint64_t saved = newest(job).step;
+    train_pushing(0.5f, 3);
+    for (int i = 0; i < 2; i++) kill_shard(i);
+    const int fd = open_newest(1);
+    ck_assert_int_eq(pwrite(fd, zeros, sizeof zeros, 1000000 - (off_t)sizeof zeros), sizeof zeros);
+    close(fd);
+    for (int i = 0; i < 2; i++) cluster_restart_shard(&cluster, i);
+    await(in_log("job tiny is lost: shard-1: it knows nothing of a round that another shard has") >
+          0);
+    leave();
+    says(0, "", "snapshot restore tiny latest --yes -q");
+    expect_in("job show tiny", "durability        log; log is asked for");
+    join("tiny", TINY(ELEMS));
+    ck_assert_uint_eq(newest(job).step, saved);
+    train_pushing(0.5f, 3);
+    expect_power_to_lose_nothing(2);
+}
+
+/* Of the sums of a round that was decided. */
+TEST(a_damaged_log_is_refused_with_a_sentence)
+{
+    SHARDS(1);
+    begin(3);
+    kill_shard(0);
+    const int fd = open_newest(0);
+    uint8_t byte;
+    ck_assert_int_eq(pread(fd, &byte, 1, 20000), 1);
+    byte ^= 64;
+    ck_assert_int_eq(pwrite(fd, &byte, 1, 20000), 1);
+    close(fd);
+    cluster_restart_shard(&cluster, 0);
+    ck_assert_int_eq(logged("shard-0.log", "the sums of round"), 1);
+    ck_assert_int_eq(logged("shard-0.log", "it is restored from a snapshot by its on_shard_loss"),
+                     1);
+    await(in_log("job tiny is lost: shard-0") > 0);
+}
+
+TEST(a_log_that_is_gone_leaves_the_snapshot)
+{
+    SHARDS(1);
+    begin(3);
+    kill_shard(0);
+    cairn_scratch_remove(folder);
+    ck_assert_int_eq(mkdir(folder, 0700), 0);
+    cluster_restart_shard(&cluster, 0);
+    await(in_log("job tiny is lost: shard-0 restarted without its part") > 0);
+}
+
+TEST(a_shard_without_a_folder_is_named_when_a_log_is_asked_for)
+{
+    start(2, .coordinator_set = SETTINGS("lease.heartbeat=100ms"));
+    join("tiny", TINY(ELEMS));
+    says(2, "durability log cannot be had: shards shard-0, shard-1 have no folder for a log",
+         "job durability tiny log");
+    stop();
+    start(1, .coordinator_set = SETTINGS("lease.heartbeat=100ms"),
+          .shard_set = SETTINGS("log.path=/no/such/folder"));
+    join("tiny", TINY(ELEMS));
+    says(2, "shard shard-0 has log.path = /no/such/folder, which is no folder",
+         "job durability tiny log");
+}
+
+/* ---- space ---- */
+
+/* A segment of it takes a mebibyte, so the log comes near its budget again and again. */
+TEST(at_half_of_its_budget_a_log_gets_a_snapshot)
+{
+    SHARDS(1, "log.budget=6MiB");
+    begin(60);
+    await(in_log("a snapshot is taken for its log") >= 3);
+    ck_assert_int_eq(logged("shard-0.log", "gave its log up"), 0);
+    expect_power_to_lose_nothing(1);
+}
+
+TEST(a_budget_without_room_is_told_with_bytes)
+{
+    SHARDS(1, "log.budget=100KiB");
+    join("tiny", TINY(ELEMS));
+    train_pushing(0.5f, 1);
+    says(0, "", "job durability tiny log -q");
+    expect_in("job show tiny", "gave its log up: log.budget = 102400 has no room for two rounds");
+    train_pushing(0.5f, 3);
+    says(3, "less safe than it asks for: shard shard-0 gave its log up", "job check tiny");
 }
 
 SUITE(120, set_up, tear_down);
