@@ -77,7 +77,7 @@ void coord_mirror_forget_reports(struct coord_mirror *mirror);
 /* Hands the core those reports of the owner that need not wait any longer. The job may be lost by that, and
  * the mirror with it. */
 void coord_mirror_pass_reports(struct coord_job *job, uint32_t shard);
-/* True if the standby has not reported for too long what the owner has. */
+/* True if the standby has not reported for too long what the owner has, while the owner was heard. */
 bool coord_mirror_is_late(const struct coord_mirror *mirror);
 
 #endif

@@ -250,9 +250,14 @@ bool coord_mirror_is_late(const struct coord_mirror *mirror)
 {
     const uint64_t now_ms = coord_now_ms(mirror->job->cluster);
     const uint64_t most_ms = (uint64_t)mirror->job->cluster->options->lease_timeout_ms;
+    const struct coord_session *owner = mirror->job->shards[mirror->shard].entry->session;
+    // From an owner that is not heard the standby has no sums to fetch, and is about to replace it.
+    const uint64_t silent_ms = owner != NULL
+                                   ? uv_now(mirror->job->cluster->loop) - owner->last_frame_ms
+                                   : UINT64_MAX / 2;
     for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++)
         if (mirror->waiting[kind].bytes != NULL &&
-            now_ms - mirror->waiting[kind].since_ms > most_ms)
+            now_ms - mirror->waiting[kind].since_ms > most_ms + silent_ms)
             return true;
     return false;
 }

@@ -36,6 +36,7 @@ struct storm {
     pid_t workers[STORM_WORKERS];    /* 0: there is none */
     bool owns[CLUSTER_SHARDS_MAX];   /* a part of the job */
     int standby[CLUSTER_SHARDS_MAX]; /* of the shard; -1: none */
+    int taken[CLUSTER_SHARDS_MAX];   /* how often that one had taken its place before */
     int shards;                      /* that own a part */
     struct {
         struct cluster_command command;
@@ -169,6 +170,11 @@ static int any_shard(struct storm *s, bool owning)
     return nth_shard(s, below(s, count), owning);
 }
 
+static bool is_standby(int shard)
+{
+    return cluster.standby_of[shard][0] != '\0';
+}
+
 static void begin_shard(int shard)
 {
     cluster_add_shard(&cluster, shard);
@@ -228,7 +234,7 @@ static bool begin_change(struct storm *s)
     s->change.adds = may_add && (!may_drain || below(s, 2) == 0);
     int shard = 0;
     if (s->change.adds) {
-        while (s->owns[shard] || cluster.standby_of[shard][0] != '\0') shard++;
+        while (s->owns[shard] || is_standby(shard)) shard++;
         if (cluster.shards[shard] == 0) begin_shard(shard);
     } else {
         // one that has a standby stays
@@ -262,12 +268,42 @@ static bool change_worker(struct storm *s)
     return true;
 }
 
-static int taken(void)
+static int count_taken(const struct storm *s, int owner)
 {
-    return logged("coordinator.log", "takes its place");
+    char words[96];
+    snprintf(words, sizeof words,
+             "shard shard-%d was lost, and its standby shard-%d takes its place", owner,
+             s->standby[owner]);
+    return logged("coordinator.log", words);
 }
 
-static void await_mirrored(struct storm *s, int owner)
+static bool is_taken(const struct storm *s, int owner)
+{
+    return count_taken(s, owner) > s->taken[owner];
+}
+
+static void add_standby(struct storm *s, int shard, int owner)
+{
+    s->standby[owner] = shard;
+    s->taken[owner] = count_taken(s, owner);
+    cluster_add_standby(&cluster, shard, owner);
+}
+
+/* The next process of an owner that lost its place is the standby of that one which has it now. */
+static void exchange_owner(struct storm *s, int owner)
+{
+    const int next = s->standby[owner];
+    if (cluster.shards[owner] != 0) cluster_kill_shard(&cluster, owner);
+    s->owns[owner] = false;
+    s->owns[next] = true;
+    s->standby[owner] = -1;
+    cluster.standby_of[next][0] = '\0';
+    add_standby(s, owner, next);
+}
+
+/* Returns the owner, or its standby if that has taken the place, because this machine kept the owner silent
+ * for longer than its lease. */
+static int await_mirrored(struct storm *s, int owner)
 {
     char words[64];
     snprintf(words, sizeof words, "shard-%d is mirrored by shard-%d", owner, s->standby[owner]);
@@ -277,58 +313,56 @@ static void await_mirrored(struct storm *s, int owner)
         ck_assert_msg(now_ms() < end_ms, "%s, fault %u: never: %s: %.3000s", cluster.folder,
                       s->fault, words, said.out);
         pause_ms(TURN_MS);
+        if (!is_taken(s, owner)) continue;
+        const int next = s->standby[owner];
+        exchange_owner(s, owner);
+        return await_mirrored(s, next);
     }
+    return owner;
 }
 
-/* Its standby takes the place of an owner, whose next process is the standby of that one. */
-static void exchange_owner(struct storm *s, int owner, int before)
+static bool end_standby(struct storm *s, int shard, int wait_ms)
 {
-    const int next = s->standby[owner];
-    await(taken() > before);
-    if (cluster.shards[owner] != 0) cluster_kill_shard(&cluster, owner);
-    s->owns[owner] = false;
-    s->owns[next] = true;
-    s->standby[owner] = -1;
-    s->standby[next] = owner;
-    cluster.standby_of[next][0] = '\0';
-    cluster_add_standby(&cluster, owner, next);
+    const int owner = atoi(cluster.standby_of[shard] + strlen("shard-"));
+    say(s, "shard-%d, a standby, is killed", shard);
+    cluster_kill_shard(&cluster, shard);
+    pause_ms(wait_ms);
+    add_standby(s, shard, owner);
+    return true;
 }
 
-/* An owner dies only while its standby is in step: the tier promises no more. */
-static bool kill_of_peers(struct storm *s, bool is_stopped)
+enum { KILLED, STOPPED, CUT_OFF };
+
+/* An owner dies, or is silent for too long, only while its standby is in step: the tier promises no more. */
+static bool end_owner(struct storm *s, int shard, int how)
+{
+    static const char *const names[] = { "killed", "stopped", "cut off" };
+    const int wait_ms = (int)below(s, SHORT_MS);
+    say(s, "shard-%d, an owner, is %s", shard, names[how]);
+    finish_change(s);
+    shard = await_mirrored(s, shard);
+    pause_ms(wait_ms);
+    if (how == KILLED) cluster_kill_shard(&cluster, shard);
+    if (how == STOPPED) ck_assert_int_eq(kill(cluster.shards[shard], SIGSTOP), 0);
+    if (how == CUT_OFF) cut_host(FIRST_SHARD + shard);
+    await(is_taken(s, shard));
+    if (how == STOPPED) ck_assert_int_eq(kill(cluster.shards[shard], SIGCONT), 0);
+    if (how == CUT_OFF) mend_host(FIRST_SHARD + shard);
+    pause_ms(wait_ms); // it comes back, and finds that it has no part any more
+    exchange_owner(s, shard);
+    return true;
+}
+
+static bool end_peer(struct storm *s)
 {
     const int shard = any_shard(s, false);
-    const int wait_ms = (int)below(s, SHORT_MS);
-    if (s->owns[shard] && s->standby[shard] < 0) return false;
-    if (cluster.standby_of[shard][0] != '\0') {
-        const int owner = atoi(cluster.standby_of[shard] + strlen("shard-"));
-        say(s, "shard-%d, a standby, is killed", shard);
-        cluster_kill_shard(&cluster, shard);
-        pause_ms(wait_ms);
-        cluster_add_standby(&cluster, shard, owner);
-        return true;
-    }
-    if (!s->owns[shard]) return false;
-    say(s, "shard-%d, an owner, is %s", shard, is_stopped ? "stopped" : "killed");
-    finish_change(s);
-    await_mirrored(s, shard);
-    pause_ms(wait_ms);
-    const int before = taken();
-    if (is_stopped) {
-        ck_assert_int_eq(kill(cluster.shards[shard], SIGSTOP), 0);
-        await(taken() > before);
-        ck_assert_int_eq(kill(cluster.shards[shard], SIGCONT), 0);
-        pause_ms(wait_ms);
-    } else {
-        cluster_kill_shard(&cluster, shard);
-    }
-    exchange_owner(s, shard, before);
-    return true;
+    if (is_standby(shard)) return end_standby(s, shard, (int)below(s, SHORT_MS));
+    return s->owns[shard] && s->standby[shard] >= 0 && end_owner(s, shard, KILLED);
 }
 
 static bool end_shard(struct storm *s)
 {
-    if (s->plan->tier == STORM_PEER) return kill_of_peers(s, false);
+    if (s->plan->tier == STORM_PEER) return end_peer(s);
     const int shard = any_shard(s, false);
     const pid_t process = process_of(s, shard);
     say(s, "shard-%d is killed", shard);
@@ -446,7 +480,7 @@ static bool stop_for(struct storm *s, bool is_long)
     if (pid == 0) return false;
     // a shard that is silent for so long has lost its place
     if (is_long && s->plan->tier == STORM_PEER && shard >= 0 && s->owns[shard])
-        return s->standby[shard] >= 0 && kill_of_peers(s, true);
+        return s->standby[shard] >= 0 && end_owner(s, shard, STOPPED);
     say(s, "%s is stopped for %d ms", name, ms);
     kill(pid, SIGSTOP);
     pause_ms(ms);
@@ -469,6 +503,13 @@ static bool cut_for(struct storm *s, bool is_long)
     const int host = (int)below(s, STORM_HOSTS);
     const int ms = is_long ? LONG_MS : 1 + (int)below(s, 4 * SHORT_MS);
     if (!has_hosts()) return false;
+    if (is_long && s->plan->tier == STORM_PEER) {
+        // where the coordinator is, any standby may come back before its owner
+        if (host == HOME) return false;
+        const int shard = host < FIRST_WORKER ? host - FIRST_SHARD : -1;
+        if (shard >= 0 && s->owns[shard])
+            return s->standby[shard] >= 0 && end_owner(s, shard, CUT_OFF);
+    }
     say(s, "host %d is cut off for %d ms", host, ms);
     cut_host(host);
     pause_ms(ms);
@@ -553,10 +594,10 @@ static void start_cluster(const struct storm_plan *plan, int shards)
     snprintf(expected, sizeof expected, "cluster.shards=%d", shards);
     const bool is_far = has_hosts();
     if (is_far) setenv("CAIRN_FABRIC_DEVICE", "eth0", 1);
-    start(is_far ? SHARD_HOSTS : shards, .shards_kept = plan->tier == STORM_PROCESS,
+    start(shards, .shards_kept = plan->tier == STORM_PROCESS,
           .coordinator_ip = is_far ? "10.84.0.1" : NULL,
           .coordinator_netns = is_far ? hosts[HOME] : NULL,
-          .shard_netns = is_far ? shard_hosts : NULL,
+          .shard_netns = is_far ? shard_hosts : NULL, .shard_netns_count = SHARD_HOSTS,
           .coordinator_set = SETTINGS("lease.heartbeat=100ms", "lease.timeout=600ms",
                                       "cluster.standby_after=0s", expected),
           .shard_set = is_far ? SETTINGS("fabric.kind=sealed", "fabric.device=eth0") : NULL);
@@ -574,8 +615,7 @@ static void begin_storm(struct storm *s, const struct storm_plan *plan)
         s->standby[i] = -1;
     }
     for (int i = 0; i < plan->shards && plan->tier == STORM_PEER; i++) {
-        s->standby[i] = plan->shards + i;
-        cluster_add_standby(&cluster, s->standby[i], i);
+        add_standby(s, plan->shards + i, i);
     }
     for (int i = 0; i < 2; i++) start_worker(s, i);
     await_step(s);

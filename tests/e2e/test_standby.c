@@ -181,6 +181,33 @@ TEST(a_job_goes_back_to_no_snapshot_while_a_standby_may_take_the_place)
     ck_assert_int_eq(in_log("longer than shard_loss_wait_s"), 0);
 }
 
+/* The owner has said that it has its sums, and nobody hears more of it: they never reach the standby, which
+ * is not to blame for that. */
+TEST(an_owner_that_falls_silent_before_its_sums_are_fetched_is_replaced)
+{
+    struct crew_run run;
+    uint64_t step;
+    start(1, .coordinator_set = SETTINGS("lease.heartbeat=100ms", "lease.timeout=1s",
+                                         "cluster.standby_after=0s"));
+    cluster_add_standby(&cluster, 1, 0);
+    const struct crew crew = both(STEPS);
+    crew_start(&run, &crew);
+    await(mirrored() == 1);
+    ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
+    do { // until the round waits for the standby alone
+        step = run.step;
+        poll(NULL, 0, 150);
+    } while (run.step != step);
+    ck_assert_int_eq(kill(cluster.shards[0], SIGSTOP), 0);
+    ck_assert_int_eq(kill(cluster.shards[1], SIGCONT), 0);
+    await(taken() == 1 || in_log("did not keep up") > 0);
+    ck_assert_int_eq(taken(), 1);
+    crew_await(&run, step + 3);
+    ck_assert_int_eq(kill(cluster.shards[0], SIGCONT), 0);
+    crew_join(&run);
+    expect_root_at(STEPS);
+}
+
 /* ---- the standby dies ---- */
 
 TEST(a_job_goes_on_without_its_standby_and_says_so)

@@ -176,7 +176,9 @@ static void add_program(struct arguments *args, const char *netns, const char *p
 
 static const char *netns_of(const struct cluster *cluster, int shard)
 {
-    const bool has_own = cluster->options.shard_netns != NULL && shard < cluster->shards_expected;
+    const int count = cluster->options.shard_netns_count;
+    const bool has_own = cluster->options.shard_netns != NULL &&
+                         shard < (count > 0 ? count : cluster->shards_expected);
     return has_own ? cluster->options.shard_netns[shard] : NULL;
 }
 

@@ -36,6 +36,7 @@ struct cluster_options {
     /* [shard count] network namespaces; the coordinator is in the first, unless in coordinator_netns.
      * Default: ours */
     const char *const *shard_netns;
+    int shard_netns_count; /* so many, for shards that come later; 0: as many as there are at the start */
     const char *coordinator_netns;
     /* The programs of shard I begin with these words, ended by NULL, where they are there: "unshare", "-m" */
     const char *const *const *shard_within;
