@@ -70,7 +70,7 @@ struct ctl_bench {
      * the data path. */
     const char *only;
     const char *folder; /* --dir */
-    const char *tier;   /* "process" or "peer" */
+    const char *tier;   /* "process", "peer" or "log" */
     uint32_t kills;
     bool is_planned;
 };
@@ -476,6 +476,7 @@ struct local {
     /* Shards run with --keep, so that their state outlives a crash: then `pid` is the keeper's, and
      * local_shard_process finds the shard's */
     bool is_kept;
+    bool has_logs;    /* shards have a folder for logs of jobs (log.path) */
     uint32_t threads; /* compute threads of a shard; 0: the shard's share of the cores */
     const char *backend, *device; /* compute.backend and .device of the shards; NULL: not set */
 };

@@ -244,6 +244,8 @@ static bool write_config(const struct local *local, const struct local_daemon *d
         add_setting(text, sizeof text, "[shard]\nstandby_of = %s\n", home);
         add_setting(text, sizeof text, "domain = of-%s\n", name);
     }
+    if (local->endpoint[0] != 0 && local->has_logs)
+        add_setting(text, sizeof text, "[log]\npath = %s/logs\n", local->folder);
     // A bench with --path measures that fabric, so the shards must use this fabric, too.
     if (local->endpoint[0] != 0 && local->ctl->path != NULL)
         add_setting(text, sizeof text, "[fabric]\nkind = %s\n", local->ctl->path);
@@ -582,6 +584,10 @@ static int start_one(struct local *local, int index)
 {
     struct local_daemon *daemon = &local->daemons[index];
     struct sentence why;
+    char logs[PATH_MAX + 32];
+    snprintf(logs, sizeof logs, "%s/logs", local->folder);
+    if (local->has_logs && mkdir(logs, 0700) != 0 && errno != EEXIST)
+        return ctl_fail(CAIRN_ERR_IO, "%s: %s", logs, strerror(errno));
     if (!write_config(local, daemon, &why)) return ctl_fail(CAIRN_ERR_IO, "%s", why.text);
     return start_daemon(local, daemon, index == 0 ? LOCAL_COORDINATOR : LOCAL_SHARD) ? -1 : 1;
 }

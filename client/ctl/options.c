@@ -574,9 +574,10 @@ static const struct option_row rows[] = {
       "interval, export, import, manifest" },
     { "dir", "FOLDER", AS(TEXT, bench.folder, 0),
       "on the disk that is measured; what is written there is removed" },
-    { "tier", "process|peer", AS(CHOICE, bench.tier, 0),
+    { "tier", "process|peer|log", AS(CHOICE, bench.tier, 0),
       "what the shards survive: the end of their process, by a keeper; of their host, by a "
-      "standby" },
+      "standby; "
+      "of all hosts at once, by logs" },
     { "kills", "N", AS(NUMBER, bench.kills, 501),
       "how many shards are killed, one after the other (30)" },
     { "planned", NULL, AS(FLAG, bench.is_planned, 0),
@@ -1081,8 +1082,7 @@ const struct ctl_row ctl_bench_rows[] = {
       0, 0, BENCHES "shards workers params tensors only", NULL },
     { "bench", "recover", "",
       "from the death of a shard to the next step, at a tier, against torchrun, which starts a "
-      "trainer "
-      "again that loads a checkpoint",
+      "trainer again that loads a checkpoint",
       0, 0, BENCHES "shards workers params tensors threads wire path tier kills planned", NULL },
     { "bench", "map", "",
       "one tensor over all shards, mapped where they published it and read, in a cluster of its "

@@ -31,6 +31,8 @@ of step step --params 300K --tensors 4 --global-batch 5
 of step step --params 300K --tensors 4 --workers 1 --shards 1 --tier process
 of step step --params 300K --tensors 4 --workers 1 --shards 1 --tier peer
 [[ $out == *sums_over_fabric* ]] || fail "the rate of the sums is not told"
+of step step --params 300K --tensors 4 --workers 1 --shards 1 --tier log
+[[ $out == *sums_over_disk* ]] || fail "the rate of the log is not told"
 of tensors tensors --tensors 50 --workers 2
 of tensors tensors --tensors 20 --params 300K --wire bf16 --path ucx
 of open open --tensors 2000
@@ -73,12 +75,13 @@ PATH=$1 "$disk/alone/cairn" bench layout --params 1G --shards 10 --tensors 100 -
 recover() {
     TMPDIR=$disk/here PYTHONPATH=$disk of recover recover --params 300K --tensors 4 --shards 1 "$@" 2>"$disk/said"
 }
-recover --kills 2
+recover --kills 1
 for word in 'note: this takes up to .* of memory, and .* in ' 'skip: torchrun'; do
     grep -q "^$word" "$disk/said" || fail "it did not say \"$word\": $(cat "$disk/said")"
 done
 recover --kills 1 --planned
 recover --kills 1 --tier peer
+recover --kills 1 --tier log
 [ -z "$(ls "$disk/here")" ] || fail "the bench of recovery leaves $(ls "$disk/here")"
 [ -z "$(pgrep -P $$ cairn)" ] || fail "a process of the bench is left"
 status=0
@@ -99,7 +102,7 @@ refuses fabric --chunk 3
 refuses step --tier peer --global-batch 4
 refuses step --tier process --endpoint localhost:1
 refuses recover --tier paper
-refuses recover --tier peer --planned
+refuses recover --tier log --planned
 refuses recover --endpoint localhost:1
 refuses recover --tier peer --shards 40
 refuses step --path carrier-pigeon

@@ -345,6 +345,8 @@ static cairn_status open_job(struct bench_member *member, const struct bench_mod
                                          .global_batch = model->batch,
                                          .micro_batches = model->added,
                                          .snapshot_durable_within_s = model->durable_s,
+                                         .durability = model->is_logged ? CAIRN_DURABILITY_LOG
+                                                                        : CAIRN_DURABILITY_DEFAULT,
                                          .stage = model->added > 0 ? CAIRN_STAGE(1) : 0 };
     const cairn_status status = cairn_job_open(member->session, model->job, &spec, CAIRN_WORKER,
                                                BENCH_CALL_MS, &member->job);
@@ -893,12 +895,14 @@ int bench_measure(void *bench)
     local.ctl = b->ctl;
     local.is_debug = b->logs_rounds;
     // A shard whose keeper is killed becomes a child of this process.
-    local.is_kept = b->tier != BENCH_TIER_NONE && prctl(PR_SET_CHILD_SUBREAPER, 1) == 0;
+    local.is_kept = (b->tier == BENCH_TIER_PROCESS || b->tier == BENCH_TIER_PEER) &&
+                    prctl(PR_SET_CHILD_SUBREAPER, 1) == 0;
+    local.has_logs = b->model.is_logged = b->tier == BENCH_TIER_LOG;
     local.threads = b->ctl->bench.threads;
     local.backend = b->ctl->bench.backend;
     local.device = b->ctl->bench.device;
     beside = local;
-    beside.is_kept = false;
+    beside.is_kept = beside.has_logs = false;
     b->local = &local;
     if (done < 0 && b->is_compared)
         done = local_run(&beside, measure_beside, b);

@@ -121,6 +121,7 @@ struct bench_model {
     int device;         /* cairn_opts.device: where workers compute; 0: on no card */
     uint32_t batch;     /* global_batch of the job; 0: none */
     uint32_t durable_s; /* snapshot_durable_within_s of the job; 0: none */
+    bool is_logged;     /* durability of the job: log */
     uint32_t added;     /* micro-batches that each worker sums before one push; 0: none */
 };
 /* The number of elements of a tensor, and its bytes on the wire. */
@@ -204,8 +205,8 @@ struct bench_spread {
 };
 
 /* How safe the shards of the bench's own cluster are. They survive nothing; the end of their process, by a
- * keeper; the end of their host, by a standby. */
-enum bench_tier { BENCH_TIER_NONE, BENCH_TIER_PROCESS, BENCH_TIER_PEER };
+ * keeper; the end of their host, by a standby; that of all hosts at once, by logs. */
+enum bench_tier { BENCH_TIER_NONE, BENCH_TIER_PROCESS, BENCH_TIER_PEER, BENCH_TIER_LOG };
 
 struct bench_result {
     const char *unit;           /* the unit of value and reference: "GB/s", "s" */

@@ -4,6 +4,8 @@
  *
  *   --tier process   the shard's process is killed; its keeper has its memory, and starts the next process.
  *                    With --planned the keeper is asked to exchange the process, as for an upgrade
+ *   --tier log       all shards are killed, as when all hosts lose power, and started again at once. Each
+ *                    makes its part again from its log
  *   --tier peer      the shard is killed with its keeper, as a host dies. Each shard has a standby, which
  *                    takes its place; then the shard that died is started as the standby of that one
  *
@@ -35,8 +37,9 @@
 #define SHARD_BYTES            28 /* per element: its state, with the shard's other memory */
 #define TORCH_BYTES            20 /* per element: the state, its gradient, and what a load takes beside */
 #define ON_DISK                1.1
-#define REFERENCES             5 /* so often the reference is measured */
-#define STEPS_BETWEEN          3 /* undisturbed steps before each kill */
+#define ON_DISK_LOGGED         11 /* logs of eight times the state (log.budget), and snapshots */
+#define REFERENCES             5  /* so often the reference is measured */
+#define STEPS_BETWEEN          3  /* undisturbed steps before each kill */
 #define ON_ITS_WAY_S           0.01
 
 struct recover_bench {
@@ -156,6 +159,15 @@ static pid_t await_process(const struct recover_bench *r, int shard)
     return process;
 }
 
+/* All shards die, and are started again. */
+static int lose_power(struct local *local)
+{
+    int done = -1;
+    for (int i = 1; i < local->daemon_count; i++) local_shard_kill(local, i);
+    for (int i = 1; i < local->daemon_count && done < 0; i++) done = local_shard_start(local, i, 0);
+    return done;
+}
+
 /* Lets a shard die. Returns when, or 0 if the bench is over. */
 static double kill_shard(struct recover_bench *r)
 {
@@ -168,8 +180,10 @@ static double kill_shard(struct recover_bench *r)
         kill(local->daemons[shard].pid, SIGUSR2);
     else if (r->b.tier == BENCH_TIER_PROCESS)
         kill(process, SIGKILL);
-    else
+    else if (r->b.tier == BENCH_TIER_PEER)
         local_shard_kill(local, shard);
+    else
+        return lose_power(local) < 0 ? now : 0;
     return now;
 }
 
@@ -279,7 +293,8 @@ static int check_recover(const struct recover_bench *r)
     const uint64_t worker = 2 * (b->model.wire == CAIRN_F32 ? 4 : 2);
     const uint64_t cluster = elems * (copies * SHARD_BYTES + b->workers * worker);
     const uint64_t torch = elems * TORCH_BYTES, bytes = cluster > torch ? cluster : torch;
-    const uint64_t on_disk = (uint64_t)((double)(elems * STATE_BYTES) * ON_DISK);
+    const double copies_there = b->tier == BENCH_TIER_LOG ? ON_DISK_LOGGED : ON_DISK;
+    const uint64_t on_disk = (uint64_t)((double)(elems * STATE_BYTES) * copies_there);
     const char *folder = getenv("TMPDIR");
     if (folder == NULL || folder[0] == '\0') folder = "/tmp";
     fprintf(stderr, "note: this takes up to %s of memory, and ", ctl_bytes(bytes));

@@ -382,8 +382,8 @@ static void plan_step(struct step_bench *s)
     if (asked->has_device_memory)
         plan->b.result.reference_name = "copy on the card of every byte pushed and fetched";
     plan->b.is_compared = plan->b.tier != BENCH_TIER_NONE;
-    // the times of standbys are in their logs
-    plan->b.logs_rounds |= plan->b.tier == BENCH_TIER_PEER;
+    // the times of sums are in the daemons' own logs
+    plan->b.logs_rounds |= plan->b.is_compared;
     if (plan->b.is_compared)
         plan->b.result.reference_name = "the same step in a cluster that survives nothing";
     if (model->batch > 0)

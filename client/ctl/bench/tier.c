@@ -2,15 +2,17 @@
  * it takes of memory and of a step. */
 #include "client/ctl/bench/bench.h"
 
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "client/ctl/ctl.h"
 
 #define SAFE_S    600.0
-#define SUM_BYTES 4 /* of a parameter: what a standby fetches in each step */
+#define LOOK_MS   20
+#define SUM_BYTES 4 /* of a parameter: what a standby fetches, or a log takes, in each step */
 
-static const char *const tiers[] = { "none", "process", "peer" };
+static const char *const tiers[] = { "none", "process", "peer", "log" };
 
 const char *bench_tier_name(enum bench_tier tier)
 {
@@ -57,6 +59,7 @@ bool bench_tier_await(struct bench *b, uint32_t word)
     do {
         if (!(bench_order(b, word, 1) > 0)) return false;
         safe = is_safe(b);
+        if (safe == 0) poll(NULL, 0, LOOK_MS);
     } while (safe == 0 && bench_now() < end);
     if (safe == 0)
         (void)ctl_fail(CAIRN_ERR_TIMEOUT, "the job is not safe at tier %s after %.0f s",
@@ -82,17 +85,23 @@ static const struct bench_times *find_times(const struct bench *b, uint32_t shar
     return NULL;
 }
 
-/* Returns the median time in which a standby fetches the sums of a round: from the report of its shard that
- * the round is reduced, until the standby has all sums. 0: no round has both times. */
-static double fetch_s(const struct bench *b, uint32_t shard)
+/* Returns the time in which the sums of a round reach a standby: from the report of its shard that the round
+ * is reduced, until the standby has them all. Or a log: from the last fold until that report, which also
+ * takes the norm. 0: the times are not known. */
+static double sums_s(const struct bench *b, const struct bench_times *owner)
+{
+    if (b->tier == BENCH_TIER_LOG) return bench_between_s(owner->reduce, owner->reduced);
+    const struct bench_times *standby = find_times(b, b->ctl->shards + owner->shard, owner->round);
+    return standby != NULL ? bench_between_s(owner->reduced, standby->reduce) : 0;
+}
+
+/* Returns the median over the rounds of a shard. */
+static double median_sums_s(const struct bench *b, uint32_t shard)
 {
     uint32_t count = 0;
     double *values = calloc(b->time_count + 1, sizeof *values);
     for (size_t i = 0; i < b->time_count && values != NULL; i++) {
-        const struct bench_times *owner = &b->times[i];
-        const struct bench_times *standby =
-            owner->shard == shard ? find_times(b, b->ctl->shards + shard, owner->round) : NULL;
-        const double s = standby != NULL ? bench_between_s(owner->reduced, standby->reduce) : 0;
+        const double s = b->times[i].shard == shard ? sums_s(b, &b->times[i]) : 0;
         if (s > 0) values[count++] = s;
     }
     const double median = count > 0 ? bench_spread_of(values, count).median : 0;
@@ -100,21 +109,34 @@ static double fetch_s(const struct bench *b, uint32_t shard)
     return median;
 }
 
-/* Adds the rate at which the standbys fetch sums, beside the rate of the fabric that they come by. */
-static int report_peer(struct bench *b)
+/* Returns the GB/s at which sums can go, at the most. 0 after printing the error. */
+static double limit_of(const struct bench *b, uint64_t bytes)
 {
+    if (b->tier == BENCH_TIER_PEER) return bench_fabric_limit(b->ctl->path, bytes);
+    struct bench_disk disk = { .b = b, .bytes = bytes };
+    double values[3];
+    for (int i = 0; i < 3; i++)
+        if (!((values[i] = bench_disk_write(&disk)) > 0)) return 0;
+    return bench_spread_of(values, 3).median;
+}
+
+/* Adds the rate at which sums go to the standbys or the logs, beside that of the fabric or the disk. */
+static int report_sums(struct bench *b)
+{
+    const bool is_log = b->tier == BENCH_TIER_LOG;
     const uint64_t bytes = bench_model_params(&b->model) * SUM_BYTES;
     double slowest = 0;
     for (uint32_t s = 1; s <= b->ctl->shards; s++) {
-        const double seconds = fetch_s(b, s);
+        const double seconds = median_sums_s(b, s);
         if (seconds > slowest) slowest = seconds;
     }
-    const double limit = bench_fabric_limit(b->ctl->path, bytes);
+    const double limit = limit_of(b, bytes);
     if (!(limit > 0)) return 1;
     const double rate = slowest > 0 ? (double)bytes * 1e-9 / slowest : 0;
     bench_add_count(b, "sums_bytes_a_step", bytes);
-    BENCH_PARTS(b, { "sums_s", slowest }, { "sums_GB/s", rate }, { "fabric_GB/s", limit },
-                { "sums_over_fabric", rate / limit });
+    BENCH_PARTS(b, { "sums_s", slowest }, { "sums_GB/s", rate },
+                { is_log ? "disk_GB/s" : "fabric_GB/s", limit },
+                { is_log ? "sums_over_disk" : "sums_over_fabric", rate / limit });
     return -1;
 }
 
@@ -124,5 +146,5 @@ int bench_tier_report(struct bench *b)
     BENCH_PARTS(b, { "cost_percent", (1 / b->result.ratio.median - 1) * 100 },
                 { "memory_bytes_a_param", (double)shard_bytes(b->local) / params },
                 { "memory_bytes_a_param_without", (double)shard_bytes(b->beside) / params });
-    return b->tier == BENCH_TIER_PEER ? report_peer(b) : -1;
+    return b->tier == BENCH_TIER_PROCESS ? -1 : report_sums(b);
 }

@@ -546,7 +546,10 @@ static bool open_worker(struct step_worker *w, const struct bench_worker *worker
 {
     w->plan = worker->bench;
     struct bench_model model = w->plan->b.model;
-    if (cluster != NULL) model.endpoint = cluster->endpoint;
+    if (cluster != NULL) {
+        model.endpoint = cluster->endpoint;
+        model.is_logged = false;
+    }
     w->rank = worker->rank;
     w->elems = bench_model_elems(&model);
     w->elem_bytes = model.wire == CAIRN_F32 ? 4 : 2;
