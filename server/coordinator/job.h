@@ -222,8 +222,8 @@ enum coord_job_state {
 /* A shard's log of a job, as its last heartbeat said. */
 struct coord_log {
     bool is_told, wants;
-    struct cairn_version base, sent;     /* sent: the snapshot of which it was told */
-    const struct coord_session *sent_to; /* never read */
+    /* first: from there on it has all rounds; 0.0: there is none. sent: the snapshot of which it was told */
+    struct cairn_version first, base, sent;
     uint64_t sent_ms;
     char why[256], waits[256]; /* as in LogTold */
 };

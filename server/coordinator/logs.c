@@ -42,6 +42,7 @@ static void take_one(const struct coord *cluster, const struct coord_shard_entry
     log->is_told = true;
     log->wants = told->wants;
     log->base = (struct cairn_version) { told->base_generation, told->base_step };
+    log->first = (struct cairn_version) { told->first_generation, told->first_step };
     snprintf(log->why, sizeof log->why, "%s", told->why);
     snprintf(log->waits, sizeof log->waits, "%s", told->waits);
     text_mend(log->why, "");
@@ -55,38 +56,41 @@ void coord_logs_take(const struct coord *cluster, const struct coord_shard_entry
         take_one(cluster, entry, message->logs[i]);
 }
 
-/* Tells the shards whose logs stand on an older snapshot of the newest one. */
-static void tell_newest(const struct coord_job *job)
+/* True if the log may stand on the newest snapshot, and stands on none or an older one. */
+static bool may_take(const struct coord_job *job, const struct coord_log *log)
+{
+    const struct cairn_version newest = job->snapshots.newest;
+    return job->snapshots.newest_folder != NULL && log->first.generation != 0 &&
+           version_compare(log->first, newest) <= 0 && version_compare(log->base, newest) < 0;
+}
+
+/* Tells the shards of the newest snapshot whose logs may stand on it: again and again, until they do. */
+static void tell_newest(const struct coord_job *job, uint64_t now_ms)
 {
     Cairn__LogBase message = CAIRN__LOG_BASE__INIT;
-    const struct cairn_version newest = job->snapshots.newest;
-    if (job->snapshots.newest_folder == NULL) return;
     message.job = job->id;
-    message.generation = newest.generation;
-    message.step = newest.step;
+    message.generation = job->snapshots.newest.generation;
+    message.step = job->snapshots.newest.step;
     message.path = job->snapshots.newest_folder;
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_job_shard *s = &job->shards[i];
         struct coord_log *log = log_of(job, i);
-        if (!s->up || s->entry->session == NULL || version_compare(log->base, newest) >= 0 ||
-            (version_compare(log->sent, newest) == 0 && log->sent_to == s->entry->session))
+        if (!s->up || s->entry->session == NULL || !may_take(job, log)) continue;
+        if (version_compare(log->sent, job->snapshots.newest) == 0 &&
+            now_ms < log->sent_ms + AGAIN_MS)
             continue;
-        log->sent = newest;
-        log->sent_to = s->entry->session;
-        log->sent_ms = coord_now_ms(job->cluster);
+        log->sent = job->snapshots.newest;
+        log->sent_ms = now_ms;
         coord_session_send(s->entry->session, CAIRN_MSG_LOG_BASE, 0, &message.base);
     }
 }
 
-/* True if a log wants a snapshot, and the newest one is no answer: it has stood on it since, or was told of
- * it some time ago, and has not taken it, because it began later. */
-static bool is_wanted(const struct coord_job *job, uint64_t now_ms)
+/* True if a log wants a snapshot, and the newest one is no answer. */
+static bool is_wanted(const struct coord_job *job)
 {
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_log *log = log_of(job, i);
-        const bool is_new = version_compare(log->base, log->sent) < 0 &&
-                            now_ms < log->sent_ms + FAILED_MS;
-        if (job->shards[i].up && log->is_told && log->wants && !is_new) return true;
+        if (job->shards[i].up && log->is_told && log->wants && !may_take(job, log)) return true;
     }
     return false;
 }
@@ -96,9 +100,8 @@ void coord_logs_tick(struct coord_job *job)
     const uint64_t now_ms = coord_now_ms(job->cluster);
     struct sentence why;
     if (!wants_logs(job) || job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized) return;
-    tell_newest(job);
-    if (job->snapshots.running != NULL || now_ms < job->snapshots.log_next_ms ||
-        !is_wanted(job, now_ms))
+    tell_newest(job, now_ms);
+    if (job->snapshots.running != NULL || now_ms < job->snapshots.log_next_ms || !is_wanted(job))
         return;
     const cairn_status status = coord_snapshot_begin_unasked(job, CAIRN_SNAPSHOT_PERIODIC, &why);
     job->snapshots.log_next_ms = now_ms + (status == CAIRN_OK ? AGAIN_MS : FAILED_MS);

@@ -342,47 +342,6 @@ static void want_budget(struct shard_job *job)
 
 /* ---- what each of them is of ---- */
 
-static struct journal_part *make_part(const struct shard_job *job)
-{
-    struct packed *spec = packed_spec(&job->spec), *layout = packed_layout(job->view->layout);
-    struct journal_part *part = NULL;
-    const size_t amended = job->terms.amended.have_bytes;
-    size_t bytes = sizeof *part + amended;
-    if (spec != NULL && layout != NULL) {
-        bytes += spec->size + layout->size;
-        part = calloc(1, bytes);
-    }
-    if (part != NULL) {
-        const struct shard_map *map = &job->view->table.map;
-        *part = (struct journal_part) { .bytes = bytes,
-                                        .log = job->journal.log,
-                                        .store = job->shard->session.seen.store,
-                                        .job = job->number,
-                                        .generation = job->generation,
-                                        .base_step = job->base_step,
-                                        .layout = job->view->layout->version,
-                                        .revision = job->terms.revision,
-                                        .state_bytes = job->memory.state,
-                                        .shard_index = map->shard,
-                                        .member_max = shard_job_member_max(job),
-                                        .spec_bytes = spec->size,
-                                        .amended_bytes = amended,
-                                        .layout_bytes = layout->size };
-        snprintf(part->build, sizeof part->build, "%s", job->shard->build);
-        snprintf(part->name, sizeof part->name, "%s", job->spec.name);
-        snprintf(part->shard, sizeof part->shard, "%s", job->shard->name);
-        uint8_t *at = (uint8_t *)(part + 1);
-        memcpy(at, spec->bytes, spec->size);
-        at += spec->size;
-        if (amended > 0) memcpy(at, job->terms.amended.bytes, amended);
-        memcpy(at + amended, layout->bytes, layout->size);
-        journal_part_seal(part);
-    }
-    packed_release(spec);
-    packed_release(layout);
-    return part;
-}
-
 static bool fill_segment(struct journal_op *op)
 {
     const struct job_journal *journal = &op->job->journal;
@@ -447,12 +406,12 @@ static bool fill_base(struct journal_op *op)
 static bool fill_op(struct journal_op *op)
 {
     switch (op->kind) {
-    case OP_BEGIN: op->part = make_part(op->job); return op->part != NULL && fill_segment(op);
+    case OP_BEGIN: op->part = journal_part_of(op->job); return op->part != NULL && fill_segment(op);
     case OP_SEGMENT: return fill_segment(op);
     case OP_ROUND: return fill_round(op);
     case OP_DECISION: return fill_head(op, JOURNAL_DECISION);
     case OP_BASE: return fill_base(op);
-    case OP_PART: op->part = make_part(op->job); return op->part != NULL;
+    case OP_PART: op->part = journal_part_of(op->job); return op->part != NULL;
     case OP_END: break;
     }
     return true;
@@ -663,6 +622,12 @@ static bool is_full(struct shard_job *job)
     return true;
 }
 
+/* True if the round that waits to be written was given up meanwhile: nobody waits for its sums. */
+static bool is_void(const struct shard_job *job)
+{
+    return step_phase_of(job->collector.step) != CAIRN_STEP_REDUCING;
+}
+
 /* Chooses an operation, and takes it off what is wanted. */
 static bool next_op(struct shard_job *job, enum op_kind *kind_out)
 {
@@ -675,6 +640,10 @@ static bool next_op(struct shard_job *job, enum op_kind *kind_out)
     struct job_journal *journal = &job->journal;
     for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
         if ((journal->wants & order[i].want) == 0) continue;
+        if (order[i].kind == OP_ROUND && is_void(job)) {
+            let_go(job);
+            continue;
+        }
         *kind_out = order[i].kind;
         if (order[i].kind == OP_ROUND && needs_segment(job)) {
             if (is_full(job)) continue;
@@ -802,30 +771,51 @@ static void go_on(struct shard_job *job, struct journal_resumed *from)
     give_up(job, &why);
 }
 
+/* Takes the journal that a process before left, and goes on with it; or ends it, before the job's state can
+ * leave it behind. False: there was one. */
+static bool take_left(struct shard_job *job)
+{
+    struct job_journal *journal = &job->journal;
+    bool is_of_job;
+    struct journal_resumed *from = journal_find(job->shard, job, &is_of_job);
+    if (from == NULL) return true;
+    if (is_of_job && journal->wanted) {
+        want_budget(job);
+        go_on(job, from);
+    } else {
+        free(journal->folder);
+        journal->folder = from->folder;
+        from->folder = NULL;
+        journal->segment.fd = -1;
+        journal->is_open = true;
+        want_end(job, "begins its log anew, because it was behind what its keeper had");
+    }
+    journal_resumed_free(from);
+    return false;
+}
+
 static void begin(struct shard_job *job)
 {
     struct job_journal *journal = &job->journal;
-    struct journal_resumed *from = journal_find(job->shard, job);
     struct sentence why;
     want_budget(job);
-    if (from != NULL) {
-        go_on(job, from);
-    } else if (may_begin(job)) {
-        if (name_journal(job, &why) == CAIRN_OK)
-            journal->wants |= JOURNAL_WANT_BEGIN;
-        else
-            journal->retry_ms = uv_now(job->shard->loop) + RETRY_MS;
-        pump(job);
-    } else {
+    if (!may_begin(job)) {
         shard_wake(job->shard);
+        return;
     }
-    journal_resumed_free(from);
+    if (name_journal(job, &why) == CAIRN_OK)
+        journal->wants |= JOURNAL_WANT_BEGIN;
+    else
+        journal->retry_ms = uv_now(job->shard->loop) + RETRY_MS;
+    pump(job);
 }
 
 void journal_changed(struct shard_job *job)
 {
     struct job_journal *journal = &job->journal;
     struct sentence lack;
+    if (job->state != CAIRN_JOB_SERVING || journal_is_scanning(job->shard)) return;
+    if (!journal->is_open && journal->op == NULL && !take_left(job)) return;
     if (!journal->wanted) {
         want_end(job, "");
         return;
@@ -843,9 +833,7 @@ void journal_changed(struct shard_job *job)
         journal->why = lack;
         return;
     }
-    if (job->state == CAIRN_JOB_SERVING && !journal_is_scanning(job->shard) &&
-        journal->op == NULL && journal->wants == 0)
-        begin(job);
+    if (journal->op == NULL && journal->wants == 0) begin(job);
 }
 
 void journal_want(struct shard_job *job, bool wanted)
@@ -924,6 +912,10 @@ void journal_tell(const struct shard_job *job, Cairn__LogTold *out)
     out->wants = journal->is_open && (!journal->is_based || bytes > journal->budget_bytes / 2);
     out->bytes = bytes;
     out->budget_bytes = journal->budget_bytes;
+    if (journal->is_open && journal->segment_count > 0) {
+        out->first_generation = journal->segments[0].first.generation;
+        out->first_step = journal->segments[0].first.step;
+    }
     out->why = wire_text(journal->why.text);
     out->waits = wire_text(journal->waits.text);
 }
@@ -976,6 +968,11 @@ static bool tick_journal(struct shard_job *job, uint64_t now_ms)
 
 /* When only the process ends, the next one takes the journal up. So does the next one of a part that
  * stopped. */
+static void stop_journal(struct shard_job *job)
+{
+    job->journal.wants &= (unsigned)JOURNAL_WANT_END;
+}
+
 static void leave_journal(struct shard_job *job)
 {
     if (!job->shard->closing) want_end(job, "");
@@ -993,6 +990,8 @@ static void free_journal(struct shard_job *job)
 
 const struct shard_module journal_module = {
     .messages = (const struct shard_message[]) { { CAIRN_MSG_LOG_BASE, .on_job = on_base }, { 0 } },
-    .on = { [SHARD_JOB_LEAVES] = leave_journal, [SHARD_JOB_FREED] = free_journal },
+    .on = { [SHARD_JOB_STOPS] = stop_journal,
+            [SHARD_JOB_LEAVES] = leave_journal,
+            [SHARD_JOB_FREED] = free_journal },
     .tick = tick_journal,
 };

@@ -159,12 +159,16 @@ static inline const struct kept_outcome *journal_last(const struct journal_resum
     return &from->entries.list[from->plan.last].head.outcome;
 }
 
+/* Describes the job's part for its journal; malloc'ed, the caller's. NULL: no memory. */
+struct journal_part *journal_part_of(const struct shard_job *job);
 /* Has the search end soon. */
 void journal_scan_cancel(struct shard_daemon *shard);
 /* True if what a process before left is not known yet. */
 bool journal_is_scanning(const struct shard_daemon *shard);
-/* Takes what was read of a journal that is of the state that the job has; NULL: there is none. */
-struct journal_resumed *journal_find(struct shard_daemon *shard, struct shard_job *job);
+/* Takes what was read of a journal of the job; NULL: there is none. *is_of_job: it is of the state that the
+ * job has. */
+struct journal_resumed *journal_find(struct shard_daemon *shard, struct shard_job *job,
+                                     bool *is_of_job);
 
 /* ---- a job that is made from its journal, as from a kept part (kept.h) ---- */
 

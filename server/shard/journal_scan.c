@@ -154,7 +154,48 @@ static void run_scan(struct task *task, uint32_t item, uint32_t thread)
     if (names != NULL) closedir(names);
 }
 
-/* ==== jobs of what was found ==== */
+/* ==== a part, and the job that is made of it ==== */
+
+struct journal_part *journal_part_of(const struct shard_job *job)
+{
+    struct packed *spec = packed_spec(&job->spec), *layout = packed_layout(job->view->layout);
+    struct journal_part *part = NULL;
+    const size_t amended = job->terms.amended.have_bytes;
+    size_t bytes = sizeof *part + amended;
+    if (spec != NULL && layout != NULL) {
+        bytes += spec->size + layout->size;
+        part = calloc(1, bytes);
+    }
+    if (part != NULL) {
+        const struct shard_map *map = &job->view->table.map;
+        *part = (struct journal_part) { .bytes = bytes,
+                                        .log = job->journal.log,
+                                        .store = job->shard->session.seen.store,
+                                        .job = job->number,
+                                        .generation = job->generation,
+                                        .base_step = job->base_step,
+                                        .layout = job->view->layout->version,
+                                        .revision = job->terms.revision,
+                                        .state_bytes = job->memory.state,
+                                        .shard_index = map->shard,
+                                        .member_max = shard_job_member_max(job),
+                                        .spec_bytes = spec->size,
+                                        .amended_bytes = amended,
+                                        .layout_bytes = layout->size };
+        snprintf(part->build, sizeof part->build, "%s", job->shard->build);
+        snprintf(part->name, sizeof part->name, "%s", job->spec.name);
+        snprintf(part->shard, sizeof part->shard, "%s", job->shard->name);
+        uint8_t *at = (uint8_t *)(part + 1);
+        memcpy(at, spec->bytes, spec->size);
+        at += spec->size;
+        if (amended > 0) memcpy(at, job->terms.amended.bytes, amended);
+        memcpy(at + amended, layout->bytes, layout->size);
+        journal_part_seal(part);
+    }
+    packed_release(spec);
+    packed_release(layout);
+    return part;
+}
 
 static struct kept_create create_of(const struct journal_resumed *from)
 {
@@ -301,20 +342,19 @@ static bool is_of(const struct journal_resumed *from, const struct shard_job *jo
            last->round == plan->round && version_compare(last->version_after, version) == 0;
 }
 
-struct journal_resumed *journal_find(struct shard_daemon *shard, struct shard_job *job)
+struct journal_resumed *journal_find(struct shard_daemon *shard, struct shard_job *job,
+                                     bool *is_of_job)
 {
     struct journal_resumed *from = job->journal.from, **at = &shard->journals.found;
     job->journal.from = NULL;
+    *is_of_job = from != NULL;
     if (from != NULL) return from;
     while (*at != NULL && (*at)->part->job != job->number) at = &(*at)->next;
     from = *at;
     if (from == NULL) return NULL;
     *at = from->next;
-    if (is_of(from, job)) return from;
-    log_warn("job %s: what its log has is not what its keeper had: the log begins anew",
-             job->spec.name);
-    journal_resumed_free(from); // the files go when the new one is made
-    return NULL;
+    *is_of_job = is_of(from, job);
+    return from;
 }
 
 /* ==== of the shard ==== */

@@ -216,6 +216,28 @@ TEST(a_log_that_is_not_wanted_any_more_is_gone)
     expect_power_to_lose_nothing(1);
 }
 
+/* The log was given up, and the process ended before its files were gone: a keeper has what came after, and
+ * the next process must not leave the log to the one behind. */
+TEST(a_log_that_is_behind_its_keeper_is_ended)
+{
+    char command[4 * CAIRN_SCRATCH_BYTES];
+    SHARDS_KEPT(1);
+    begin(3);
+    snprintf(command, sizeof command, "cp -r %s/shard-0 %s/saved", folder, folder);
+    ck_assert_int_eq(system(command), 0);
+    says(0, "", "job durability tiny default -q");
+    expect_in("job show tiny", "durability        process");
+    train_pushing(0.5f, 3);
+    snprintf(command, sizeof command, "cp -r %s/saved/* %s/shard-0/", folder, folder);
+    ck_assert_int_eq(system(command), 0);
+    cluster_renew_shard(&cluster, 0, SIGKILL);
+    train_pushing(0.5f, 1);
+    kill_shard(0);
+    cluster_restart_shard(&cluster, 0);
+    await(in_log("job tiny is lost: shard-0 restarted without its part") > 0);
+    ck_assert_int_eq(logged("shard-0.log", "made again from its log"), 0);
+}
+
 /* ---- what a log cannot do ---- */
 
 /* The last name in a folder of names that are so long; "": there is none. */
