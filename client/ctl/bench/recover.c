@@ -38,7 +38,7 @@
 #define TORCH_BYTES            20 /* per element: the state, its gradient, and what a load takes beside */
 #define ON_DISK                1.1
 #define ON_DISK_LOGGED         11 /* logs of eight times the state (log.budget), and snapshots */
-#define REFERENCES             5  /* so often the reference is measured */
+#define REFERENCES             3  /* so often the reference is measured */
 #define STEPS_BETWEEN          3  /* undisturbed steps before each kill */
 #define ON_ITS_WAY_S           0.01
 

@@ -3,15 +3,18 @@
 argv: folder, elements. Run once, it starts torchrun, which runs it again as the worker: that makes the
 checkpoint (kept in the folder for the next run), steps, and kills itself. The worker after it loads, and steps.
 """
-import os, sys, time
+import ctypes, os, sys, time
 folder, elems, count = sys.argv[1], int(sys.argv[2]), 32
 source = open('/proc/self/cmdline', 'rb').read().split(b'\0')[2].decode()
 if 'TORCHELASTIC_RESTART_COUNT' not in os.environ:
     import torch.distributed.checkpoint as dcp
     dcp.load
-    os.environ['TMPDIR'] = folder
+    os.environ.update(TMPDIR=folder, CAIRN_BENCH_TORCHRUN=str(os.getpid()))
     os.execv(sys.executable, [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=1',
                               '--max-restarts=1', '--no-python', sys.executable, '-c', source, *sys.argv[1:]])
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG: a bench that is interrupted kills torchrun, which kills nobody
+if os.getppid() != int(os.environ['CAIRN_BENCH_TORCHRUN']):
+    sys.exit(1)
 import torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 dist.init_process_group('gloo')
