@@ -445,7 +445,8 @@ static bool head_at(struct reading *r, uint64_t at, struct journal_head *head, b
     memcpy(head, block, sizeof *head);
     return memcmp(head->magic, head_magic, sizeof head_magic) == 0 &&
            head_checksum(head) == head->checksum && head->format == JOURNAL_FORMAT &&
-           head->log == r->log && head->segment == r->number && fits(r, head) &&
+           head->kind >= JOURNAL_START && head->kind <= JOURNAL_DECISION && head->log == r->log &&
+           head->segment == r->number && fits(r, head) &&
            head->at + head->copy * journal_front_bytes(head) == at;
 }
 
