@@ -765,6 +765,7 @@ static void rename_layout(struct shard_job *job)
 {
     job->view->layout->version = version_of(job->move.next);
     job->move.has_moved = true;
+    journal_leaves_layout(job); // its head has the number
     relay_leave(job);
     move_forget(job);
     log_info("job %s: layout %" PRIu64 " is in force, and all stays where it is", job->spec.name,

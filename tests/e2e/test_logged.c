@@ -159,12 +159,12 @@ TEST(one_host_loses_power_and_the_others_wait_for_it)
 
 /* ---- a log begins anew ---- */
 
-static void reshard(void)
+static void reshard(const char *option, const char *shard)
 {
     int status;
     const pid_t pid = fork_child();
     if (pid == 0) {
-        ask("reshard apply tiny --add shard-1 -q");
+        ask("reshard apply tiny %s %s -q", option, shard);
         _exit(said.status);
     }
     while (waitpid(pid, &status, WNOHANG) == 0) train_pushing(0.5f, 1);
@@ -176,11 +176,24 @@ TEST(another_layout_has_another_log)
     SHARDS(1);
     begin(3);
     cluster_add_shard(&cluster, 1);
-    reshard();
+    reshard("--add", "shard-1");
     expect_in("job show tiny", "durability        log; log is asked for");
     await(in_log("a snapshot is taken for its log") >= 2);
     train_pushing(0.5f, 3);
     says(0, "all is well", "job check tiny");
+    expect_power_to_lose_nothing(2);
+}
+
+/* A shard that goes takes two layouts: its part moves, and then the others have what they have, by another
+ * number. */
+TEST(a_layout_that_has_another_number_alone_has_another_log)
+{
+    SHARDS(3);
+    begin(3);
+    reshard("--drain", "shard-2");
+    expect_in("job show tiny", "durability        log; log is asked for");
+    train_pushing(0.5f, 3);
+    expect_in("job show tiny", "durability        log; log is asked for");
     expect_power_to_lose_nothing(2);
 }
 
