@@ -511,8 +511,8 @@ bool admin_replaces(const Cairn__SnapshotStatus *plan, struct sentence *out)
 
 /* ==== jobs of the cluster ==== */
 
-/* The cluster's jobs: cairn_job_list, cairn_job_drop, cairn_job_restore. They use the requests of
- * an operator. */
+/* The cluster's jobs: cairn_job_list, cairn_job_drop, cairn_job_restore, cairn_job_rollback. They
+ * use the requests of an operator. */
 
 static bool has_ended(void *context)
 {
@@ -715,6 +715,27 @@ cairn_status cairn_job_restore(cairn_session *handle, const char *name, const ch
     restore.allow_untrusted = (flags & CAIRN_RESTORE_UNTRUSTED) != 0;
     return restore_inside(s, &restore, (flags & CAIRN_RESTORE_REPLACE) != 0,
                           api_deadline(timeout_ms), id_out, version_out);
+}
+
+/* ---- rollback ---- */
+
+cairn_status cairn_job_rollback(cairn_session *handle, const char *name,
+                                struct cairn_version version, int timeout_ms,
+                                struct cairn_version *version_out)
+{
+    API_SESSION(s, handle);
+    Cairn__JobRollback rollback = CAIRN__JOB_ROLLBACK__INIT;
+    ProtobufCMessage *reply = NULL;
+    CAIRN_TRY(judge_change("name", name, 0, 0, timeout_ms));
+    rollback.name = wire_text(name);
+    rollback.generation = version.generation;
+    rollback.step = version.step;
+    CAIRN_TRY(ask(s, api_deadline(timeout_ms), CAIRN_MSG_JOB_ROLLBACK, &rollback.base,
+                  CAIRN_MSG_JOB_ROLLED_BACK, &reply));
+    const Cairn__JobRolledBack *done = (const Cairn__JobRolledBack *)reply;
+    if (version_out != NULL) *version_out = (struct cairn_version) { done->generation, done->step };
+    message_free(reply);
+    return CAIRN_OK;
 }
 
 /* ---- a snapshot, of a job that is open ---- */

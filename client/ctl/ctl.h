@@ -41,7 +41,8 @@ struct ctl_times {
 
 /* NULL: not given. The subcommand validates the values. */
 struct ctl_restoring {
-    const char *job, *as; /* the new name */
+    const char *job, *as;         /* the new name */
+    struct cairn_version back_to; /* --to-version; generation 0: any */
 };
 
 struct ctl_verifying {
@@ -343,9 +344,9 @@ extern const struct ctl_question ctl_local, ctl_env, ctl_capabilities, ctl_clust
     ctl_cluster_events, ctl_cluster_audit, ctl_cluster_adopt, ctl_cluster_init, ctl_key_show,
     ctl_key_trust, ctl_key_add, ctl_key_revoke, ctl_key_rotate, ctl_reshard_plan, ctl_reshard_apply,
     ctl_reshard_status, ctl_reshard_cancel, ctl_job_list, ctl_job_show, ctl_job_check, ctl_job_top,
-    ctl_job_plan, ctl_job_amend, ctl_job_durability, ctl_job_create, ctl_snapshot_create,
-    ctl_snapshot_list, ctl_snapshot_show, ctl_snapshot_copy, ctl_snapshot_diff, ctl_snapshot_export,
-    ctl_snapshot_verify, ctl_snapshot_restore;
+    ctl_job_plan, ctl_job_amend, ctl_job_durability, ctl_job_rollback, ctl_job_create,
+    ctl_snapshot_create, ctl_snapshot_list, ctl_snapshot_show, ctl_snapshot_copy, ctl_snapshot_diff,
+    ctl_snapshot_export, ctl_snapshot_verify, ctl_snapshot_restore;
 
 /* A command: a row of a table, which a row without a noun ends. */
 struct ctl_row {
@@ -386,7 +387,8 @@ const char *ctl_bytes(uint64_t bytes);
 /* ---- snapshot.c ---- */
 #define CTL_SNAPSHOT_TIMEOUT_MS 600000 /* used if no timeout is given */
 /* ---- shapes.c: the memory that a job uses on its shards; one entry per shard ---- */
-#define CTL_MEMORY_SUM "state+published+landing+staging+tables" /* of all kinds in host memory */
+#define CTL_MEMORY_SUM \
+    "state+published+landing+staging+tables+former" /* of all kinds in host memory */
 void ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards, size_t count);
 
 /* ---- output.c ---- */

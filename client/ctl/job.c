@@ -31,6 +31,7 @@
     "*spec durable within|{snapshot_durable_within_s/span?}\n"                                    \
     "*spec scrubbed every|{snapshot_scrub_every_s/span?}\n"                                       \
     "*spec audited|every {audit_every?} step{audit_every/plural}\n"                               \
+    "*spec keeps|the last {keep_versions?} version{keep_versions/plural}, to go back to\n"        \
     "*spec fallback|{?snapshot_fallback}a damaged snapshot: the newest good one before it\n"      \
     "*spec on shard loss|{on_shard_loss/word}[{?on_shard_loss}, when it is away for "             \
     "{shard_loss_wait_s} s or comes back empty]\n"                                                \
@@ -98,6 +99,7 @@ static int print_memory(struct ctl *ctl, const void *reply)
     "nothing]"                                                                                    \
     "[{?durability=none}; a shard whose process ends loses its part]\n"                           \
     "degraded|{unsafe?}\n"                                                                        \
+    "going back|{going_back?}\n"                                                                  \
     "audits|all of the state was compared since step {audited_since?}\n"                          \
     "peer|{mirrors?}\n" SPEC_PAGE GROUPS_PAGE                                                     \
     "frozen tensors|{frozen_tensors?}[{:}and {frozen_tensor_count-frozen_tensors} more]\n"        \
@@ -309,3 +311,35 @@ const struct ctl_question ctl_job_durability = { CTL_ASKS(JOB_AMEND, job_amend, 
                                                          "revision|{revision}",
                                                  .fields = "job=@0 durability=@1 revision",
                                                  .after = say_durability };
+
+/* ==== rollback ==== */
+
+/* cairn job rollback: takes a job back to a former version, or lists those that there are. */
+
+static int fill_rollback(struct ctl *ctl, void *request)
+{
+    Cairn__JobRollback *message = request;
+    char what[96];
+    message->lists = !ctl_is_given(ctl, "to-version");
+    message->generation = ctl->restore.back_to.generation;
+    message->step = ctl->restore.back_to.step;
+    if (message->lists) return -1;
+    snprintf(what, sizeof what, "What the job has trained since step %" PRIu64, message->step);
+    return ctl_confirm(ctl, what, message->name);
+}
+
+const struct ctl_question ctl_job_rollback = {
+    CTL_ASKS(JOB_ROLLBACK, job_rollback, JOB_ROLLED_BACK),
+    .fill = "name=@0",
+    .fill_by = fill_rollback,
+    .timeout_ms = CTL_SNAPSHOT_TIMEOUT_MS,
+    .page =
+        "[{?@to-version}taken back][{!@to-version}job]|{name}\n"
+        "[{?@to-version}goes on from][{!@to-version}is at]|generation {generation}, step {step}\n"
+        "keeps|{!@to-version}the last {keep_versions?} version{keep_versions/plural}\n"
+        "keeps|{!@to-version}{!keep_versions}no former version: `cairn job amend {name} "
+        "--keep-versions K`\n"
+        "*former can go back to|generation {generation}, step {step}\n"
+        "note|{note?}",
+    .quiet = "*former {generation}:{step}",
+};

@@ -166,7 +166,7 @@ static const struct ctl_row commands[] = {
       "[--snapshot-keep-within TIME] [--snapshot-max-bytes N] [--snapshot-staging state|small] "
       "[--snapshot-durable-within TIME] [--snapshot-fallback yes|no] [--snapshot-scrub-every "
       "TIME] [--on-shard-loss wait|restore-latest [--shard-loss-wait SECONDS]] [--on-worker-loss "
-      "redo|wait|fail [--worker-loss-wait SECONDS]] [--audit-every N] "
+      "redo|wait|fail [--worker-loss-wait SECONDS]] [--audit-every N] [--keep-versions K] "
       /* From here on by hand. */
       "[--set KEY=VALUE]...",
       "change a job while it trains, from the next round on; scripts with the old spec go on", 1, 1,
@@ -175,6 +175,10 @@ static const struct ctl_row commands[] = {
       "what the job loses no step by, from the next round on: a shard's process ends, its host is "
       "lost, or all hosts; refused if it cannot be had",
       2, 2, ASKS "quiet", &ctl_job_durability },
+    { "job", "rollback", "JOB [--to-version VERSION [--yes]]",
+      "go back to one of the last versions, which shards have kept (--keep-versions), in a new "
+      "generation",
+      1, 1, ASKS "quiet no-headers", &ctl_job_rollback },
     { "job", "park", "JOB",
       "take its state off GPUs to host memory: no round opens until it is taken back", 1, 1,
       ASKS "quiet",

@@ -416,6 +416,21 @@ static int parse_path(struct ctl *ctl, char *text)
     return -1;
 }
 
+/* Reads "[GENERATION:]STEP". */
+static int parse_former(struct ctl *ctl, char *text)
+{
+    uint64_t first, step;
+    int end = 0;
+    const bool has_both = sscanf(text, "%20" SCNu64 ":%20" SCNu64 "%n", &first, &step, &end) == 2;
+    if (!has_both && sscanf(text, "%20" SCNu64 "%n", &step, &end) != 1) end = 0;
+    if (end == 0 || text[end] != '\0' || text[0] == '-' || text[0] == '+' ||
+        (has_both && first == 0))
+        return ctl_usage_fail(ctl, "--to-version %s: give a step, as 1200, or GENERATION:STEP",
+                              text);
+    ctl->restore.back_to = (struct cairn_version) { has_both ? first : 0, step };
+    return -1;
+}
+
 static int parse_version(struct ctl *ctl, char *text)
 {
     (void)text;
@@ -514,6 +529,8 @@ static const struct option_row rows[] = {
       "how long to wait for another one (300)" },
     { "audit-every", "N", SETS(audit_every),
       "every N steps all state is compared with its checksums; 0: never" },
+    { "keep-versions", "K", SETS(keep_versions),
+      "the last K versions can be gone back to (`job rollback`); each takes memory; 0: none" },
     /* From here on by hand. */
     { "keep-last", "N", AS(COUNT, rules.keep_last, CAIRN_SPEC_KEEP_MAX),
       "the newest N stay; this and the next options replace the job's rules" },
@@ -546,6 +563,8 @@ static const struct option_row rows[] = {
     { "as", "NAME", AS(TEXT, restore.as, 0), "its name (else the snapshot's)" },
     { "set", "KEY=VALUE", BY(parse_setting),
       "a field of the spec: stage=3, wire=bf16, GROUP.lr=1e-4 (again and again)" },
+    { "to-version", "VERSION", BY(parse_former),
+      "a step, as 1200, or GENERATION:STEP; without it those that there are are listed" },
     { "dry-run", NULL, GIVEN, "only say what would be made, and what it takes",
       .of = "job create" },
     { "to", "N", AS(TEXT, to, 0), "and after (one more)", .of = "bench" },

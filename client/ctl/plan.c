@@ -75,6 +75,7 @@ static cairn_status add_shard(struct plan *plan, const struct layout *layout, ui
     told->landing = plan->workers * need.landing_bytes;
     told->staging = need.memory.staging + plan->workers * need.worker_staging_bytes;
     told->tables = need.memory.tables;
+    told->former = need.memory.former;
     told->device = need.memory.device;
     return CAIRN_OK;
 }

@@ -76,6 +76,7 @@ static Cairn__MemoryTold all_of(Cairn__MemoryTold *const *shards, size_t count)
         all.landing += shards[i]->landing;
         all.staging += shards[i]->staging;
         all.tables += shards[i]->tables;
+        all.former += shards[i]->former;
         all.device += shards[i]->device;
     }
     return all;
@@ -102,6 +103,7 @@ static json_t *memory_json(Cairn__MemoryTold *const *shards, size_t count)
     "LANDING|landing/bytes!untold\n"                     \
     "STAGING|staging/bytes!untold\n"                     \
     "TABLES|tables/bytes!untold\n"                       \
+    "FORMER|former/bytes!untold\n"                       \
     "TOTAL|" CTL_MEMORY_SUM "/bytes!untold"
 
 void ctl_job_memory_print(const struct ctl *ctl, Cairn__MemoryTold *const *shards, size_t count)
@@ -373,10 +375,12 @@ const struct ctl_shape ctl_shapes[] = {
     SHAPE(group_spec, .json = "name optimizer frozen lr_now", .add = add_of_group),
     SHAPE(home, .json = "backend device driver why total_bytes taken_bytes warning failed "
                         "device_memory device_memory_why"),
+    SHAPE(former_told, .json = "generation step"),
     SHAPE(job_list, .json = "jobs"),
     SHAPE(job_parked, .json = "job=name parked shards note"),
     SHAPE(job_removed, .json = "job=name generation!version_unknown step!version_unknown shards "
                                "away note"),
+    SHAPE(job_rolled_back, .json = "job=name generation step keep_versions former note"),
     SHAPE(job_shared, .json = "job=name owner? shared shared_read"),
     SHAPE(job_spec, .json = "revision", .add = add_of_spec),
     SHAPE(
@@ -390,7 +394,7 @@ const struct ctl_shape ctl_shapes[] = {
                 "seconds_since_step=stepped_ms_ago/1000?stepped restores blobs blob_bytes "
                 "state_bytes!untold pushed_bytes!untold fetched_bytes!untold "
                 "heaviest_over_mean? leases held_up_by=straggler groups owner? shared shared_read "
-                "parts_kept!untold audited_since? mirrors durability unsafe "
+                "parts_kept!untold audited_since? mirrors durability unsafe former "
                 "made.by=made_by? made.from=made_from? made.at=made_unix_ms/instant?",
         .columns =
             "JOB|name\nOWNER|[{owner}][{!owner}-]\nSTATE|state\nGENERATION|generation!"
@@ -430,8 +434,9 @@ const struct ctl_shape ctl_shapes[] = {
           .columns = "NAME|name\nROLE|role/role\nSTATE|state\nFOR|since_ms/s\nPATH|path\n"
                      "PLACE|place\nMEMORY|{state_bytes/bytes}[ of {memory_bytes/bytes}]\n"
                      "ADDRESS|address\nVERSION|version"),
-    SHAPE(memory_told,
-          .json = "total=" CTL_MEMORY_SUM " state published landing staging tables device"),
+    SHAPE(memory_told, .json = "total=" CTL_MEMORY_SUM
+                               " state published landing staging tables former "
+                               "device"),
     SHAPE(owner_use,
           .json = "owner? jobs.used=jobs jobs.most=jobs_max? sessions.used=sessions "
                   "sessions.most=sessions_max? bytes.used=bytes bytes.most=bytes_max? "

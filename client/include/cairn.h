@@ -640,6 +640,9 @@ struct cairn_job_spec {
     uint64_t audit_every;
     /* The losses that cost no step; refused if the cluster lacks what that takes */
     cairn_durability durability;
+    /* `cairn job rollback` goes back to any of so many last versions; shards keep them in host
+     * memory, 12 bytes a parameter each with AdamW. At most 64; 0 = none */
+    uint64_t keep_versions;
     /* From here on by hand. */
 };
 #define CAIRN_OPEN_MUST_EXIST     1
@@ -1398,6 +1401,14 @@ CAIRN_EXPORT cairn_status cairn_job_restore(cairn_session *session, const char *
                                             const char *snapshot, uint32_t flags, int timeout_ms,
                                             char id_out[64],
                                             struct cairn_version *version_out) CAIRN_CHECKED;
+
+/* Takes the job back to one of its last versions, which its shards keep (keep_versions). generation 0: the
+ * newest version of that step. Workers and readers get CAIRN_ERR_ROLLED_BACK. version_out (may be NULL): the
+ * version that the job has now. CAIRN_ERR_VERSION_GONE names those that there are; CAIRN_ERR_NO_MEMORY,
+ * CAIRN_ERR_BUSY, CAIRN_ERR_NOT_READY: the job goes on. After CAIRN_ERR_TIMEOUT the request continues. */
+CAIRN_EXPORT cairn_status cairn_job_rollback(cairn_session *session, const char *name,
+                                             struct cairn_version version, int timeout_ms,
+                                             struct cairn_version *version_out) CAIRN_CHECKED;
 
 /* Gives what this handle has sent and fetched since it was opened, and what it holds now. Set
  * out->struct_size (else CAIRN_ERR_INVALID). */

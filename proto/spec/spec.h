@@ -214,6 +214,7 @@ void ranks_add_text(const uint32_t *ranks, size_t rank_count, struct sentence *o
 #define CAIRN_SPEC_SKIPS_DEFAULT    100                 /* skips_max */
 #define CAIRN_SPEC_EVERY_MAX        ((uint64_t)1 << 48) /* snapshot_every */
 #define CAIRN_SPEC_KEEP_MAX         1000                /* snapshot_keep: as many as are listed */
+#define CAIRN_SPEC_VERSIONS_MAX     64                  /* keep_versions */
 #define CAIRN_SPEC_SNAPSHOT_S_MAX   (366 * 86400)       /* snapshot_every_s, _scrub_every_s */
 #define CAIRN_SPEC_WITHIN_S_MAX     (10 * 366 * 86400)  /* snapshot_keep_within_s */
 #define CAIRN_SPEC_DURABLE_S        60    /* of a snapshot, if the policy gives none */
@@ -393,7 +394,7 @@ struct policy {
     uint64_t snapshot_keep_every, snapshot_max_bytes;
     uint32_t snapshot_every_s, snapshot_keep_within_s;
     uint32_t snapshot_durable_within_s, snapshot_scrub_every_s;
-    uint64_t audit_every;
+    uint64_t audit_every, keep_versions;
     cairn_durability durability;
     cairn_snapshot_staging snapshot_staging;
     bool snapshot_fallback;

@@ -114,7 +114,9 @@ enum spec_part {
     X(audit_every, policy.audit_every, COUNT, RANGE(0, CAIRN_SPEC_EVERY_MAX), 0, LATER, GIVEN,     \
       NEXT_ROUND)                                                                                  \
     X(durability, policy.durability, CHOICE, LISTED(DURABILITY), CAIRN_DURABILITY_DEFAULT, LATER,  \
-      GIVEN, NEXT_ROUND)
+      GIVEN, NEXT_ROUND)                                                                           \
+    X(keep_versions, policy.keep_versions, COUNT, RANGE(0, CAIRN_SPEC_VERSIONS_MAX), 0, LATER,     \
+      GIVEN, REOPENED)
 
 /* The same fields for people and for other languages, in the order of struct cairn_job_spec: a new row
  * is the last. tests/tree/spec_fields.py makes every other place of a field from the two tables.
@@ -267,7 +269,11 @@ enum spec_part {
       "every N steps all state is compared with its checksums; 0: never",                        \
       "Every so many steps all state is compared with its checksums (deploy/README.md)")         \
     X(durability, 98, "", "", "", "",                                                            \
-      "The losses that cost no step; refused if the cluster lacks what that takes")
+      "The losses that cost no step; refused if the cluster lacks what that takes")              \
+    X(keep_versions, 99, "", "keep-versions", "K",                                               \
+      "the last K versions can be gone back to (`job rollback`); each takes memory; 0: none",    \
+      "`cairn job rollback` goes back to any of so many last versions; shards keep them in "     \
+      "host memory, 12 bytes a parameter each with AdamW. At most 64; 0 = none")
 
 /* The fields of a group: name (the same in struct group_hyper) | kind | what is allowed | default |
  * part: FIRST or LATER. */

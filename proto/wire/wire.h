@@ -488,6 +488,9 @@ void packed_release(struct packed *packed); /* NULL is fine */
     X(154, MIRROR_OF, MirrorOf, mirror_of)                          \
     X(155, MIRROR_SUMS, MirrorSums, mirror_sums)                    \
     X(156, MIRROR_FILLED, MirrorFilled, mirror_filled)              \
+    X(170, PART_FORMER, PartFormer, part_former)                    \
+    X(171, JOB_ROLLBACK, JobRollback, job_rollback)                 \
+    X(172, JOB_ROLLED_BACK, JobRolledBack, job_rolled_back)         \
     X(180, LOG_BASE, LogBase, log_base)
 
 enum wire_message {

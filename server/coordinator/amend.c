@@ -48,8 +48,17 @@ static void switch_all(const struct coord_job *job, uint64_t generation)
 
 /* ---- the end ---- */
 
+static const char *doing(const struct coord_job *job)
+{
+    return job->amends.extension.goes_back ? "taken back" : "amended";
+}
+
 static void fail_waiting(struct coord_job *job, cairn_status status, const char *text)
 {
+    if (job->amends.extension.goes_back) {
+        coord_waiters_fail(&job->amends.rollbacks, status, text);
+        return;
+    }
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         coord_amend_failed(m, status, text);
     coord_waiters_fail(&job->amends.waiters, status, text);
@@ -67,7 +76,8 @@ static void lose_extension(struct coord_job *job)
 {
     struct sentence why;
     if (job->amends.extension.staged_job == NULL) return;
-    sentence_set(&why, "job %s was not amended, and is %s", job->spec.name, job->loss.why.text);
+    sentence_set(&why, "job %s was not %s, and is %s", job->spec.name, doing(job),
+                 job->loss.why.text);
     fail_waiting(job, CAIRN_ERR_JOB_LOST, why.text);
     release_extension(job);
 }
@@ -77,7 +87,8 @@ static void give_up(struct coord_steps *steps, cairn_status status, const char *
 {
     struct coord_job *job = steps->job;
     struct sentence why;
-    sentence_set(&why, "job %s was not amended, it goes on as it was: %s", job->spec.name, text);
+    sentence_set(&why, "job %s was not %s, it goes on as it was: %s", job->spec.name, doing(job),
+                 text);
     log_fields(CAIRN_LOG_WARN, CAIRN_FIELDS({ "job", job->spec.name, 0 }), "%s", why.text);
     // To a worker, CLOSED would mean that the worker's own connection was lost.
     if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY;
@@ -89,18 +100,27 @@ static void give_up(struct coord_steps *steps, cairn_status status, const char *
 }
 
 /* Expels all members. A member that is still opening the job gets CAIRN_ERR_BUSY, and will try
- * again. Any other member has the old spec, so it gets CAIRN_ERR_REOPEN. */
-static void expel_all(struct coord_job *job, uint64_t revision)
+ * again. Any other member has the old spec, so it gets CAIRN_ERR_REOPEN; or what it computes begins from a
+ * version that the job has given up, so it gets CAIRN_ERR_ROLLED_BACK. */
+static void expel_all(struct coord_job *job, const struct coord_extension *extension)
 {
+    const uint64_t revision = extension->staged_job->spec.revision;
+    const cairn_status status = extension->goes_back ? CAIRN_ERR_ROLLED_BACK : CAIRN_ERR_REOPEN;
     struct sentence text;
-    sentence_set(&text,
-                 "job %s was amended, revision %" PRIu64
-                 ": its tensors or terms have changed; close it and open it again, with the old "
-                 "spec or the new one",
-                 job->spec.name, revision);
+    if (extension->goes_back)
+        sentence_set(&text,
+                     "job %s was taken back to step %" PRIu64 " of generation %" PRIu64
+                     ": close it and open it again",
+                     job->spec.name, extension->back_to.step, extension->back_to.generation);
+    else
+        sentence_set(&text,
+                     "job %s was amended, revision %" PRIu64
+                     ": its tensors or terms have changed; close it and open it again, with the "
+                     "old spec or the new one",
+                     job->spec.name, revision);
     while (job->members.list != NULL) {
         struct coord_member *m = job->members.list;
-        coord_member_expel(m, m->open_request != 0 ? CAIRN_ERR_BUSY : CAIRN_ERR_REOPEN, text.text);
+        coord_member_expel(m, m->open_request != 0 ? CAIRN_ERR_BUSY : status, text.text);
     }
 }
 
@@ -110,20 +130,53 @@ static void swap_in_staged_job(struct coord_job *job, struct coord_job *staged)
     const struct coord_shape was = job->shape;
     job->shape = staged->shape;
     staged->shape = was;
+    job->origin = staged->origin;
     job->reserved.generation = staged->reserved.generation;
     job->members.read_bytes = 0;
+}
+
+/* Says that the job is amended, or was taken back, and answers who asked for it. */
+static void tell_switched(struct coord_job *job, const struct coord_extension *was)
+{
+    if (was->goes_back) {
+        Cairn__JobRolledBack done = CAIRN__JOB_ROLLED_BACK__INIT;
+        log_info("job %s: taken back from version %" PRIu64 ".%" PRIu64 " to %" PRIu64 ".%" PRIu64
+                 ", as generation %" PRIu64,
+                 job->spec.name, was->made_at.generation, was->made_at.step,
+                 was->back_to.generation, was->back_to.step, job->generation);
+        coord_event_note(job->cluster, CAIRN_EVENT_ROLLED_BACK, job->spec.name, NULL,
+                         "from step %" PRIu64 " to step %" PRIu64 " of generation %" PRIu64
+                         ", as generation %" PRIu64,
+                         was->made_at.step, was->back_to.step, was->back_to.generation,
+                         job->generation);
+        done.name = job->spec.name;
+        done.generation = job->generation;
+        done.step = job->base_step;
+        coord_waiters_answer(&job->amends.rollbacks, CAIRN_MSG_JOB_ROLLED_BACK, &done.base);
+        return;
+    }
+    log_info("job %s: amended, revision %" PRIu64 ", version %" PRIu64 ".%" PRIu64 ": %zu tensors",
+             job->spec.name, job->spec.revision, job->generation, job->base_step,
+             job->spec.tensor_count);
+    coord_event_note(job->cluster, CAIRN_EVENT_AMENDED, job->spec.name, NULL,
+                     "revision %" PRIu64 ", generation %" PRIu64, job->spec.revision,
+                     job->generation);
+    Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
+    amended.revision = job->spec.revision;
+    coord_waiters_answer(&job->amends.waiters, CAIRN_MSG_JOB_AMENDED, &amended.base);
 }
 
 /* The amendment is durable: the job becomes what the staged job is, and the old state is freed. */
 static void switch_over(struct coord_steps *steps)
 {
     struct coord_job *job = steps->job;
-    struct coord_job *staged = job->amends.extension.staged_job;
+    const struct coord_extension was = job->amends.extension;
+    struct coord_job *staged = was.staged_job;
     struct sentence why;
     job->amends.extension = (struct coord_extension) { .staged_job = NULL };
     for (struct coord_member *m = job->members.list; m != NULL; m = m->next_of_job)
         coord_amend_done(m, staged->spec.revision);
-    expel_all(job, staged->spec.revision);
+    expel_all(job, &was);
     switch_all(job, staged->generation);
     coord_groups_forget(job);
     coord_job_core_close(job);
@@ -135,17 +188,10 @@ static void switch_over(struct coord_steps *steps)
     swap_in_staged_job(job, staged);
     job->init.source.known = false; // it was of the tensors that the job had
     coord_job_free(staged);
-    log_info("job %s: amended, revision %" PRIu64 ", version %" PRIu64 ".%" PRIu64 ": %zu tensors",
-             job->spec.name, job->spec.revision, job->generation, job->base_step,
-             job->spec.tensor_count);
-    coord_event_note(job->cluster, CAIRN_EVENT_AMENDED, job->spec.name, NULL,
-                     "revision %" PRIu64 ", generation %" PRIu64, job->spec.revision,
-                     job->generation);
-    sentence_set(&job->rounds.epoch_reason, "the job was amended");
+    sentence_set(&job->rounds.epoch_reason, "the job was %s",
+                 was.goes_back ? "taken back" : "amended");
     if (coord_job_core_open(job, &why) != CAIRN_OK) coord_job_lose(job, false, "%s", why.text);
-    Cairn__JobAmended amended = CAIRN__JOB_AMENDED__INIT;
-    amended.revision = job->spec.revision;
-    coord_waiters_answer(&job->amends.waiters, CAIRN_MSG_JOB_AMENDED, &amended.base);
+    tell_switched(job, &was);
     coord_reshard_go_on(job);
     coord_openings_advance(job->cluster);
 }
@@ -157,12 +203,11 @@ static cairn_status judge_made(struct coord_steps *steps, cairn_status status, s
     const struct cairn_version now = coord_job_version(job);
     if (status != CAIRN_OK) return status;
     // the shard may have dropped its new part
-    if (steps->lacks_shard)
-        return fail_with(why, CAIRN_ERR_CLOSED, "a shard went away; amend it again");
+    if (steps->lacks_shard) return fail_with(why, CAIRN_ERR_CLOSED, "a shard went away; ask again");
     // Only a safeguard: the gate was shut and no shard went away, so the job cannot have changed.
-    if (round_stage_of(job->core) != CAIRN_ROUND_STEADY || now.step != staged->base_step ||
-        now.generation >= staged->generation)
-        return fail_with(why, CAIRN_ERR_NOT_READY, "the job changed meanwhile; amend it again");
+    if (round_stage_of(job->core) != CAIRN_ROUND_STEADY ||
+        version_compare(now, job->amends.extension.made_at) != 0)
+        return fail_with(why, CAIRN_ERR_NOT_READY, "the job changed meanwhile; ask again");
     return coord_job_judge_shards(staged, why);
 }
 
@@ -314,6 +359,20 @@ static bool may_extend(const struct coord_steps *steps)
     return coord_operation_may_begin_at_rest(steps->job, CAIRN_OPERATION_EXTEND);
 }
 
+/* Asks all shards for their part of the job as it was at the former version. The shards have the decision of
+ * then. */
+static void make_former(struct coord_steps *steps, struct coord_job *staged)
+{
+    const struct cairn_version back_to = steps->job->amends.extension.back_to;
+    staged->base_step = back_to.step;
+    staged->origin = (struct origin) { staged->generation, back_to };
+    const struct coord_create load = { .extend = true,
+                                       .back = true,
+                                       .back_generation = back_to.generation,
+                                       .version = { staged->generation, back_to.step } };
+    coord_job_send_create(staged, &load, steps->gather);
+}
+
 /* Asks all shards for their part of the staged job. */
 static cairn_status make_parts(struct coord_steps *steps, struct sentence *why)
 {
@@ -322,6 +381,11 @@ static cairn_status make_parts(struct coord_steps *steps, struct sentence *why)
     const cairn_status planned = plan_anew(job, staged);
     if (planned != CAIRN_OK) return fail_with(why, planned, "%s", status_text((int)planned));
     staged->generation = now.generation + 1;
+    job->amends.extension.made_at = now;
+    if (job->amends.extension.goes_back) {
+        make_former(steps, staged);
+        return CAIRN_OK;
+    }
     staged->base_step = now.step;
     staged->origin = job->origin;                  // the job continues at the same step
     struct decision last = *round_last(job->core); // the schedule and the loss scale continue
@@ -378,30 +442,44 @@ static cairn_status judge_begin(const struct coord_job *job, struct sentence *wh
                      job->spec.name);
 }
 
-/* If `member`, the worker that amends the job, contributes to the open round, abandons the round
- * for this worker. If the round stayed open, it would wait for the worker, which waits for the
- * amendment. */
-static void give_round_up(struct coord_job *job, const struct coord_member *member)
+/* Gives up the open round, if the member contributes to it, because of what epoch_reason says. */
+static bool give_round_up(struct coord_job *job, const struct coord_member *member)
 {
-    if (member == NULL || round_stage_of(job->core) != CAIRN_ROUND_OPEN ||
-        !round_contributes(job->core, member->id))
-        return;
-    sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") amends the job",
-                 member->session->name, member->rank);
+    if (round_stage_of(job->core) != CAIRN_ROUND_OPEN || !round_contributes(job->core, member->id))
+        return false;
     const struct round_event event = { .kind = CAIRN_ROUND_WORKER_ABANDON,
                                        .member = member->id,
                                        .round = round_open_round(job->core) };
     coord_job_event(job, &event);
+    return true;
+}
+
+/* If `member`, the worker that amends the job, contributes to the open round, abandons the round
+ * for this worker. If the round stayed open, it would wait for the worker, which waits for the
+ * amendment. A job that goes back does so at once: what is being computed is not wanted. */
+static void give_round_up_for(struct coord_job *job, const struct coord_member *member)
+{
+    if (member != NULL) {
+        sentence_set(&job->rounds.epoch_reason, "worker %s (rank %" PRIu32 ") amends the job",
+                     member->session->name, member->rank);
+        (void)give_round_up(job, member);
+    } else if (job->amends.extension.goes_back) {
+        sentence_set(&job->rounds.epoch_reason, "the job is being taken back");
+        const struct coord_member *m = job->members.list;
+        while (m != NULL && !give_round_up(job, m)) m = m->next_of_job;
+    }
 }
 
 /* Begins an amendment that makes a new generation. `next` is the amended spec, which was judged,
  * and which this function takes. When the amendment ends, job->amends.waiters and the members whose
  * amend.request is set are answered. `member` is the worker that amends the job (NULL: an admin
- * does). If this worker contributes to the open round, the round becomes void. If the function
+ * does). If this worker contributes to the open round, the round becomes void. back_to: the new
+ * generation is the job as it was at that former version; NULL: as it is now. If the function
  * fails with CAIRN_ERR_BUSY, CAIRN_ERR_NOT_READY, CAIRN_ERR_NO_MEMORY or CAIRN_ERR_INVALID (spec or
  * layout is too large), no amendment was begun, and `next` was not taken. */
 static cairn_status extend_begin(struct coord_job *job, struct coord_member *member,
-                                 struct job_spec_data *next, struct sentence *why)
+                                 struct job_spec_data *next, const struct cairn_version *back_to,
+                                 struct sentence *why)
 {
     CAIRN_TRY(judge_begin(job, why));
     // The staged parts need the memory that the shards have prepared for a snapshot.
@@ -415,14 +493,27 @@ static cairn_status extend_begin(struct coord_job *job, struct coord_member *mem
         return status;
     }
     job->amends.extension.staged_job = staged;
+    job->amends.extension.goes_back = back_to != NULL;
+    if (back_to != NULL) job->amends.extension.back_to = *back_to;
     coord_steps_start(&job->amends.extension.steps, &extend_plan, job->cluster, job);
     if (member != NULL)
         log_info("job %s: %s (rank %" PRIu32 ") amends it, in a new generation", job->spec.name,
                  member->session->name, member->rank);
     coord_gate_update(job); // shuts the gate
-    give_round_up(job, member);
+    give_round_up_for(job, member);
     coord_steps_advance(&job->amends.extension.steps);
     return CAIRN_OK;
+}
+
+cairn_status coord_extend_back(struct coord_job *job, struct cairn_version version,
+                               struct sentence *why)
+{
+    struct job_spec_data same;
+    if (spec_copy(&job->spec, &same) != CAIRN_OK)
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for the job's spec");
+    const cairn_status status = extend_begin(job, NULL, &same, &version, why);
+    if (status != CAIRN_OK) spec_release(&same);
+    return status;
 }
 
 /* ==== an amendment ==== */
@@ -681,7 +772,8 @@ static cairn_status amend_job(struct coord_job *job, struct coord_member *member
     if (status == CAIRN_OK && changes_tensors(amend) && member == NULL)
         status = fail_with(why, CAIRN_ERR_REFUSED, "only a worker may amend tensors");
     if (status == CAIRN_OK)
-        status = extends ? extend_begin(job, member, &next, why) : store_terms(job, &next, why);
+        status = extends ? extend_begin(job, member, &next, NULL, why)
+                         : store_terms(job, &next, why);
     if (status != CAIRN_OK) spec_release(&next);
     return status;
 }
@@ -774,6 +866,7 @@ static void release_amendment(struct coord_job *job)
 {
     free_amending(job->amends.amending);
     coord_waiters_fail(&job->amends.waiters, CAIRN_ERR_CLOSED, "the job is another one now");
+    coord_waiters_fail(&job->amends.rollbacks, CAIRN_ERR_CLOSED, "the job is another one now");
 }
 
 const struct coord_operation coord_amending = {

@@ -139,6 +139,12 @@ struct coord_claim {
     struct log_limit limit;
 };
 
+/* A version to which a shard's part of a job can go back. */
+struct former_version {
+    uint64_t job;
+    struct cairn_version version;
+};
+
 /* The figures of the shard's last Heartbeat. */
 struct coord_told {
     Cairn__ShardStats stats; /* if has_stats */
@@ -147,6 +153,8 @@ struct coord_told {
     size_t bytes_count;
     Cairn__MemoryTold *memory; /* owned: [memory_count] */
     size_t memory_count;
+    struct former_version *former; /* owned: [former_count] to which its jobs can go back */
+    size_t former_count;
     char standby_of[CAIRN_NAME_MAX + 1]; /* the shard that it mirrors; empty: it is no standby */
     char domain[CAIRN_NAME_MAX + 1]; /* it fails as a whole, with the host; empty: the host alone */
     /* the process that has stopped a part of a job, so that nothing is mirrored there; 0: none */
@@ -420,7 +428,7 @@ extern const struct coord_row coord_adopt_rows[], coord_amend_rows[], coord_dige
     coord_keys_rows[], coord_leases_rows[], coord_members_rows[], coord_openings_rows[],
     coord_park_rows[], coord_reshard_rows[], coord_reshard_asked_rows[], coord_restore_rows[],
     coord_roster_rows[], coord_status_rows[], coord_tenants_rows[], coord_tiles_rows[],
-    coord_waiting_rows[], coord_mirror_rows[];
+    coord_waiting_rows[], coord_mirror_rows[], coord_rollback_rows[];
 
 /* Returns how long a request of the session has to wait after the coordinator has started. */
 enum coord_awaits coord_message_awaits(const struct coord_session *session, uint16_t type);

@@ -925,6 +925,8 @@ const char *coord_asked_verb(const struct coord_row *row, const ProtobufCMessage
         const uint32_t op = ((const Cairn__KeyChange *)message)->op;
         return op >= CAIRN_KEY_ADD && op <= CAIRN_KEY_ROTATE_CLUSTER ? changes[op] : row->verb;
     }
+    if (row->type == CAIRN_MSG_JOB_ROLLBACK && ((const Cairn__JobRollback *)message)->lists)
+        return NULL;
     if (row->type == CAIRN_MSG_JOB_PARK && !((const Cairn__JobPark *)message)->parked)
         return "job unpark";
     return row->verb;

@@ -251,6 +251,8 @@ void coord_job_ask_create(const struct coord_job *job, const struct coord_create
     create.layout_bytes = layout->size;
     create.shard_index = shard;
     create.extend = load->extend;
+    create.back = load->back;
+    create.back_generation = load->back_generation;
     create.joins = load->joins;
     create.mirror = load->mirror;
     create.digest = load->digest;

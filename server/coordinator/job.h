@@ -509,6 +509,9 @@ void coord_draft_close(struct coord_draft *draft);
 struct coord_create {
     bool extend; /* true: the new part is made from the part that the shard has */
     bool joins;  /* true: the shard joins a running job, and the part owns nothing */
+    /* true (only with `extend`): the part is made of the former version (back_generation, version.step) */
+    bool back;
+    uint64_t back_generation;
     bool mirror; /* true (only with `joins`): the part mirrors the one at the index */
     const char *snapshot_path;
     /* number for the SnapshotParts that report digests of the loaded state; 0: no digests are wanted */
@@ -645,6 +648,18 @@ cairn_status coord_settings_payload(const struct job_spec_data *was,
 
 /* Called after the sessions and the saves are closed: no answer can reach the drops that are left. */
 void coord_drops_close(struct coord *cluster);
+
+/* ==== rollback ==== */
+
+/* The most versions that a shard tells, of all its jobs together. */
+#define CAIRN_FORMER_TOLD_MAX 1024
+/* Takes the versions to which the shard's parts can go back. */
+void coord_former_take(struct coord_shard_entry *entry, const Cairn__Heartbeat *message);
+/* Adds the versions to which the job can go back, the newest first, to the field `former` of a message. */
+void coord_former_show(const struct coord_job *job, struct coord_answer *answer,
+                       ProtobufCMessage *message);
+/* Says the same as a clause, "to 3 versions, ..."; "": keep_versions is 0. */
+const char *coord_former_say(const struct coord_job *job, struct coord_answer *answer);
 
 /* ==== mirror ==== */
 

@@ -702,7 +702,7 @@ static const struct coord_row *const tables[] = {
     coord_keys_rows,    coord_leases_rows,  coord_members_rows,       coord_openings_rows,
     coord_reshard_rows, coord_restore_rows, coord_reshard_asked_rows, coord_status_rows,
     coord_tiles_rows,   coord_waiting_rows, coord_park_rows,          coord_roster_rows,
-    coord_tenants_rows, coord_mirror_rows,
+    coord_tenants_rows, coord_mirror_rows,  coord_rollback_rows,
 };
 
 static bool may_send(uint32_t role, enum coord_sender from)

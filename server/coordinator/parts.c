@@ -224,7 +224,10 @@ static bool settle_all(struct coord_job *job)
             start_over(job, s->entry);
             return true;
         }
-        if (s->newer) coord_job_send_switch(job, s->entry, job->generation);
+        // all are told when it is stored: the job may be this newer one by then
+        const struct coord_step *extends = job->amends.extension.steps.at;
+        const bool is_stored = extends != NULL && extends->kind == CAIRN_STEP_STORE;
+        if (s->newer && !is_stored) coord_job_send_switch(job, s->entry, job->generation);
         s->newer = false;
     }
     return false;

@@ -235,6 +235,10 @@ struct coord_extension {
     /* owned: has the spec, layout, shards and generation that the job will have; NULL: the tensors do not
      * change */
     struct coord_job *staged_job;
+    /* true: the job goes back to the former version `back_to` (rollback.c), and is not amended */
+    bool goes_back;
+    struct cairn_version back_to;
+    struct cairn_version made_at; /* the job's version when the staged parts were made */
 };
 
 /* A job's amendments. */
@@ -248,6 +252,7 @@ struct coord_amends {
     /* revision that the admin's amendment made, when it is in the store; else 0 */
     uint64_t revision;
     struct coord_extension extension;
+    struct coord_waiters rollbacks; /* owned: who has the job taken back to a former version */
 };
 
 /* A member's requests to amend its job. */
@@ -275,6 +280,11 @@ void coord_amend_failed(struct coord_member *member, cairn_status status, const 
 /* ==== extend ==== */
 
 /* How a job gets a new generation, with other tensors or terms, at the step at which it is. */
+
+/* Begins to take the job back to a former version. At the end job->amends.rollbacks is answered. The statuses
+ * of an amendment's beginning: nothing was begun. */
+cairn_status coord_extend_back(struct coord_job *job, struct cairn_version version,
+                               struct sentence *why) CAIRN_MUST_CHECK;
 
 /* Sends JobSwitch: the shard keeps its part of that generation, and drops its parts of all others. */
 void coord_job_send_switch(const struct coord_job *job, const struct coord_shard_entry *entry,

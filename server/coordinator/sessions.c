@@ -558,7 +558,7 @@ static void vacate_entry(struct coord_shard_entry *entry)
     cairn__shard_stats__init(&entry->told.stats);
     entry->told.has_stats = false;
     entry->storage.text[0] = '\0';
-    entry->told.bytes_count = entry->told.memory_count = 0;
+    entry->told.bytes_count = entry->told.memory_count = entry->told.former_count = 0;
     coord_shard_forget_parts(entry);
     coord_drain_gone(session->cluster, entry);
     coord_calls_shard_gone(entry);

@@ -314,6 +314,7 @@ void coord_shard_free(struct coord_shard_entry *entry)
     free(entry->fabric_address);
     free(entry->told.bytes);
     free(entry->told.memory);
+    free(entry->told.former);
     free(entry->held);
     free(entry->name);
     free(entry);

@@ -31,6 +31,7 @@ static void take_memory(struct coord_shard_entry *entry, const Cairn__Heartbeat 
 void coord_bytes_take(struct coord_shard_entry *entry, const Cairn__Heartbeat *message)
 {
     take_memory(entry, message);
+    coord_former_take(entry, message);
     const size_t count = message->n_bytes < CAIRN_BYTES_TOLD_MAX ? message->n_bytes
                                                                  : CAIRN_BYTES_TOLD_MAX;
     entry->told.bytes_count = 0;
@@ -151,8 +152,10 @@ void coord_memory_show(const struct coord_job *job, struct coord_answer *answer,
         if (s == 0 || told->audited_since < status->audited_since)
             status->audited_since = told->audited_since;
         status->state_bytes += told->state + told->published + told->landing + told->staging +
-                               told->tables;
+                               told->tables + told->former;
     }
+    coord_former_show(job, answer, &status->base);
+    status->going_back = (char *)(uintptr_t)coord_former_say(job, answer);
 }
 
 /* ==== job status ==== */

@@ -445,6 +445,7 @@ void coord_saves_close(struct coord *cluster, void (*on_closed)(void *context), 
     X(HALTED, "job-halted")                                                                     \
     X(JOB_LOST, "job-lost")                                                                     \
     X(RESTORED, "job-restored")                                                                 \
+    X(ROLLED_BACK, "job-rolled-back")                                                           \
     X(DROPPED, "job-dropped")                                                                   \
     X(PARKED, "job-parked")                                                                     \
     X(UNPARKED, "job-unparked")                                                                 \

@@ -120,10 +120,11 @@ static uint64_t largest_chunk(const struct job_spec_data *spec, uint32_t chunk_l
     return largest < most ? largest : most;
 }
 
-static void add_extent(const struct shard_map *map, size_t number, struct form *form,
-                       struct need *need, uint64_t *device_bytes)
+static void add_extent(const struct job_spec_data *spec, const struct shard_map *map, size_t number,
+                       struct form *form, struct need *need, uint64_t *device_bytes)
 {
     const struct local_extent *extent = &map->extents[number];
+    need->memory.former += former_extent_bytes(spec, extent, form);
     form->wire_byte = published_place(map, number, dtype_size((int)form->wire), &need->wire_bytes);
     add_planes(extent, form, need, device_bytes);
     if (form->trained) need->step.chunk_count += (uint32_t)extent->chunk_count;
@@ -155,7 +156,38 @@ static uint64_t table_bytes(const struct need *need, const struct shard_map *map
            grad_chunks * (sizeof(struct sums) + sizeof(bool));
 }
 
-static void size(struct need *need, const struct shard_map *map, uint64_t chunk_elems_max)
+/* Former versions have what updates and writes of buffers change. */
+static bool is_saved(const struct job_spec_data *spec, const struct local_extent *extent)
+{
+    const int kind = (int)spec->tensors[extent->tensor].kind;
+    return kind == CAIRN_TRAINED || kind == CAIRN_BUFFER;
+}
+
+uint64_t former_extent_bytes(const struct job_spec_data *spec, const struct local_extent *extent,
+                             const struct form *form)
+{
+    uint64_t bytes = 0;
+    if (!is_saved(spec, extent)) return 0;
+    for (int p = 0; p < CAIRN_PLANE_COUNT; p++)
+        if (form_stores(form, p))
+            bytes += form_bytes(form, (enum plane)p, extent->elem_count) +
+                     extent->chunk_count * CAIRN_FORMER_LINE;
+    return bytes;
+}
+
+uint64_t former_bytes(const struct job_spec_data *spec, const struct shard_map *map,
+                      uint64_t slot_bytes)
+{
+    const uint64_t payload = CAIRN_PAYLOAD_MAX(spec->group_count, spec->tensor_count,
+                                               spec->client_state_max);
+    const uint64_t slot = ALIGN_UP(slot_bytes, CAIRN_FORMER_LINE) + payload + map->chunk_count +
+                          sizeof(struct former_slot);
+    if (spec->policy.keep_versions == 0) return 0;
+    return spec->policy.keep_versions * slot + payload + (map->chunk_count + 1) * sizeof(uint64_t);
+}
+
+static void size(const struct job_spec_data *spec, struct need *need, const struct shard_map *map,
+                 uint64_t chunk_elems_max)
 {
     const struct step_config *step = &need->step;
     need->slot_count = step->member_max * step->window;
@@ -175,6 +207,7 @@ static void size(struct need *need, const struct shard_map *map, uint64_t chunk_
     need->memory = (struct memory_need) {
         .state = need->memory.state,
         .device = need->memory.device,
+        .former = former_bytes(spec, map, need->memory.former),
         .published = 2 * (CAIRN_PUBLISHED_PAGE_BYTES + need->wire_bytes),
         .staging = (uint64_t)need->put_max * need->put_bytes,
         .tables = table_bytes(need, map),
@@ -218,7 +251,7 @@ cairn_status need_of(const struct job_spec_data *spec, const struct shard_map *m
     for (size_t i = 0; i < map->extent_count; i++) {
         struct form one, *form = forms_out != NULL ? &forms_out[i] : &one;
         CAIRN_TRY(judge_form(spec, map->extents[i].tensor, form, why));
-        add_extent(map, i, form, &need, device_bytes);
+        add_extent(spec, map, i, form, &need, device_bytes);
     }
     if (step_bytes(&need.step) == 0 || member_max > CAIRN_SPEC_WORKERS_MAX) {
         return fail_with(why, CAIRN_ERR_INVALID, "%u members with a window of %u chunks",
@@ -228,7 +261,7 @@ cairn_status need_of(const struct job_spec_data *spec, const struct shard_map *m
     need.memory.device = plane_units(need.memory.device);
     if (need.host_from == CAIRN_PLANES_ALL) need.memory.device += 2 * plane_units(need.wire_bytes);
     make_room(spec, &need);
-    size(&need, map, largest_chunk(spec, map->chunk_leaves));
+    size(spec, &need, map, largest_chunk(spec, map->chunk_leaves));
     *need_out = need;
     return CAIRN_OK;
 }
@@ -284,7 +317,7 @@ void counted_free(struct shard_job *job, uint64_t *kind, void *memory, size_t by
 }
 
 /* The kinds of struct memory_need that lie in host memory. */
-#define HOST_KINDS(X) X(state) X(published) X(landing) X(staging) X(tables)
+#define HOST_KINDS(X) X(state) X(published) X(landing) X(staging) X(tables) X(former)
 
 uint64_t memory_sum(const struct memory_need *memory)
 {
@@ -370,8 +403,8 @@ static uint32_t leaves_that_fit(const struct shard_job *job, const struct need *
     const uint64_t boxes = job->puts.max * (uint64_t)(job->puts.bytes - job->landing.slot_bytes) +
                            small + chunks * CAIRN_STAGGER_BYTES + replies * reply_memory_bytes(0);
     for (uint64_t leaves = now / 2; leaves > 0; leaves /= 2)
-        if (memory->state + memory->published + boxes + chunks * leaves * leaf_bytes +
-                memory->tables * ((now - 1) / leaves + 1) <=
+        if (memory->state + memory->former + memory->published + boxes +
+                chunks * leaves * leaf_bytes + memory->tables * ((now - 1) / leaves + 1) <=
             room)
             return (uint32_t)leaves;
     return 0;

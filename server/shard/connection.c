@@ -419,6 +419,14 @@ static void on_member_end(struct shard_daemon *shard, const void *message)
     end_drain(shard);
 }
 
+/* PartFormer: the versions are told by a heartbeat, which arrives before the answer. */
+static void on_former_asked(struct shard_job *job, struct request asked, const void *message)
+{
+    (void)message;
+    connection_beat(job->shard);
+    session_answer(job->shard, &asked, CAIRN_OK, NULL);
+}
+
 static const struct shard_message messages[] = {
     { CAIRN_MSG_PART_GET, .from_any = true, .ask_shard = on_part_get },
     { CAIRN_MSG_PART_DROP, .from_any = true, .ask_shard = on_part_drop },
@@ -427,6 +435,7 @@ static const struct shard_message messages[] = {
     { CAIRN_MSG_DONE, .from_any = true, .ask_shard = on_done },
     { CAIRN_MSG_ERROR, .from_any = true, .ask_shard = on_error },
     { CAIRN_MSG_MEMBER_END, .on_shard = on_member_end },
+    { CAIRN_MSG_PART_FORMER, .ask_job = on_former_asked },
     { 0 },
 };
 const struct shard_module held_module = { .messages = messages };
@@ -518,6 +527,7 @@ static void memory_list(const struct shard_daemon *shard, struct memory_list *ou
         told->landing += job->memory.landing;
         told->staging += job->memory.staging;
         told->tables += job->memory.tables;
+        told->former += job->memory.former;
         told->device += job->memory.device;
         if (job->staged) continue;
         told->kept = job->kept.is_stored;
@@ -719,6 +729,10 @@ void connection_beat(struct shard_daemon *shard)
     logs_list(shard, &logs);
     heartbeat.logs = logs.pointers;
     heartbeat.n_logs = logs.count;
+    struct former_told former;
+    former_list(shard, &former);
+    heartbeat.former = former.pointers;
+    heartbeat.n_former = former.count;
     struct unheard unheard;
     unheard_list(shard, &unheard);
     heartbeat.unheard = unheard.names;

@@ -178,6 +178,7 @@ static struct kept_record record_of(const struct shard_job *job, uint32_t editio
         .revision = job->terms.revision,
         .shard_index = map->shard,
         .member_max = shard_job_member_max(job),
+        .is_staged = job->staged,
         .local_end = map->local_end,
         .extent_count = map->extent_count,
         .spec_bytes = spec_bytes,
@@ -382,9 +383,9 @@ static bool may_keep(const struct shard_job *job)
 {
     const struct move_part *next = job->move.next;
     const bool is_changing = job->move.now != NULL || (next != NULL && next->is_ready);
-    return keeper_is_there() && job->state == CAIRN_JOB_SERVING && !job->staged &&
-           !job->mirrors.is_mirror && job->planes.host_from == 0 &&
-           (!is_changing || job->kept.is_stored) && !job->shard->closing;
+    return keeper_is_there() && job->state == CAIRN_JOB_SERVING && !job->mirrors.is_mirror &&
+           job->planes.host_from == 0 && (!is_changing || job->kept.is_stored) &&
+           !job->shard->closing;
 }
 
 /* The ledger that the next record names: the one that there is, if the record is of the same view.

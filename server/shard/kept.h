@@ -32,7 +32,10 @@
  * the version of the Fence, in the layout before, whose state nobody has touched; the Fence comes
  * again, and what was to come is asked for again. If all of it was here, `next` says so, since the
  * senders may have forgotten it. For this a kept part is not REDUCED in a layout before it is
- * settled. A part is not kept while its layout is taken back (core/move.h). */
+ * settled. A part is not kept while its layout is taken back (core/move.h).
+ *
+ * A generation that is staged is kept beside the one that serves: the coordinator makes it the job when all
+ * shards have said that they have it, and no shard may lose it after that. */
 
 /* The part that a job has here, as it is kept. */
 struct job_kept {

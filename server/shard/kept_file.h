@@ -66,7 +66,9 @@ struct kept_record {
     uint64_t bytes;    /* of the whole record */
     uint64_t ledger_bytes;
     uint32_t ledger_edition;
-    uint32_t shard_index, member_max, unused;
+    uint32_t shard_index, member_max;
+    uint32_t
+        is_staged; /* 1: the generation does not serve yet, but one that is kept beside it does */
     char name[CAIRN_NAME_MAX + 1]; /* of the job */
     uint64_t job, generation, base_step, layout;
     uint64_t revision;

@@ -210,6 +210,8 @@ static struct kept_create create_of(const struct kept_part *part)
     create.message.step = record->base_step;
     create.message.shard_index = record->shard_index;
     create.message.member_max = record->member_max;
+    // its state is there; and if it went back, it gets no room for former versions before it serves
+    create.message.extend = create.message.back = record->is_staged != 0;
     return create;
 }
 

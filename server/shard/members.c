@@ -672,6 +672,7 @@ void own_settle(struct shard_job *job)
 
 void own_step(struct shard_job *job, const struct step_event *event)
 {
+    if (event->decision != NULL) former_note(job);
     collector_step(&job->collector, event);
     own_settle(job);
 }

@@ -16,6 +16,7 @@ struct memory_need {
     uint64_t landing;   /* chunks in flight of the workers that have joined */
     uint64_t staging;   /* puts, writes, replies, snapshots, and a relay's buffers and cache */
     uint64_t tables;    /* the records about chunks, slots and tiles */
+    uint64_t former;    /* former versions, to which the job can go back (part.h) */
     /* device memory, while all other kinds count host memory: the state on the device, with all
      * bytes of its planes, including bytes that no element uses (memory.h). If all state is on the
      * device, published copies are counted here, too, because they lie there a second time for
@@ -48,5 +49,12 @@ struct need {
 CAIRN_MUST_CHECK cairn_status need_of(const struct job_spec_data *spec, const struct shard_map *map,
                                       uint32_t member_max, bool has_device, struct form *forms_out,
                                       struct need *need_out, struct sentence *why);
+
+/* Parts of `former`: what an extent takes of a version, and what all versions take if one of them takes so
+ * many bytes of state. */
+uint64_t former_extent_bytes(const struct job_spec_data *spec, const struct local_extent *extent,
+                             const struct form *form);
+uint64_t former_bytes(const struct job_spec_data *spec, const struct shard_map *map,
+                      uint64_t slot_bytes);
 
 #endif

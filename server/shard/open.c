@@ -93,8 +93,9 @@ static cairn_status open_arenas(struct shard_job *job, const struct need *need,
     if (status != CAIRN_OK) return status;
     CAIRN_TRY(arena_open_scratch("puts", (uint64_t)job->puts.max * job->puts.bytes,
                                  &job->puts.arena, why));
-    return arena_open_scratch("landing", landing_at(&job->landing, need->slot_count),
-                              &job->landing.arena, why);
+    CAIRN_TRY(arena_open_scratch("landing", landing_at(&job->landing, need->slot_count),
+                                 &job->landing.arena, why));
+    return need->memory.former > 0 ? former_open(job, why) : CAIRN_OK;
 }
 
 /* Opens the memory that only the loop thread may open: device memory, and memory that the fabric
@@ -145,6 +146,7 @@ static void free_tables(void *arg)
     free(job->pass.actions.list);
     pass_close(job);
     free(job->puts.have);
+    former_close(&job->former, (uint32_t)job->spec.policy.keep_versions);
     free(job->frozen.groups);
     free(job->frozen.tensors);
     free(job->frozen.group_of);
@@ -165,6 +167,7 @@ static void free_body(struct shard_job *job, const struct request *request)
     planes_release(&job->planes, shard);
     arena_release(shard, &job->landing.arena);
     arena_release(shard, &job->puts.arena);
+    arena_release(shard, &job->former.room);
     published_close(job);
     const uint64_t bytes = memory_sum(&job->memory);
     release_by(shard, free_tables, job);
@@ -191,7 +194,7 @@ static struct shard_job *new_job(struct shard_daemon *shard, const Cairn__JobCre
     job->base_step = message->step;
     job->staged = message->extend;
     job->state = CAIRN_JOB_INITIALIZING;
-    job->landing.arena = job->puts.arena = CAIRN_ARENA_NONE;
+    job->landing.arena = job->puts.arena = job->former.room = CAIRN_ARENA_NONE;
     made_pages_open(&job->load.made);
     job->versions.writing = CAIRN_PUBLISHED_NONE;
     spec_init(&job->spec);
@@ -251,6 +254,13 @@ static cairn_status judge_create(const struct shard_draft *draft, const Cairn__J
                          ", and its state would lie on a device of shard %s, which cannot be "
                          "audited: leave audit_every out, or set offload_fraction = 1",
                          job->spec.name, job->spec.policy.audit_every, job->shard->name);
+    if (job->spec.policy.keep_versions != 0 && draft->need.host_from != 0)
+        return fail_with(why, CAIRN_ERR_UNSUPPORTED,
+                         "job %s has keep_versions = %" PRIu64
+                         ", and its state would lie on a device of "
+                         "shard %s, where no former version is kept: leave keep_versions out, or "
+                         "set offload_fraction = 1",
+                         job->spec.name, job->spec.policy.keep_versions, job->shard->name);
     if (message->joins && !message->mirror && job->view->table.map.elem_count > 0)
         return fail_with(why, CAIRN_ERR_INVALID,
                          "a part that joins must own nothing yet, but has %" PRIu64
@@ -278,6 +288,7 @@ static cairn_status draft_admit(struct shard_draft *draft, const Cairn__JobCreat
     if (status == CAIRN_OK) status = judge_create(draft, message, why);
     if (status != CAIRN_OK) return status;
     set_sizes(job, &draft->need);
+    if (message->back) draft->need.memory.former = 0; // it takes over the room of the part before
     return admit_part(job, &draft->need, why);
 }
 
@@ -390,7 +401,7 @@ static void stop_job(struct shard_job *job, const char *why)
 static cairn_status add_state(struct reserve *reserve, struct shard_job *job)
 {
     const struct arena *whole[] = { &job->versions.copies[0].wire, &job->versions.copies[1].wire,
-                                    &job->puts.arena };
+                                    &job->puts.arena, &job->former.room };
     // what was kept has its pages
     cairn_status status = job->kept.from != NULL ? CAIRN_OK : planes_reserve(&job->planes, reserve);
     for (size_t i = 0; i < sizeof whole / sizeof *whole && status == CAIRN_OK; i++)
@@ -511,6 +522,8 @@ static cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *cre
 {
     job->load.digest = create->digest;
     job->load.joins = create->joins;
+    job->load.goes_back = create->back;
+    job->load.back_to = (struct cairn_version) { create->back_generation, create->step };
     job->mirrors.is_mirror = create->mirror;
     job->load.path = strdup(create->snapshot_path);
     if (job->load.path == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
@@ -672,6 +685,18 @@ static void create_open(struct shard_daemon *shard, struct arriving *create)
     arriving_drop(shard, create);
 }
 
+/* A create that goes back has the payload of the version that the serving part has kept. */
+static cairn_status take_former(const struct shard_job *from, Cairn__JobCreate *create,
+                                struct sentence *why)
+{
+    const struct cairn_version version = { create->back_generation, create->step };
+    uint32_t index;
+    if (!create->back || create->last != NULL) return CAIRN_OK;
+    CAIRN_TRY(former_find(from, version, &index, why));
+    if (former_give_payload(from, index, create) == CAIRN_OK) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to go back");
+}
+
 /* Creates a generation of a job beside the generation that it extends, which continues to serve. If
  * another generation that was given up earlier still exists, that one must leave first. */
 static void create_beside(struct shard_daemon *shard, struct arriving *create)
@@ -683,6 +708,12 @@ static void create_beside(struct shard_daemon *shard, struct arriving *create)
         sentence_set(&why, "shard %s holds no part of job %016" PRIx64 " to extend", shard->name,
                      number);
         arriving_end(shard, create, CAIRN_ERR_NOT_FOUND, &why);
+        return;
+    }
+    struct sentence why;
+    const cairn_status status = take_former(from, (Cairn__JobCreate *)create->message, &why);
+    if (status != CAIRN_OK) {
+        arriving_end(shard, create, status, &why);
         return;
     }
     // If other generations leave, the create resumes when they are freed. This may happen within
@@ -817,12 +848,15 @@ static void on_switch(struct shard_daemon *shard, const void *body)
                  message->job, message->generation);
         return;
     }
-    leave_all(shard, message->job, newest_held(shard, message->job), stays);
+    struct shard_job *from = shard_job_find(shard, message->job);
+    const bool was_staged = stays->staged;
+    if (was_staged && stays->load.goes_back) former_hand_over(from, stays);
     stays->terms.settled = true;
-    if (!stays->staged) return;
     stays->staged = false;
-    log_info("job %s: generation %" PRIu64 " serves", stays->spec.name, stays->generation);
-    kept_begin(stays);
+    if (was_staged) kept_begin(stays); // before the other is forgotten, so that there is always one
+    leave_all(shard, message->job, newest_held(shard, message->job), stays);
+    if (was_staged)
+        log_info("job %s: generation %" PRIu64 " serves", stays->spec.name, stays->generation);
 }
 
 static const struct shard_message messages[] = { { CAIRN_MSG_JOB_CREATE, .pages = &create_kind },

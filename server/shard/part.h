@@ -1,6 +1,8 @@
 #ifndef CAIRN_SHARD_PART_H
 #define CAIRN_SHARD_PART_H
 
+#include <stdatomic.h>
+
 #include "gpu/gpu.h"
 #include "proto/snapshot/digest_tree.h"
 #include "proto/spec/spec.h"
@@ -235,6 +237,89 @@ CAIRN_MUST_CHECK cairn_status audit_judge(const struct shard_job *job,
                                           enum plane plane, uint64_t first_leaf, uint64_t leaves,
                                           const uint8_t *bytes, size_t elem_bytes,
                                           struct sentence *why);
+
+/* ==== former ==== */
+
+/* Former versions, to which the job can go back: as many as keep_versions says.
+ *
+ *   UPDATE or write of version v ─► the slot of v gets each chunk that is overwritten, as it is at v; the
+ *       slot is that of the oldest version, when all are in use
+ *   back to v (JobCreate.back) ─► another generation is made beside this one (jobs.h, extend). A chunk is as
+ *       in the slot of v, else as in that of the version after v, and so on; at last as it is now
+ *   JobSwitch ─► the new generation takes over the slots of the versions before v
+ *
+ * A slot has room for trained tensors and buffers. Others are changed by writes only, and after such a write
+ * there is no former version. The slots are of the layout in force: another one begins with none, and gets
+ * its room a few updates later. They end with the process. A standby has slots of its own, since it makes
+ * the same updates. State on a device has no former versions, and keep_versions is refused for it. Loop
+ * thread, except where it says so. */
+
+struct former_slot {
+    struct cairn_version version;
+    bool *has;        /* owned: [map.chunk_count] the slot has the chunk */
+    uint8_t *payload; /* owned: of the last decision at this version */
+    size_t payload_bytes;
+    struct results results;
+};
+
+struct former {
+    const struct shard_view *of; /* never read: the view of the slots; NULL: there are none */
+    struct arena room;           /* owned: the slots, of slot_bytes each */
+    uint64_t slot_bytes;
+    uint64_t *at; /* owned: [map.chunk_count + 1] where a chunk begins in a slot */
+    /* owned: [keep_versions], of which `count` from `first` on have a version, the oldest first */
+    struct former_slot *slots;
+    uint32_t first, count;
+    struct former_slot
+        *saving;        /* borrowed: the slot of the UPDATE under way; NULL: nothing is saved */
+    atomic_bool misses; /* that UPDATE overwrites what no slot has room for */
+    bool is_making;     /* the pages of the room are being made */
+    int32_t updates;    /* how many there were since the layout changed, or there was no memory */
+    uint8_t *payload;   /* owned: of the last decision at the newest version */
+    size_t payload_bytes;
+    struct log_limit said;
+};
+
+#define CAIRN_FORMER_LINE 64u /* what is saved begins at multiples of this */
+
+/* Makes the slots, whose pages the caller makes. `former_close` frees all but the room. Any thread.
+ * CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status former_open(struct shard_job *job, struct sentence *why);
+void former_close(struct former *former, uint32_t max);
+/* The part gets another view. */
+void former_switch(struct shard_job *job);
+/* A decision is about to be given to the machine, which forgets the one before. */
+void former_note(struct shard_job *job);
+/* An UPDATE or a write is about to begin; or has ended, and its version is published. */
+void former_begin(struct shard_job *job);
+void former_end(struct shard_job *job);
+/* Saves a chunk. Call it before adding works that overwrite any part of the chunk. Runs all works in the
+ * list. Any thread, in the pass of an UPDATE. */
+void former_save(struct shard_job *job, struct works *works, uint32_t chunk);
+
+/* Finds a version, whose index is valid until the next UPDATE. CAIRN_ERR_VERSION_GONE: `why` lists those
+ * that there are. */
+CAIRN_MUST_CHECK cairn_status former_find(const struct shard_job *job, struct cairn_version version,
+                                          uint32_t *index_out, struct sentence *why);
+/* Gives the message the payload of that version. CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status former_give_payload(const struct shard_job *job, uint32_t index,
+                                                  Cairn__JobCreate *create);
+struct results former_results(const struct shard_job *job, uint32_t index);
+/* Returns the planes of state of a chunk at that version, one after the other, each at a multiple of
+ * CAIRN_FORMER_LINE; NULL: the chunk is as it was. Any thread, while no UPDATE is under way. */
+const uint8_t *former_chunk(const struct shard_job *job, uint32_t index, uint64_t chunk);
+/* `to` serves from now on, which was made from a former version of `from` (NULL: that one is gone): takes
+ * over those before it. */
+void former_hand_over(struct shard_job *from, struct shard_job *to);
+
+/* The former versions of all jobs, for a heartbeat. */
+#define CAIRN_FORMER_TOLD_MAX 1024
+struct former_told {
+    size_t count;
+    Cairn__FormerTold told[CAIRN_FORMER_TOLD_MAX];
+    Cairn__FormerTold *pointers[CAIRN_FORMER_TOLD_MAX];
+};
+void former_list(const struct shard_daemon *shard, struct former_told *out);
 
 /* ==== park ==== */
 

@@ -605,11 +605,13 @@ void reports_drop(struct shard_job *job)
  * no round meanwhile. If the version changes nevertheless, extend_done notices this. */
 
 #define NEW UINT32_MAX
+#define NOW UINT32_MAX
 
 struct extend {
     struct loader loader;         /* first */
     struct shard_job *from;       /* borrowed; it is busy, and so not freed, during the extend */
     struct cairn_version version; /* the version of `from` */
+    uint32_t former; /* the index of its former version that is made; NOW: the version of `from` */
     /* [job->view->table.map.extent_count] for each extent an extent of `from`, or NEW */
     uint32_t source[];
 };
@@ -644,9 +646,12 @@ static bool at_version(const struct shard_job *from, const struct cairn_version 
 
 static cairn_status judge_extend(struct extend *extend, struct sentence *why)
 {
+    const struct load *load = &extend->loader.job->load;
     const struct cairn_version next = step_version(extend->loader.job->collector.step);
     const struct cairn_version *now = &extend->version;
-    if (!at_version(extend->from, now) || now->step != next.step ||
+    extend->former = NOW;
+    if (load->goes_back) CAIRN_TRY(former_find(extend->from, load->back_to, &extend->former, why));
+    if (!at_version(extend->from, now) || (now->step != next.step && !load->goes_back) ||
         now->generation >= next.generation)
         return fail_with(why, CAIRN_ERR_NOT_READY,
                          "job %s is at version %" PRIu64 ".%" PRIu64
@@ -672,6 +677,27 @@ static void copy_chunk(struct works *works, const struct extend *extend, uint32_
     planes_copy(works, &job->planes, extent, local_elem, &from->planes, source, old_elem, elems);
 }
 
+/* Copies a chunk out of a former version. False: the chunk is as it was. */
+static bool copy_former(struct works *works, const struct extend *extend, uint32_t extent,
+                        uint32_t chunk, const struct chunk_place *place)
+{
+    const struct shard_job *job = extend->loader.job, *from = extend->from;
+    const struct local_extent *new = &job->view->table.map.extents[extent],
+                              *old = &from->view->table.map.extents[extend->source[extent]];
+    const uint64_t number = old->first_chunk + (chunk - new->first_chunk);
+    const uint8_t *at = extend->former != NOW ? former_chunk(from, extend->former, number) : NULL;
+    if (at == NULL) return false;
+    for (int p = 0; p < CAIRN_PLANE_COUNT; p++) {
+        if (!form_stores(&job->view->forms[extent], p)) continue;
+        const size_t bytes = (size_t)form_bytes(&job->view->forms[extent], (enum plane)p,
+                                                place->elem_count);
+        works_copy(works, planes_at(&job->planes, (enum plane)p, extent, place->local_elem), at,
+                   bytes);
+        at += ALIGN_UP(bytes, CAIRN_FORMER_LINE);
+    }
+    return true;
+}
+
 static bool describe_chunk(struct work_run *run, uint32_t chunk, uint32_t stage,
                            struct works *works)
 {
@@ -683,7 +709,7 @@ static bool describe_chunk(struct work_run *run, uint32_t chunk, uint32_t stage,
     const struct chunk_place place = shard_map_chunk(&job->view->table.map, chunk);
     if (extend->source[extent] == NEW)
         load_init_chunk(works, job, chunk);
-    else
+    else if (!copy_former(works, extend, extent, chunk, &place))
         copy_chunk(works, extend, extent, place.local_elem, place.elem_count);
     if (extend->source[extent] != NEW &&
         form_keeps(&extend->from->view->forms[extend->source[extent]], CAIRN_PLANE_EMA))
@@ -700,6 +726,8 @@ static void extend_done(struct loader *loader)
     if (loader->status == CAIRN_OK && !at_version(from, &extend->version))
         extend->loader.status = fail_with(&extend->loader.why, CAIRN_ERR_NOT_READY,
                                           "job %s changed while it was extended", from->spec.name);
+    if (loader->status == CAIRN_OK && extend->former != NOW)
+        loader->job->pass.results = former_results(from, extend->former);
     loader_end(&extend->loader);
     shard_job_idle(from);
 }

@@ -231,6 +231,7 @@ struct shard_job {
     struct frozen frozen;
     struct job_pass pass;
     struct audit audit;
+    struct former former; /* the versions to which it can go back */
 
     /* the rest of the traffic, in and out */
     struct load load;

@@ -204,6 +204,8 @@ struct load {
     char *path; /* owned: the snapshot's path; "": no snapshot is loaded */
     /* the part owns no elements yet, so nothing is loaded and the part serves immediately */
     bool joins;
+    bool goes_back;               /* the state is that of a former version (part.h) .. */
+    struct cairn_version back_to; /* .. which is this one */
     /* the number of the SnapshotPart that reports digests of the loaded state; 0: nobody wants
      * digests */
     uint64_t digest;

@@ -253,6 +253,7 @@ cairn_status shard_job_switch(struct shard_job *job, struct shard_view *view, st
     relay_leave(job);
     audit_switch(job, view);
     journal_leaves_layout(job);
+    former_switch(job);
     shard_job_give_all(job, &less);
     job->view = shard_view_ref(view);
     job->planes.map = &view->table.map;

@@ -270,6 +270,7 @@ static bool describe_write(struct work_run *run, uint32_t item, uint32_t stage, 
     if (next->holds_params && !write_has(job, chunk)) return false;
     if (write_has(job, chunk)) audit_compare(job, chunk);
     pins_save(job, works, chunk);
+    if (write_has(job, chunk)) former_save(job, works, chunk);
     const void *param = write_apply(works, job, chunk, &place);
     if (next->holds_params && param == NULL) return false;
     if (param == NULL) param = plane_at(job, CAIRN_PLANE_PARAM, chunk, &place);
@@ -351,6 +352,7 @@ static bool describe_update(struct work_run *run, uint32_t item, uint32_t stage,
         return host_follows(job, next, chunk);
     }
     pins_save(job, works, chunk);
+    former_save(job, works, chunk);
     (void)add_update(works, job, next, trained, &place);
     published_forget(next, chunk);
     return host_follows(job, next, chunk);
@@ -386,6 +388,7 @@ static void update_done(struct shard_job *job)
     if (!writes || has_param || !job->versions.knows_param) published_note_params(job);
     collect_results(job);
     job->pass.updating = false;
+    former_end(job);
     if (job->pass.update_writes) {
         job->pass.update_writes = false;
         write_close(job);
@@ -421,6 +424,7 @@ static void begin_update(struct shard_job *job)
     times_updating(job);
     pins_updating(job);
     audit_begin(job, false);
+    former_begin(job);
     if (job->pass.update_writes)
         pass_submit(job, false, true, &write);
     else

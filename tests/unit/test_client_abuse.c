@@ -127,6 +127,11 @@ CALL(cairn_job_drop, OF_SESSION, cairn_job_drop(a->session, "none of this name",
 CALL(cairn_job_restore, OF_SESSION,
      cairn_job_restore(a->session, "none of this name", "latest", 0, SHORT_MS, NULL, NULL),
      cairn_job_restore(a->session, NULL, NULL, UINT32_MAX, -1, NULL, NULL));
+CALL(cairn_job_rollback, OF_SESSION,
+     cairn_job_rollback(a->session, "none of this name", (struct cairn_version) { 0, 1 }, SHORT_MS,
+                        NULL),
+     cairn_job_rollback(a->session, NULL, (struct cairn_version) { UINT64_MAX, UINT64_MAX }, -1,
+                        NULL));
 
 /* ---- of a job ---- */
 

@@ -116,6 +116,7 @@ class JobSpec(Sized):
                 ("snapshot_scrub_every_s", c_uint32), ("snapshot_staging", c_int), ("snapshot_fallback", c_bool),
                 ("first_step", c_uint64), ("missing_gradients", c_int), ("init_extra_ok", c_bool),
                 ("buffers_every", c_uint64), ("audit_every", c_uint64), ("durability", c_int),
+                ("keep_versions", c_uint64),
                 # From here on by hand
                 ]
 
@@ -277,6 +278,7 @@ FUNCTIONS = {
     "cairn_job_drop": (c_int, [_handle, c_char_p, c_uint32, c_int]),
     "cairn_job_restore": (c_int, [_handle, c_char_p, c_char_p, c_uint32, c_int, POINTER(c_char * 64),
                                   POINTER(Version)]),
+    "cairn_job_rollback": (c_int, [_handle, c_char_p, Version, c_int, POINTER(Version)]),
     "cairn_job_stats": (c_int, [_handle, POINTER(Stats)]),
     "cairn_job_describe": (c_int, [_handle, POINTER(JobInfo)]),
     "cairn_job_tensor": (c_int, [_handle, c_size_t, POINTER(Tensor)]),

@@ -205,6 +205,8 @@ class JobSpec:
         saves the version that the write makes; without one, the next version. 0: none
     `audit_every`: Every so many steps all state is compared with its checksums (deploy/README.md)
     `durability`: The losses that cost no step; refused if the cluster lacks what that takes
+    `keep_versions`: `cairn job rollback` goes back to any of so many last versions; shards keep them in host memory,
+        12 bytes a parameter each with AdamW. At most 64; 0 = none
     And these, by hand. `rank`: this worker's, unique in the job. `init_from`: a safetensors file, a Hugging Face
     folder, or the folder of a snapshot, of which the optimizer's state and the step are left out, where the shards
     are, that they begin with. `world`: how many workers come together; the first round after all were gone waits for
@@ -252,6 +254,7 @@ class JobSpec:
     buffers_every: int = 0
     audit_every: int = 0
     durability: str = "default"
+    keep_versions: int = 0
     # From here on by hand
     init_from: Optional[str] = None
     init_prefix: Optional[str] = None
@@ -312,6 +315,7 @@ FIELDS = (
     Field("buffers_every", "buffers_every", "count", "", 281474976710656, 0, "", False),
     Field("audit_every", "audit_every", "count", "", 281474976710656, 0, "", True),
     Field("durability", "durability", "choice", "DURABILITY", 2147483647, 0, "", True),
+    Field("keep_versions", "keep_versions", "count", "", 2147483647, 0, "", True),
     # From here on by hand
 )
 _WORDS = {"NONFINITE": NONFINITE, "LOSS_SCALE": LOSS_SCALES, "GROUPS": REDUCE_GROUPS, "SHARD_LOSS": SHARD_LOSSES,
