@@ -118,6 +118,46 @@ TEST(what_cannot_be_gone_back_to_is_refused_with_what_there_is)
     leave();
 }
 
+TEST(a_write_is_gone_back_over_and_another_layout_begins_with_no_version)
+{
+    static float ones[ELEMS];
+    char root[65], moved[65];
+    struct cairn_version version;
+    cairn *reading;
+    const struct tiny_job *tiny = changing(TINY(ELEMS, .keep_versions = 2));
+    start(2, .coordinator_set = SETTINGS("lease.heartbeat=100ms"));
+    join("tiny", tiny);
+    step_to(3);
+    bits(root);
+    good(cairn_write_begin(job, CLUSTER_WAIT_MS));
+    trainer_put(job, "w", ones);
+    good(cairn_write_end(job, CLUSTER_WAIT_MS, &version));
+    ck_assert_uint_eq(version.generation, 2);
+    step_to(4);
+    cairn_job *reader = join_reader("tiny", NULL, &reading);
+    good(cairn_lease(reader, newest(reader), CLUSTER_WAIT_MS, CLUSTER_WAIT_MS, &version));
+    says(0, "", "job rollback tiny --to-version 1:3 --yes");
+    ck_assert_int_eq(
+        cairn_version_wait(reader, (struct cairn_version) { 3, 4 }, CLUSTER_WAIT_MS, &version),
+        CAIRN_ERR_ROLLED_BACK);
+    cairn_close(reading);
+    expect_bits(root);
+    leave();
+    join("tiny", tiny);
+    step_to(6);
+    says(0, "", "job park tiny");
+    says(11, "is parked", "job rollback tiny --to-version 5 --yes");
+    says(0, "", "job unpark tiny");
+    says(0, "", "reshard apply tiny --shards 1");
+    says(4, "job tiny cannot go back to step 5", "job rollback tiny --to-version 5 --yes");
+    await((train(1), ask("job show tiny"), strstr(said.out, "to 2 versions") != NULL));
+    const uint64_t step = newest(job).step;
+    bits(moved);
+    train(1);
+    says(0, "", "job rollback tiny --to-version %d --yes", (int)step);
+    expect_bits(moved);
+}
+
 /* The roots of a run that nothing happens to, by step. */
 static void run_undisturbed(const struct tiny_job *tiny, char roots[][65], uint64_t until)
 {
