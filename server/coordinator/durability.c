@@ -52,11 +52,12 @@ struct coord_mirrored coord_mirrors_of(const struct coord_job *job, uint32_t sha
 {
     const struct coord_mirror *mirror = coord_mirror_find(job, shard);
     struct coord_mirrored mirrored = { .state = CAIRN_MIRRORED_NEVER, .standby = "", .why = "" };
-    if (mirror == NULL || mirror->stage == CAIRN_MIRROR_TAKING) return mirrored;
+    if (mirror == NULL || mirror_is_taking(&mirror->state)) return mirrored;
     mirrored.standby = mirror->name;
     mirrored.why = mirror->why.text;
-    mirrored.state = mirror->stage == CAIRN_MIRROR_IN_STEP ? CAIRN_MIRRORED_NOW
-                     : mirror->stage == CAIRN_MIRROR_NONE || mirror->stage == CAIRN_MIRROR_ENDING
+    mirrored.state = mirror->state.stage == CAIRN_MIRROR_IN_STEP ? CAIRN_MIRRORED_NOW
+                     : mirror->state.stage == CAIRN_MIRROR_NONE ||
+                             mirror->state.stage == CAIRN_MIRROR_ENDING
                          ? CAIRN_MIRRORED_NOT
                          : CAIRN_MIRRORED_SOON;
     return mirrored;

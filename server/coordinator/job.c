@@ -326,12 +326,13 @@ bool coord_mirror_fits(const struct coord_mirror *mirror)
 bool coord_mirrors_may_take(const struct coord_job *job, uint32_t shard)
 {
     const struct coord_mirror *mirror = coord_mirror_find(job, shard);
-    return mirror != NULL && mirror->is_stored && mirror->stage != CAIRN_MIRROR_ENDING &&
-           coord_mirror_fits(mirror) && mirror->entry != NULL && coord_shard_obeys(mirror->entry);
+    return mirror != NULL && mirror->state.is_stored &&
+           mirror->state.stage != CAIRN_MIRROR_ENDING && coord_mirror_fits(mirror) &&
+           mirror->entry != NULL && coord_shard_obeys(mirror->entry);
 }
 
 bool coord_mirrors_has(const struct coord_job *job, const struct coord_shard_entry *entry)
 {
     const struct coord_mirror *mirror = coord_mirror_at(job, entry);
-    return mirror != NULL && mirror->is_stored && mirror->incarnation == entry->incarnation;
+    return mirror != NULL && mirror->state.is_stored && mirror->incarnation == entry->incarnation;
 }

@@ -19,11 +19,7 @@ const char *coord_mirror_owner(const struct coord_mirror *mirror)
     return is_there ? job->shards[mirror->shard].entry->name : "that left the job";
 }
 
-bool coord_mirror_takes_part(const struct coord_mirror *mirror)
-{
-    return mirror->stage == CAIRN_MIRROR_FILLING || mirror->stage == CAIRN_MIRROR_STORING ||
-           mirror->stage == CAIRN_MIRROR_IN_STEP;
-}
+static void act(struct coord_mirror *mirror, enum mirror_event event, const char *why);
 
 /* Finds the mirror to which a late answer belongs. */
 static struct coord_mirror *find_serial(const struct coord *cluster, uint64_t serial)
@@ -53,6 +49,23 @@ static bool has_part(const struct coord_shard_entry *entry, const struct coord_j
     return seat_has(&wanted, entry->held, entry->held_count);
 }
 
+/* True if the job has a shape that a standby can have, and keeps it for now. */
+static bool may_mirror(const struct coord_job *job)
+{
+    return job->state == CAIRN_CLUSTER_JOB_RUNNING && job->initialized && job->core != NULL &&
+           !job->reshard.running && job->layouts.next == NULL && !job->layouts.storing &&
+           coord_stage(job, CAIRN_OPERATION_PARK) == CAIRN_STAGE_NONE;
+}
+
+/* True if a shard of the job may be replaced. */
+static bool may_take(const struct coord_job *job)
+{
+    return !job->layouts.storing && job->layouts.next == NULL && !job->reshard.running &&
+           !job->loss.behind &&
+           (job->state == CAIRN_CLUSTER_JOB_RUNNING ||
+            (job->state == CAIRN_CLUSTER_JOB_LOST && job->loss.may_return));
+}
+
 struct mirror_view coord_mirror_view(const struct coord_mirror *mirror)
 {
     const struct coord_job *job = mirror->job;
@@ -61,17 +74,19 @@ struct mirror_view coord_mirror_view(const struct coord_mirror *mirror)
     const uint64_t now_ms = coord_now_ms(cluster);
     const uint64_t patience_ms = (uint64_t)cluster->options->standby_after_ms,
                    lease_ms = (uint64_t)cluster->options->lease_timeout_ms;
+    const bool takes_part = mirror_takes_part(&mirror->state);
     // A coordinator that has just started gives the owner time to come back to it.
-    const bool is_early = !coord_mirror_takes_part(mirror) && patience_ms < lease_ms;
+    const bool is_early = !takes_part && patience_ms < lease_ms;
     // Whatever waits for a standby that does not fit waits for the store to forget the standby.
-    if (!coord_mirror_fits(mirror)) return (struct mirror_view) { .is_stored = mirror->is_stored };
+    if (!coord_mirror_fits(mirror)) return (struct mirror_view) { .fits = false };
     return (struct mirror_view) {
-        .is_stored = mirror->is_stored,
-        .takes_part = coord_mirror_takes_part(mirror),
+        .fits = true,
         .has_standby = mirror->entry != NULL && coord_shard_obeys(mirror->entry) &&
-                       (coord_mirror_takes_part(mirror) || has_part(mirror->entry, job)),
+                       (takes_part || has_part(mirror->entry, job)),
         .has_owner = owner->up,
         .owner_is_empty = owner->missed_ms != 0,
+        .may_mirror = may_mirror(job),
+        .may_take = may_take(job),
         .away_ms = owner->entry->session == NULL ? now_ms - owner->entry->gone_ms : 0,
         .patience_ms = is_early ? lease_ms : patience_ms,
     };
@@ -80,15 +95,7 @@ struct mirror_view coord_mirror_view(const struct coord_mirror *mirror)
 bool coord_mirrors_is_taking(const struct coord_job *job, uint32_t shard)
 {
     const struct coord_mirror *mirror = coord_mirror_find(job, shard);
-    return mirror != NULL && mirror->stage == CAIRN_MIRROR_TAKING;
-}
-
-/* True if the job has a shape that a standby can have, and keeps it for now. */
-static bool may_mirror(const struct coord_job *job)
-{
-    return job->state == CAIRN_CLUSTER_JOB_RUNNING && job->initialized && job->core != NULL &&
-           !job->reshard.running && job->layouts.next == NULL && !job->layouts.storing &&
-           coord_stage(job, CAIRN_OPERATION_PARK) == CAIRN_STAGE_NONE;
+    return mirror != NULL && mirror_is_taking(&mirror->state);
 }
 
 /* ---- the store ---- */
@@ -128,7 +135,7 @@ static cairn_status load_mirror(void *context, const void *any, struct sentence 
     mirror->generation = has_place(job, row->shard) ? 0 : row->generation;
     mirror->layout = row->layout;
     mirror->incarnation = row->incarnation;
-    mirror->is_stored = true;
+    mirror->state.is_stored = true;
     sentence_set(&mirror->why, "the coordinator has just started, and waits for %s", row->shard);
     return CAIRN_OK;
 }
@@ -141,39 +148,39 @@ cairn_status coord_mirrors_load(struct coord *cluster, struct sentence *why)
 /* ---- a mirror ends ---- */
 
 /* The mirror is gone, and the store does not say otherwise. */
-static void is_gone(struct coord_mirror *mirror)
+static void go_alone(struct coord_mirror *mirror)
 {
-    mirror->stage = CAIRN_MIRROR_NONE;
-    mirror->is_stored = false;
     const unsigned twice = mirror->failures < TWICE_MAX ? mirror->failures : TWICE_MAX;
     mirror->again_ms = coord_now_ms(mirror->job->cluster) + ((uint64_t)AGAIN_MS << twice);
     mirror->failures++;
     coord_mirror_pass_reports(mirror->job, mirror->shard);
 }
 
+/* Takes the store's answer to the last order that wrote to it. `why` is the reason if it fails. */
+static void store_answers(struct coord_mirror *mirror, cairn_status status, const char *why)
+{
+    mirror->again_ms = coord_now_ms(mirror->job->cluster) + AGAIN_MS; // if it is to be told again
+    act(mirror, status == CAIRN_OK ? CAIRN_MIRROR_ON_SAVED : CAIRN_MIRROR_ON_NOT_SAVED, why);
+}
+
 static void on_row_dropped(const struct coord_saved *saved)
 {
     struct coord_mirror *mirror = find_serial(saved->cluster, saved->number);
-    if (mirror == NULL || mirror->stage != CAIRN_MIRROR_ENDING) return;
-    if (saved->status == CAIRN_OK) {
-        is_gone(mirror);
-        return;
-    }
-    log_error("job %s waits: the store cannot be told that standby %s is not in step: %s",
-              mirror->job->spec.name, mirror->name, saved->why);
-    mirror->stage = CAIRN_MIRROR_NONE; // a later tick tries again, because the row is there
-    mirror->again_ms = coord_now_ms(saved->cluster) + AGAIN_MS;
+    if (mirror == NULL || mirror->state.stage != CAIRN_MIRROR_ENDING) return;
+    if (saved->status != CAIRN_OK)
+        log_error("job %s waits: the store cannot be told that standby %s is not in step: %s",
+                  mirror->job->spec.name, mirror->name, saved->why);
+    store_answers(mirror, saved->status, saved->why);
 }
 
 /* Tells the owner and the standby. */
-static void part_both(const struct coord_mirror *mirror)
+static void part_both(const struct coord_mirror *mirror, bool owner_knows)
 {
     const struct coord_job *job = mirror->job;
     Cairn__MemberLeave leave = CAIRN__MEMBER_LEAVE__INIT;
     leave.job = job->id;
     leave.member = mirror->member;
-    if (mirror->stage >= CAIRN_MIRROR_JOINING && mirror->shard < job->shard_count &&
-        job->shards[mirror->shard].up)
+    if (owner_knows && mirror->shard < job->shard_count && job->shards[mirror->shard].up)
         coord_session_send(job->shards[mirror->shard].entry->session, CAIRN_MSG_MEMBER_LEAVE, 0,
                            &leave.base);
     // the part of a shard that has a place of its own is no mirror any more
@@ -185,39 +192,27 @@ static void part_both(const struct coord_mirror *mirror)
 static void drop_row(struct coord_mirror *mirror)
 {
     struct sentence why;
-    mirror->stage = CAIRN_MIRROR_ENDING;
-    randombytes_buf(&mirror->serial, sizeof mirror->serial);
-    if (save_row(mirror, CAIRN_STORE_MIRROR_DROP, on_row_dropped, &why) != CAIRN_OK)
-        mirror->stage = CAIRN_MIRROR_NONE; // the next tick tries again
+    const cairn_status status = save_row(mirror, CAIRN_STORE_MIRROR_DROP, on_row_dropped, &why);
+    if (status != CAIRN_OK) store_answers(mirror, status, why.text); // a later tick tries again
 }
 
-/* True if the standby alone has the part now. */
-static bool is_last(const struct coord_mirror *mirror)
+/* `before`: the stage that ends. */
+static void say_end(struct coord_mirror *mirror, const struct mirror_state *before, const char *why)
 {
-    return mirror->is_stored && coord_mirror_fits(mirror) && !mirror->job->shards[mirror->shard].up;
+    if (mirror_takes_part(before) || strcmp(mirror->why.text, why) != 0)
+        log_info("job %s: shard %s is mirrored no more by %s: %s", mirror->job->spec.name,
+                 coord_mirror_owner(mirror), mirror->name, why);
+    sentence_set(&mirror->why, "%s", why);
 }
 
 void coord_mirror_end(struct coord_mirror *mirror, const char *format, ...)
 {
     va_list args;
     char text[CAIRN_SENTENCE_BYTES];
-    if (mirror->stage == CAIRN_MIRROR_ENDING || mirror->stage == CAIRN_MIRROR_TAKING ||
-        is_last(mirror))
-        return;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    if (coord_mirror_takes_part(mirror) || strcmp(mirror->why.text, text) != 0)
-        log_info("job %s: shard %s is mirrored no more by %s: %s", mirror->job->spec.name,
-                 coord_mirror_owner(mirror), mirror->name, text);
-    sentence_set(&mirror->why, "%s", text);
-    part_both(mirror);
-    mirror->entry = NULL;
-    randombytes_buf(&mirror->serial, sizeof mirror->serial);
-    if (mirror->is_stored)
-        drop_row(mirror);
-    else
-        is_gone(mirror);
+    act(mirror, CAIRN_MIRROR_ON_END, text);
 }
 
 /* A row is a leftover if its standby is the owner, or its job is gone. */
@@ -232,9 +227,16 @@ static void leave_nothing(struct coord_mirror *mirror)
     struct sentence why;
     if (mirror->entry != NULL && mirror->entry->session != NULL)
         coord_job_send_drop(mirror->job->cluster, mirror->entry, mirror->job->id);
-    if (mirror->is_stored &&
+    if (mirror->state.is_stored &&
         save_row(mirror, CAIRN_STORE_MIRROR_DROP, on_leftover, &why) != CAIRN_OK)
         log_debug("a row of a mirror stays: %s", why.text);
+}
+
+static void free_mirror(struct coord_mirror *mirror)
+{
+    coord_mirror_forget_reports(mirror);
+    free(mirror->answer);
+    free(mirror);
 }
 
 void coord_mirrors_free(struct coord_job *job)
@@ -243,8 +245,7 @@ void coord_mirrors_free(struct coord_job *job)
         struct coord_mirror *mirror = job->loss.mirrors;
         job->loss.mirrors = mirror->next;
         if (!job->cluster->closing) leave_nothing(mirror);
-        coord_mirror_forget_reports(mirror);
-        free(mirror);
+        free_mirror(mirror);
     }
 }
 
@@ -265,10 +266,7 @@ static void on_paired(struct coord_job *job, const void *about, cairn_status sta
 {
     struct coord_mirror *mirror = find_serial(job->cluster, *(const uint64_t *)about);
     if (mirror == NULL || mirror->job != job) return;
-    if (status != CAIRN_OK)
-        coord_mirror_end(mirror, "%s", why);
-    else if (mirror->stage == CAIRN_MIRROR_JOINING)
-        mirror->stage = CAIRN_MIRROR_READY;
+    act(mirror, status == CAIRN_OK ? CAIRN_MIRROR_ON_PAIRED : CAIRN_MIRROR_ON_END, why);
 }
 
 /* Asks both at once; whoever is first tries again until the other knows it, too. */
@@ -300,13 +298,8 @@ static void pair(struct coord_mirror *mirror)
 static void on_made(struct coord_job *job, const void *about, cairn_status status, const char *why)
 {
     struct coord_mirror *mirror = find_serial(job->cluster, *(const uint64_t *)about);
-    if (mirror == NULL || mirror->job != job || mirror->stage != CAIRN_MIRROR_MAKING) return;
-    if (status != CAIRN_OK) {
-        coord_mirror_end(mirror, "%s", why);
-        return;
-    }
-    mirror->stage = CAIRN_MIRROR_JOINING;
-    pair(mirror);
+    if (mirror == NULL || mirror->job != job || mirror->state.stage != CAIRN_MIRROR_MAKING) return;
+    act(mirror, status == CAIRN_OK ? CAIRN_MIRROR_ON_MADE : CAIRN_MIRROR_ON_END, why);
 }
 
 static void make_mirror(struct coord_mirror *mirror, struct coord_shard_entry *entry)
@@ -327,9 +320,7 @@ static void make_mirror(struct coord_mirror *mirror, struct coord_shard_entry *e
     mirror->incarnation = entry->incarnation;
     mirror->generation = job->generation;
     mirror->layout = job->layout->version;
-    mirror->heard[CAIRN_MIRROR_REDUCED] = mirror->heard[CAIRN_MIRROR_PUBLISHED] =
-        (struct mirror_report) { 0 };
-    mirror->stage = CAIRN_MIRROR_MAKING;
+    act(mirror, CAIRN_MIRROR_ON_BEGIN, NULL);
     struct coord_gather *gather = coord_gather_open_job(job, on_made, &mirror->serial,
                                                         sizeof mirror->serial);
     if (gather == NULL) {
@@ -346,7 +337,9 @@ static void begin_mirror(struct coord_job *job, uint32_t shard)
     const struct coord_job_shard *owner = &job->shards[shard];
     struct coord_mirror *mirror = coord_mirror_find(job, shard);
     if (!owner->up || !coord_job_in_force(job, shard)) return;
-    if (mirror != NULL && (mirror->stage != CAIRN_MIRROR_NONE || mirror->is_stored ||
+    // what the owner published in the layout before, a standby could not serve in its place
+    if (coord_layouts_behind(job)) return;
+    if (mirror != NULL && (mirror->state.stage != CAIRN_MIRROR_NONE || mirror->state.is_stored ||
                            coord_now_ms(job->cluster) < mirror->again_ms))
         return;
     struct coord_shard_entry *entry = coord_mirrors_standby(job, owner->entry);
@@ -360,14 +353,12 @@ static void begin_mirror(struct coord_job *job, uint32_t shard)
 static void on_row_saved(const struct coord_saved *saved)
 {
     struct coord_mirror *mirror = find_serial(saved->cluster, saved->number);
-    if (mirror == NULL || mirror->stage != CAIRN_MIRROR_STORING) return;
-    if (saved->status != CAIRN_OK) {
-        coord_mirror_end(mirror, "the store cannot be told that it is in step: %s", saved->why);
-        // It is not ended while it alone has the part: the store is told again.
-        mirror->again_ms = coord_now_ms(saved->cluster) + AGAIN_MS;
-        return;
-    }
-    mirror->stage = CAIRN_MIRROR_IN_STEP;
+    struct sentence why;
+    if (mirror == NULL || mirror->state.stage != CAIRN_MIRROR_STORING) return;
+    sentence_set(&why, "the store cannot be told that it is in step: %s",
+                 saved->status != CAIRN_OK ? saved->why : "");
+    store_answers(mirror, saved->status, why.text);
+    if (saved->status != CAIRN_OK) return;
     mirror->failures = 0;
     log_info("job %s: shard %s is mirrored by %s", mirror->job->spec.name,
              coord_mirror_owner(mirror), mirror->name);
@@ -378,10 +369,8 @@ static void on_row_saved(const struct coord_saved *saved)
 static void store_in_step(struct coord_mirror *mirror)
 {
     struct sentence why;
-    mirror->again_ms = UINT64_MAX;
-    if (save_row(mirror, CAIRN_STORE_MIRROR, on_row_saved, &why) == CAIRN_OK) return;
-    coord_mirror_end(mirror, "%s", why.text);
-    mirror->again_ms = coord_now_ms(mirror->job->cluster) + AGAIN_MS;
+    const cairn_status status = save_row(mirror, CAIRN_STORE_MIRROR, on_row_saved, &why);
+    if (status != CAIRN_OK) store_answers(mirror, status, why.text);
 }
 
 static void on_filled(struct coord_session *session, uint32_t request, const void *any)
@@ -391,16 +380,8 @@ static void on_filled(struct coord_session *session, uint32_t request, const voi
     (void)request;
     if (job == NULL || session->entry == NULL) return;
     struct coord_mirror *mirror = coord_mirror_at(job, session->entry);
-    if (mirror == NULL || mirror->stage != CAIRN_MIRROR_FILLING ||
-        mirror->member != message->member)
-        return;
-    if (!coord_mirror_fits(mirror)) {
-        coord_mirror_end(mirror, "the job has another layout now");
-        return;
-    }
-    mirror->is_stored = true; // or will be
-    mirror->stage = CAIRN_MIRROR_STORING;
-    store_in_step(mirror);
+    if (mirror != NULL && mirror->member == message->member)
+        act(mirror, CAIRN_MIRROR_ON_FILLED, "the job has another layout now");
 }
 
 const struct coord_row coord_mirror_rows[] = {
@@ -469,30 +450,32 @@ static void remove_mirror(struct coord_mirror *mirror)
     struct coord_mirror **at = &mirror->job->loss.mirrors;
     while (*at != mirror) at = &(*at)->next;
     *at = mirror->next;
-    coord_mirror_forget_reports(mirror);
-    free(mirror);
+    free_mirror(mirror);
 }
 
-static void on_taken(const struct coord_saved *saved)
+/* The store says that it has the place: the mirror is gone, and the shard is the owner. */
+static void own(struct coord_mirror *mirror)
 {
-    struct coord_mirror *mirror = find_serial(saved->cluster, saved->number);
-    struct sentence why;
-    if (mirror == NULL || mirror->stage != CAIRN_MIRROR_TAKING) return;
     struct coord_job *job = mirror->job;
-    if (saved->status != CAIRN_OK) {
-        log_error("job %s waits: the store cannot be told that shard %s has the place of a lost "
-                  "one: %s",
-                  job->spec.name, mirror->name, saved->why);
-        // It is the owner here, and in step in the store, so a new coordinator does the same again.
-        mirror->again_ms = coord_now_ms(saved->cluster) + AGAIN_MS;
-        return;
-    }
+    struct sentence why;
     struct coord_shard_entry *entry = job->shards[mirror->shard].entry;
     if (save_row(mirror, CAIRN_STORE_MIRROR_DROP, on_leftover, &why) != CAIRN_OK)
         log_debug("a row of a mirror stays: %s", why.text);
     const uint64_t incarnation = mirror->incarnation;
     remove_mirror(mirror);
     if (coord_shard_obeys(entry)) free_standby(job, entry, incarnation);
+}
+
+static void on_taken(const struct coord_saved *saved)
+{
+    struct coord_mirror *mirror = find_serial(saved->cluster, saved->number);
+    if (mirror == NULL || mirror->state.stage != CAIRN_MIRROR_TAKING) return;
+    // It is the owner here, and in step in the store, so a new coordinator does the same again.
+    if (saved->status != CAIRN_OK)
+        log_error("job %s waits: the store cannot be told that shard %s has the place of a lost "
+                  "one: %s",
+                  mirror->job->spec.name, mirror->name, saved->why);
+    store_answers(mirror, saved->status, saved->why);
 }
 
 static void store_place(struct coord_mirror *mirror)
@@ -522,7 +505,6 @@ static void take_place(struct coord_mirror *mirror)
     s->incarnation = mirror->incarnation;
     s->missed_ms = s->away_ms = 0;
     mirror->entry = NULL; // it is an owner, whose messages are handled as any other's
-    mirror->stage = CAIRN_MIRROR_TAKING;
     if (job->state == CAIRN_CLUSTER_JOB_LOST && job->loss.may_return)
         job->state = CAIRN_CLUSTER_JOB_RUNNING;
     if (former->session != NULL) coord_job_send_drop(job->cluster, former, job->id);
@@ -530,17 +512,50 @@ static void take_place(struct coord_mirror *mirror)
     coord_shard_drop_unused(job->cluster, former);
 }
 
+/* ---- what the core says ---- */
+
+/* Does what the core's machine says to the event. `why`: the mirror ends because of that, if it does. The
+ * mirror may be gone afterwards. */
+static void act(struct coord_mirror *mirror, enum mirror_event event, const char *why)
+{
+    const struct mirror_state before = mirror->state;
+    const struct mirror_view view = coord_mirror_view(mirror);
+    const enum mirror_order order = mirror_on(&mirror->state, event, &view);
+    switch (order) {
+    case CAIRN_MIRROR_DO_NOTHING:
+    case CAIRN_MIRROR_DO_JOIN: return; // mirror_rounds.c
+    case CAIRN_MIRROR_DO_PAIR: pair(mirror); return;
+    case CAIRN_MIRROR_DO_STORE: store_in_step(mirror); return;
+    case CAIRN_MIRROR_DO_END:
+    case CAIRN_MIRROR_DO_UNSTORE:
+        say_end(mirror, &before, why);
+        part_both(mirror, before.stage >= CAIRN_MIRROR_JOINING);
+        mirror->entry = NULL;
+        randombytes_buf(&mirror->serial, sizeof mirror->serial);
+        if (order == CAIRN_MIRROR_DO_UNSTORE)
+            drop_row(mirror);
+        else
+            go_alone(mirror);
+        return;
+    case CAIRN_MIRROR_DO_GO_ALONE: go_alone(mirror); return;
+    case CAIRN_MIRROR_DO_TAKE: take_place(mirror); return;
+    case CAIRN_MIRROR_DO_TAKE_AGAIN: store_place(mirror); return;
+    case CAIRN_MIRROR_DO_OWN: own(mirror); return;
+    }
+}
+
 /* ---- what happens to shards ---- */
 
 void coord_mirrors_standby_up(struct coord *cluster, struct coord_shard_entry *entry)
 {
     for (struct coord_job *job = cluster->jobs; job != NULL; job = job->next)
-        for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next)
-            if (m->is_stored && m->stage != CAIRN_MIRROR_ENDING &&
-                m->stage != CAIRN_MIRROR_TAKING && m->entry == NULL && coord_mirror_fits(m) &&
+        for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next) {
+            const struct mirror_view view = coord_mirror_view(m);
+            if (mirror_expects(&m->state, &view) && m->entry == NULL &&
                 !coord_job_has_shard(job, entry) && strcmp(m->name, entry->name) == 0 &&
                 m->incarnation == entry->incarnation)
                 m->entry = entry;
+        }
 }
 
 void coord_mirrors_standby_down(struct coord *cluster, struct coord_shard_entry *entry)
@@ -549,11 +564,7 @@ void coord_mirrors_standby_down(struct coord *cluster, struct coord_shard_entry 
         struct coord_mirror *mirror = coord_mirror_at(job, entry);
         if (mirror == NULL) continue;
         mirror->entry = NULL;
-        // While the owner is away, too, nobody goes on, so the standby stays in step.
-        if (!job->shards[mirror->shard].up && mirror->is_stored)
-            mirror->stage = CAIRN_MIRROR_NONE;
-        else
-            coord_mirror_end(mirror, "the connection to it was lost");
+        act(mirror, CAIRN_MIRROR_ON_STANDBY_LOST, "the connection to it was lost");
     }
 }
 
@@ -570,11 +581,9 @@ void coord_mirrors_owner_up(struct coord_job *job, uint32_t shard)
     // A standby that has a place is told again: whoever gave it the place may have died before that.
     if (owner->told.standby_of[0] != '\0')
         end_at_standby(coord_gather_open_job(job, on_told, NULL, 0), job, owner);
-    if (mirror == NULL || mirror->stage == CAIRN_MIRROR_TAKING) return;
-    if (coord_mirror_takes_part(mirror) && mirror->entry != NULL && coord_mirror_fits(mirror))
-        pair(mirror);
-    else if (mirror->stage != CAIRN_MIRROR_NONE || mirror->is_stored)
-        coord_mirror_end(mirror, "the owner is back, and the standby may have missed something");
+    if (mirror != NULL)
+        act(mirror, CAIRN_MIRROR_ON_OWNER_BACK,
+            "the owner is back, and the standby may have missed something");
 }
 
 void coord_mirrors_owner_down(struct coord_job *job, uint32_t shard)
@@ -582,57 +591,39 @@ void coord_mirrors_owner_down(struct coord_job *job, uint32_t shard)
     struct coord_mirror *mirror = coord_mirror_find(job, shard);
     if (mirror == NULL) return;
     coord_mirror_forget_reports(mirror);
-    if (mirror->stage != CAIRN_MIRROR_NONE && !mirror->is_stored)
-        coord_mirror_end(mirror, "the owner was lost before the standby had all that it has");
+    act(mirror, CAIRN_MIRROR_ON_OWNER_LOST,
+        "the owner was lost before the standby had all that it has");
 }
 
 /* ---- time ---- */
 
+/* Says why a look at the mirror ends it, if it does. */
+static const char *why_not(const struct coord_mirror *mirror)
+{
+    if (!coord_mirror_fits(mirror)) return "the job has another shape now";
+    if (!may_mirror(mirror->job)) return "the job's state is being moved";
+    return "it cannot be known whether it has all that the owner has";
+}
+
 static void tick_mirror(struct coord_mirror *mirror)
 {
-    struct coord_job *job = mirror->job;
-    const bool is_under_way = mirror->stage == CAIRN_MIRROR_MAKING ||
-                              mirror->stage == CAIRN_MIRROR_JOINING ||
-                              mirror->stage == CAIRN_MIRROR_READY;
-    if (mirror->stage == CAIRN_MIRROR_TAKING && coord_now_ms(job->cluster) >= mirror->again_ms)
-        store_place(mirror);
-    if (mirror->stage == CAIRN_MIRROR_STORING && coord_now_ms(job->cluster) >= mirror->again_ms)
-        store_in_step(mirror);
-    if (mirror->stage == CAIRN_MIRROR_ENDING || mirror->stage == CAIRN_MIRROR_TAKING) return;
-    if (mirror->stage == CAIRN_MIRROR_NONE && !mirror->is_stored) return;
-    if (mirror->stage == CAIRN_MIRROR_NONE && coord_now_ms(job->cluster) < mirror->again_ms) return;
-    if (!coord_mirror_fits(mirror)) {
-        coord_mirror_end(mirror, "the job has another shape now");
-        return;
-    }
-    if (coord_mirror_takes_part(mirror) && coord_mirror_is_late(mirror)) {
+    const enum mirror_stage stage = mirror->state.stage;
+    const bool waits = stage == CAIRN_MIRROR_NONE || stage == CAIRN_MIRROR_TAKING;
+    if (waits && coord_now_ms(mirror->job->cluster) < mirror->again_ms) return;
+    if (coord_mirror_fits(mirror) && mirror_takes_part(&mirror->state) &&
+        coord_mirror_is_late(mirror)) {
         coord_mirror_end(mirror, "it did not keep up with the owner");
-        return;
+        return; // the mirror may be gone
     }
-    if (is_under_way && may_mirror(job)) {
-        if (mirror->stage == CAIRN_MIRROR_READY) coord_mirror_join_at_rest(mirror);
-        return;
-    }
-    const struct mirror_view view = coord_mirror_view(mirror);
-    const enum mirror_verdict verdict = mirror_judge(&view);
-    const bool may_take = !job->layouts.storing && job->layouts.next == NULL &&
-                          !job->reshard.running && !job->loss.behind &&
-                          (job->state == CAIRN_CLUSTER_JOB_RUNNING ||
-                           (job->state == CAIRN_CLUSTER_JOB_LOST && job->loss.may_return));
-    if (verdict == CAIRN_MIRROR_TAKES && may_take)
-        take_place(mirror);
-    else if (verdict == CAIRN_MIRROR_TAKES)
-        return; // the job cannot be changed for now
-    else if (verdict == CAIRN_MIRROR_ENDS)
-        coord_mirror_end(mirror, "it cannot be known whether it has all that the owner has");
-    else if (view.has_owner && !may_mirror(job))
-        coord_mirror_end(mirror, "the job's state is being moved");
+    if (stage == CAIRN_MIRROR_READY && mirror->entry != NULL && may_mirror(mirror->job))
+        coord_mirror_join_at_rest(mirror);
+    act(mirror, CAIRN_MIRROR_ON_TICK, why_not(mirror));
 }
 
 void coord_mirrors_end(struct coord_job *job, const char *why)
 {
     for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next)
-        if (m->stage != CAIRN_MIRROR_NONE || m->is_stored) coord_mirror_end(m, "%s", why);
+        act(m, CAIRN_MIRROR_ON_END, why);
 }
 
 void coord_mirrors_part_stopped(struct coord_job *job, const struct coord_shard_entry *entry,

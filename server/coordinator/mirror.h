@@ -7,18 +7,6 @@
 /* The mirror of a shard's part of a job, as the files see it that make mirrors: mirror.c has a mirror's life,
  * and mirror_rounds.c a mirror's part in the rounds. job.h has what others call. Loop thread. */
 
-enum mirror_stage {
-    CAIRN_MIRROR_NONE,    /* there is no mirror, for the reason `why` */
-    CAIRN_MIRROR_MAKING,  /* the standby makes its part */
-    CAIRN_MIRROR_JOINING, /* the owner and the standby are told of each other */
-    CAIRN_MIRROR_READY,   /* the standby takes part from the next round on */
-    CAIRN_MIRROR_FILLING,
-    CAIRN_MIRROR_STORING, /* it is filled, and the store is told that it is in step */
-    CAIRN_MIRROR_IN_STEP,
-    CAIRN_MIRROR_TAKING, /* the store is told that it is the owner */
-    CAIRN_MIRROR_ENDING  /* the store is told that it is not in step */
-};
-
 /* A report of the owner that waits for the standby's. */
 struct mirror_waiting {
     uint8_t *bytes; /* owned: the packed message; NULL: none waits */
@@ -27,28 +15,25 @@ struct mirror_waiting {
     uint64_t since_ms; /* coord_now_ms */
 };
 
-/* The reports that wait. */
-enum { CAIRN_MIRROR_REDUCED, CAIRN_MIRROR_PUBLISHED, CAIRN_MIRROR_REPORTS };
-
 /* The mirror of a shard's part of a job. */
 struct coord_mirror {
     struct coord_mirror *next; /* of the job */
     struct coord_job *job;
     uint32_t shard;  /* the owner's index */
     uint64_t serial; /* of the mirror as it is now: tells late answers apart */
-    enum mirror_stage stage;
+    struct mirror_state state;
     uint64_t generation,
         layout; /* of the job when the standby's part was made; layout: its version */
     char name[CAIRN_NAME_MAX + 1];   /* of the standby; "": there was none yet */
     uint64_t incarnation;            /* of its process */
     struct coord_shard_entry *entry; /* borrowed; NULL: the process is away */
-    bool is_stored;                  /* the store has the row, or may have it */
     uint64_t member, token;          /* as which it asks the owner */
     struct mirror_waiting waiting[CAIRN_MIRROR_REPORTS]; /* the owner's */
-    struct mirror_report heard[CAIRN_MIRROR_REPORTS];    /* the last of the standby's */
-    uint64_t again_ms; /* coord_now_ms: no mirror is made before */
-    unsigned failures; /* since it was in step */
-    struct sentence why;
+    uint8_t *answer; /* owned: the standby's last answer to a Fence, packed; NULL: none */
+    size_t answer_bytes;
+    uint64_t again_ms;   /* coord_now_ms: no mirror is made before */
+    unsigned failures;   /* since it was in step */
+    struct sentence why; /* why there is no mirror, if there is none */
 };
 
 /* Returns the mirror of the part at the index; NULL if there is none. */
@@ -58,8 +43,6 @@ struct coord_mirror *coord_mirror_at(const struct coord_job *job,
                                      const struct coord_shard_entry *entry);
 /* True if the standby's part has the shape that the job has now. A part of another layout is never used. */
 bool coord_mirror_fits(const struct coord_mirror *mirror);
-/* True if the standby is sent each round. */
-bool coord_mirror_takes_part(const struct coord_mirror *mirror);
 struct mirror_view coord_mirror_view(const struct coord_mirror *mirror);
 /* Returns the owner's name, for a sentence. */
 const char *coord_mirror_owner(const struct coord_mirror *mirror);

@@ -5,7 +5,7 @@
 
 #include "server/coordinator/mirror.h"
 
-static const uint16_t report_types[CAIRN_MIRROR_REPORTS] = { CAIRN_MSG_REDUCED,
+static const uint16_t report_types[CAIRN_MIRROR_REPORTS] = { CAIRN_MSG_ANSWER, CAIRN_MSG_REDUCED,
                                                              CAIRN_MSG_PUBLISHED };
 
 /* ---- reports that wait ---- */
@@ -21,20 +21,41 @@ void coord_mirror_forget_reports(struct coord_mirror *mirror)
     for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++) forget_waiting(&mirror->waiting[kind]);
 }
 
+/* The decision may have reached the standby alone, which has carried it out. The owner, which is prepared for
+ * that round, then counts as having answered with it. */
+static void add_decision(const struct coord_mirror *mirror, Cairn__Answer *owners,
+                         Cairn__Answer *standbys)
+{
+    Cairn__Decision *theirs = owners->last;
+    const bool is_known = theirs != NULL && standbys->last != NULL &&
+                          standbys->epoch == owners->epoch;
+    if (!is_known || !mirror_knows_more(standbys->last->round, theirs->round)) return;
+    log_info("job %s: round %" PRIu64 " was decided, and standby %s alone knows",
+             mirror->job->spec.name, standbys->last->round, mirror->name);
+    owners->last = standbys->last;
+    standbys->last = theirs;
+}
+
 /* Hands the owner's report to the core. */
 static void pass(struct coord_mirror *mirror, int kind)
 {
     struct mirror_waiting waiting = mirror->waiting[kind];
     mirror->waiting[kind] = (struct mirror_waiting) { .bytes = NULL };
-    ProtobufCMessage *message = message_unpack(message_type(report_types[kind]), waiting.bytes,
-                                               waiting.byte_count);
+    const ProtobufCMessageDescriptor *type = message_type(report_types[kind]);
+    ProtobufCMessage *message = message_unpack(type, waiting.bytes, waiting.byte_count);
+    ProtobufCMessage *answer = NULL;
+    if (kind == CAIRN_MIRROR_ANSWER && mirror->answer != NULL && mirror_takes_part(&mirror->state))
+        answer = message_unpack(type, mirror->answer, mirror->answer_bytes);
     struct coord_job *job = mirror->job;
     const uint32_t shard = mirror->shard;
     free(waiting.bytes);
+    if (message != NULL && answer != NULL)
+        add_decision(mirror, (Cairn__Answer *)message, (Cairn__Answer *)answer);
     // without memory the report is lost, and the round ends at the step's deadline
-    if (message == NULL) return;
-    if (job->shards[shard].up) coord_part_message(job, shard, report_types[kind], message);
+    if (message != NULL && job->shards[shard].up)
+        coord_part_message(job, shard, report_types[kind], message);
     message_free(message);
+    message_free(answer);
 }
 
 void coord_mirror_pass_reports(struct coord_job *job, uint32_t shard)
@@ -42,14 +63,16 @@ void coord_mirror_pass_reports(struct coord_job *job, uint32_t shard)
     for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++) {
         struct coord_mirror *mirror = coord_mirror_find(job, shard);
         if (mirror == NULL || mirror->waiting[kind].bytes == NULL) continue;
-        const struct mirror_view view = coord_mirror_view(mirror);
-        if (mirror_passes(&view, mirror->waiting[kind].report, mirror->heard[kind]))
+        if (mirror_passes(&mirror->state, (enum mirror_report_kind)kind,
+                          mirror->waiting[kind].report))
             pass(mirror, kind);
     }
 }
 
 static struct mirror_report report_of(int kind, const ProtobufCMessage *message)
 {
+    if (kind == CAIRN_MIRROR_ANSWER)
+        return (struct mirror_report) { ((const Cairn__Answer *)message)->epoch, 0 };
     if (kind == CAIRN_MIRROR_REDUCED) {
         const Cairn__Reduced *reduced = (const Cairn__Reduced *)message;
         return (struct mirror_report) { reduced->epoch, reduced->round };
@@ -122,7 +145,20 @@ static bool agrees(const struct coord_mirror *mirror, struct mirror_report repor
     return same;
 }
 
-static void take_standbys(struct coord_mirror *mirror, int kind, const ProtobufCMessage *message)
+/* Keeps what the standby answers, until the owner has answered. */
+static void keep_answer(struct coord_mirror *mirror, const struct wire_frame *frame)
+{
+    free(mirror->answer);
+    mirror->answer = malloc(frame->payload_bytes + 1);
+    mirror->answer_bytes = 0;
+    if (mirror->answer == NULL)
+        return; // a decision that it alone knows of is forgotten, and its part stops
+    memcpy(mirror->answer, frame->payload, frame->payload_bytes);
+    mirror->answer_bytes = frame->payload_bytes;
+}
+
+static void take_standbys(struct coord_mirror *mirror, int kind, const struct wire_frame *frame,
+                          const ProtobufCMessage *message)
 {
     const struct mirror_report report = report_of(kind, message);
     if (kind == CAIRN_MIRROR_REDUCED && !agrees(mirror, report, message)) {
@@ -133,7 +169,8 @@ static void take_standbys(struct coord_mirror *mirror, int kind, const ProtobufC
                          report.round);
         return;
     }
-    mirror->heard[kind] = report;
+    if (kind == CAIRN_MIRROR_ANSWER) keep_answer(mirror, frame);
+    mirror_hears(&mirror->state, (enum mirror_report_kind)kind, report);
     coord_mirror_pass_reports(mirror->job, mirror->shard);
 }
 
@@ -156,19 +193,24 @@ bool coord_mirrors_take(struct coord_session *session, const struct wire_frame *
     const int kind = kind_of(frame->type);
     if (job == NULL || job->loss.mirrors == NULL || session->entry == NULL) return false;
     struct coord_mirror *mirror = coord_mirror_at(job, session->entry);
-    if (mirror != NULL && mirror->stage != CAIRN_MIRROR_TAKING &&
+    if (mirror != NULL && mirror->state.stage != CAIRN_MIRROR_TAKING &&
         !coord_job_has_shard(job, session->entry)) {
-        if (kind < CAIRN_MIRROR_REPORTS && coord_mirror_takes_part(mirror))
-            take_standbys(mirror, kind, message);
+        if (kind < CAIRN_MIRROR_REPORTS && mirror_takes_part(&mirror->state))
+            take_standbys(mirror, kind, frame, message);
         return true; // the core knows nothing of it
     }
     mirror = kind < CAIRN_MIRROR_REPORTS ? mirror_of(job, session->entry) : NULL;
     if (mirror == NULL) return false;
-    const struct mirror_view view = coord_mirror_view(mirror);
     const struct mirror_report report = report_of(kind, message);
-    if (mirror_passes(&view, report, mirror->heard[kind])) return false;
+    const bool passes = mirror_passes(&mirror->state, (enum mirror_report_kind)kind, report);
+    const bool is_refused = kind == CAIRN_MIRROR_ANSWER &&
+                            ((const Cairn__Answer *)message)->refused;
+    if (is_refused || (passes && kind != CAIRN_MIRROR_ANSWER)) return false;
     hold(mirror, kind, frame, report);
-    if (kind == CAIRN_MIRROR_REDUCED && coord_mirror_takes_part(mirror) && mirror->entry != NULL)
+    if (passes) // an answer, to which the standby's may have to be added
+        coord_mirror_pass_reports(job, mirror->shard);
+    else if (kind == CAIRN_MIRROR_REDUCED && mirror_takes_part(&mirror->state) &&
+             mirror->entry != NULL)
         tell_sums(mirror, report);
     return true;
 }
@@ -178,7 +220,7 @@ bool coord_mirrors_take(struct coord_session *session, const struct wire_frame *
 void coord_mirrors_send(const struct coord_job *job, uint16_t type, const ProtobufCMessage *message)
 {
     for (const struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next)
-        if (coord_mirror_takes_part(m) && m->entry != NULL)
+        if (mirror_takes_part(&m->state) && m->entry != NULL)
             coord_session_send(m->entry->session, type, 0, message);
 }
 
@@ -191,7 +233,9 @@ static void join_rounds(struct coord_mirror *mirror, uint64_t round, struct cair
     Cairn__Fence fence = CAIRN__FENCE__INIT;
     Cairn__Resolve resolve = CAIRN__RESOLVE__INIT;
     Cairn__Decision decision;
+    const struct mirror_view view = coord_mirror_view(mirror);
     if (version_compare(last->version_after, version) != 0) return; // at a later round
+    if (mirror_on(&mirror->state, CAIRN_MIRROR_ON_OPENS, &view) != CAIRN_MIRROR_DO_JOIN) return;
     coord_decision_to_message(last, &decision);
     fence.job = resolve.job = job->id;
     fence.epoch = resolve.epoch = round_epoch_of(job->core);
@@ -199,7 +243,6 @@ static void join_rounds(struct coord_mirror *mirror, uint64_t round, struct cair
     resolve.decision = &decision;
     coord_session_send(mirror->entry->session, CAIRN_MSG_FENCE, 0, &fence.base);
     coord_session_send(mirror->entry->session, CAIRN_MSG_RESOLVE, 0, &resolve.base);
-    mirror->stage = CAIRN_MIRROR_FILLING;
 }
 
 void coord_mirror_join_at_rest(struct coord_mirror *mirror)
@@ -234,9 +277,9 @@ void coord_mirrors_open(struct coord_job *job, const struct round_action *action
     open.n_members = 1;
     for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = next) {
         next = m->next;
-        if (m->stage == CAIRN_MIRROR_READY && coord_mirror_fits(m))
+        if (m->state.stage == CAIRN_MIRROR_READY && m->entry != NULL)
             join_rounds(m, action->round - 1, action->version);
-        if (!coord_mirror_takes_part(m) || m->entry == NULL) continue;
+        if (!mirror_takes_part(&m->state) || m->entry == NULL) continue;
         if (action->write) {
             coord_mirror_end(m, "a member writes into the job's state");
             continue;
@@ -249,15 +292,14 @@ void coord_mirrors_open(struct coord_job *job, const struct round_action *action
 bool coord_mirror_is_late(const struct coord_mirror *mirror)
 {
     const uint64_t now_ms = coord_now_ms(mirror->job->cluster);
-    const uint64_t most_ms = (uint64_t)mirror->job->cluster->options->lease_timeout_ms;
+    const uint64_t lease_ms = (uint64_t)mirror->job->cluster->options->lease_timeout_ms;
     const struct coord_session *owner = mirror->job->shards[mirror->shard].entry->session;
-    // From an owner that is not heard the standby has no sums to fetch, and is about to replace it.
     const uint64_t silent_ms = owner != NULL
                                    ? uv_now(mirror->job->cluster->loop) - owner->last_frame_ms
                                    : UINT64_MAX / 2;
     for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++)
         if (mirror->waiting[kind].bytes != NULL &&
-            now_ms - mirror->waiting[kind].since_ms > most_ms + silent_ms)
+            mirror_is_late(now_ms - mirror->waiting[kind].since_ms, silent_ms, lease_ms))
             return true;
     return false;
 }
