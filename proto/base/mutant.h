@@ -116,8 +116,21 @@
  * 102  the last decision dies with the process
  * 103  the last fence dies with the process
  * 104  the newest round dies with the process
- * 105  a shard whose process died before it heard that a slice is settled is not told again */
-#define CAIRN_MUTANT_COUNT 105
+ * 105  a shard whose process died before it heard that a slice is settled is not told again
+ * 106  an owner's REDUCED counts although its standby has not the sums
+ * 107  an owner's PUBLISHED counts although its standby has not carried out the decision
+ * 108  an owner goes on alone before the store says that its standby is not in step
+ * 109  a standby that is not in step takes a place
+ * 110  a standby of another layout takes a place
+ * 111  a standby counts as the owner before the store says so
+ * 112  a row that says that a standby is in step counts as absent while it is written
+ * 113  a new coordinator takes a standby for one that is in step with the owner that is there
+ * 114  a standby is given up while it alone has the part
+ * 115  a row that could not be removed counts as removed
+ * 116  a decision that reached a standby alone is forgotten
+ * 117  a standby is late as soon as its owner would be missed
+ * 118  a report of a round that will be void is looked at */
+#define CAIRN_MUTANT_COUNT 118
 
 /* ==== order on a GPU: cairn-home-seeds-mutant-<n>, which the emulated card catches (tests/gpu) ==== */
 

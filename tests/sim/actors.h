@@ -42,6 +42,51 @@ struct seat {
     uint64_t probe_number;
 };
 
+/* The store's row of a mirror: which process is in step, in which layout. life 0: none. */
+struct sim_row {
+    uint64_t life;
+    const struct sim_layout *layout;
+};
+enum sim_row_kind { SIM_ROW_IN_STEP, SIM_ROW_DROPPED, SIM_ROW_PLACE };
+struct sim_row_write {
+    enum sim_row_kind kind;
+    uint32_t place, name;
+    struct sim_row row;
+    uint64_t serial; /* of the mirror that hears of its end; 0: none does */
+};
+
+/* The mirror of a place, as server/coordinator/mirror.c has it. */
+struct sim_mirror {
+    struct mirror_state state;
+    uint64_t serial;                 /* tells late answers apart */
+    uint64_t life;                   /* of the standby's process */
+    const struct sim_layout *layout; /* of its part */
+    bool is_there;                   /* it is connected, and the mirror's */
+    uint32_t paired; /* bits: the standby knows of the owner, and the owner of the standby */
+    bool owner_is_empty;
+    uint64_t owner_gone, again; /* since when the owner is away; when a mirror may be made */
+    bool holds[CAIRN_MIRROR_REPORTS];
+    struct message held[CAIRN_MIRROR_REPORTS];
+    struct message answer; /* the standby's last one */
+    uint64_t since[CAIRN_MIRROR_REPORTS];
+};
+
+/* What a process knows as a standby. */
+struct sim_standby {
+    bool on, complete;
+    /* The round that it has carried out, or does, and no shard with a place has begun to: that of a decision
+     * which may be forgotten with its coordinator. 0: none */
+    uint64_t ahead;
+    bool is_stray;    /* it has carried out what nobody waited for: it is not compared any more */
+    uint64_t request; /* the mirror's serial */
+    uint64_t serial;  /* of what is asked for: another one is of no use any more */
+    uint64_t owner_life;   /* the process that it mirrors */
+    uint64_t epoch, round; /* whose sums it fetches; round 0: none */
+    uint64_t until;
+    uint32_t sums_here, asked;
+    uint8_t here[CHUNKS_MAX], wanted[CHUNKS_MAX]; /* planes, a bit each */
+};
+
 /* A second process under a shard's name: it holds nothing. */
 struct twin {
     bool alive;
@@ -51,6 +96,8 @@ struct twin {
 struct store { /* what is durable */
     uint64_t identity, incarnation, epoch, reserved;
     struct sim_layout *layout;
+    struct sim_row mirrors[SHARDS_MAX];
+    uint32_t name[SHARDS_MAX]; /* of the process that has the place */
 };
 
 struct coordinator {
@@ -76,6 +123,10 @@ struct coordinator {
     uint32_t awaited; /* so many workers, since one was lost; 0: none */
     uint64_t awaited_until_ms;
     bool loss_halts;
+    bool is_acting; /* on what the core said last */
+    struct sim_mirror mirrors[SHARDS_MAX];
+    struct sim_row_write rows[SIM_ROWS_MAX];
+    uint32_t row_count;
     struct seat seats[SHARDS_MAX];
     struct {
         uint64_t number; /* 0: it never was one */
@@ -110,6 +161,15 @@ struct sim_copy { /* of a version, published */
 };
 
 struct sim_shard {
+    uint32_t id;   /* its name as events have it */
+    uint32_t room; /* of the memory that its cores are in */
+    /* of the processes of a place (sim_standby.c): which one it is, and a number that each start has anew */
+    uint32_t name;
+    uint64_t life;
+    bool is_empty;      /* its host died, or it was told to drop its part */
+    uint64_t died;      /* when its host did; 0: it lives */
+    uint64_t cut_until; /* it does not reach the coordinator */
+    struct sim_standby standby;
     bool alive;                                 /* the process */
     struct step_machine *core;                  /* NULL: it has no part yet */
     uint32_t core_place;                        /* of the memory that it is in */

@@ -22,16 +22,24 @@
 #define PLACED_MAX  3 /* and for those that are read in place */
 #define SLOTS_MAX   (PROCS_MAX * (WINDOW_MAX + SMALL_MAX + PLACED_MAX))
 #define GROUPS      2
-#define FAULTS      16
+#define FAULTS      20
 #define LEDGER_MAX  1024
 #define STATE_MAX   40 /* of a trainer, bytes */
 #define PAYLOAD_MAX 800
 #define NOBODY      UINT32_MAX
-#define HOSTS_MAX   3
-#define LAYOUTS_MAX 64
-#define PLACES_MAX  (PROCS_MAX + SHARDS_MAX) /* who pushes: processes, and the relay of each shard */
-#define LACKS_MAX   (PROCS_MAX * (SHARDS_MAX + 1))
-#define HOLDS_MAX   (PROCS_MAX * CHUNKS_MAX / 8)
+/* A shard's process is named by its place in the layout; the other process of a place, which is or may become
+ * its standby, by OTHER + the place. */
+#define OTHER        8
+#define PLACE(id)    ((id) % OTHER)
+#define ROOMS_MAX    (2 * SHARDS_MAX) /* of cores: two for each process */
+#define HOSTS_MAX    3
+#define LAYOUTS_MAX  64
+#define SIM_ROWS_MAX 64 /* writes that wait for the store, beside the epoch's */
+#define SIM_MIRROR_MEMBER \
+    ((1u << 24) * 16ull + 15)               /* as which a standby's machine knows its owner */
+#define PLACES_MAX (PROCS_MAX + SHARDS_MAX) /* who pushes: processes, and the relay of each shard */
+#define LACKS_MAX  (PROCS_MAX * (SHARDS_MAX + 1))
+#define HOLDS_MAX  (PROCS_MAX * CHUNKS_MAX / 8)
 
 static inline uint32_t tensor_of(uint32_t chunk)
 {
@@ -89,6 +97,17 @@ enum message_kind {
     M_LEAVE,
     M_ATTACHED, /* the layout in which the newest version is published, and that version */
     M_LAYOUT,   /* the one in force, and from which version on it serves */
+    /* of a standby: `request` is the mirror's serial */
+    M_MIRROR_MAKE, /* make a part */
+    M_MIRROR_MADE,
+    M_MIRROR_OF,   /* to the standby, of the owner's process `weight` */
+    M_MIRROR_JOIN, /* to the owner */
+    M_MIRROR_PAIRED,
+    M_MIRROR_SUMS, /* the owner has the sums of that round */
+    M_MIRROR_FILLED,
+    M_MIRROR_DROP, /* the part is of no use */
+    M_MIRROR_OWNS, /* the part is no mirror any more; request 0: no answer is wanted */
+    M_MIRROR_FREE,
 };
 
 /* A message's record, if there is an attacker (sim_attack.c). */
@@ -124,7 +143,7 @@ struct message {
     uint8_t state[STATE_MAX]; /* COMMIT */
     size_t state_bytes;
     double driven[GROUPS]; /* COMMIT */
-    bool unknown;          /* RESULT: too old */
+    bool unknown;          /* RESULT: too old. SHARD_HELLO: the process has a part */
     bool refused;          /* ANSWER */
     bool write;            /* OPENED */
     /* between those that push and shards: whose chunks, and whether a relay is between */
@@ -181,6 +200,12 @@ enum event_kind {
     E_TAKEN,      /* a = shard, b = chunk; conn = of the connection that it is taken over */
     E_TAKE_AGAIN, /* a = shard: it is connected again to who gives; conn = the new one */
     E_ATTACK,
+    /* of standbys: a = process */
+    E_MIRROR_FEED,  /* conn = the serial of what it asks for */
+    E_MIRROR_PIECE, /* b = chunk << 2 | plane; conn = the serial */
+    E_MIRROR_SUMS,  /* b = the chunk, by its number on the shard; conn = the round */
+    E_HOST_START,
+    E_ROW_SAVED, /* conn = the incarnation */
 };
 
 #define OWNED(owner, what) ((owner) << 8 | (what))

@@ -12,7 +12,7 @@ for file in "$@"; do
         memcpy | memset | memcmp | memmove | __assert_fail | _GLOBAL_OFFSET_TABLE_) continue ;;
         __stack_chk_fail) continue ;; # of compilers that guard the stack by default, as Ubuntu's
         exact_add | update_norm_of | group_scalars_* | schedule_lr) continue ;;
-        sentence_set | sentence_add) continue ;;
+        sentence_set | sentence_add | fail_with | capability_name) continue ;;
         esac
         if ! printf '%s\n' "$defined" | grep -qxF "$name"; then
             echo "$file calls $name"

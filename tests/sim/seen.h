@@ -126,6 +126,25 @@
     X(kept_prepared, "shards that died with a layout prepared, and were kept")         \
     X(kept_taking, "shards that died while state came, and were kept")                 \
     X(kept_unsettled, "shards that died whole in an unsettled layout, and were kept")  \
+    X(mirrored, "looks at mirrors that were in step")                                  \
+    X(mirror_filled, "standbys filled")                                                \
+    X(mirror_ended, "mirrors that ended, and whose owners went on alone")              \
+    X(mirror_knows, "decisions that reached a standby, and not its owner")             \
+    X(mirror_asks, "sums asked for of an owner that was gone")                         \
+    X(mirror_dropped, "parts dropped by processes without a place")                    \
+    X(mirror_unsaved, "words on mirrors that the store did not take")                  \
+    X(owners_dead, "hosts of owners that died")                                        \
+    X(standbys_dead, "hosts of standbys that died")                                    \
+    X(owners_cut_off, "shards cut off from the coordinator")                           \
+    X(lost_in_write, "hosts that died as a write began, with the job")                 \
+    X(standbys_cut_off, "standbys cut off from the coordinator")                       \
+    X(mirror_at_rest, "standbys that joined between two rounds")                       \
+    X(places_taken, "places that a standby took")                                      \
+    X(places_cut_off, "places taken of an owner that lives")                           \
+    X(place_lost, "places taken, and unknown to the next coordinator")                 \
+    X(restart_storing, "coordinators killed while a standby was stored as in step")    \
+    X(restart_taking, "coordinators killed while a place was being stored")            \
+    X(restart_ending, "coordinators killed while a mirror was being ended")            \
     X(went_back, "slices in force that were taken back")                               \
     X(left_out, "shards with nothing that were left out")                              \
     X(fetched_before, "versions fetched by the layout before")                         \

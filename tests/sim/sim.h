@@ -23,6 +23,7 @@
  *   sim_oracle.c       what has to hold, whatever happens
  *   sim_twin.c         a second process under a shard's name, and who has the seat
  *   sim_store.c        the coordinator's store, mixed up and adopted
+ *   sim_standby.c      standbys, the coordinator's mirrors, and whose host dies
  *   sim_faults.c       what happens
  *   sim_attack.c       who meddles with the network
  *   sim_names.c        names for --verbose
@@ -93,6 +94,10 @@ struct scenario {          /* drawn from the seed */
     /* faults */
     double fault_gap, kill_midway, break_midway;
     uint32_t weight[FAULTS]; /* of each kind of fault */
+    bool standbys;           /* each place has one */
+    uint64_t patience_ms;    /* for an owner that is away */
+    double owner_dies;       /* whenever a standby fetches its sums, or carries out a decision */
+    double row_delay;        /* of the store's rows beside the epoch */
     uint64_t faults_end, deadline_ms;
 };
 
@@ -117,10 +122,16 @@ struct sim {
     struct sim_layout layouts[LAYOUTS_MAX];
     uint32_t layout_count;
     struct sim_plan plan;
-    struct sim_shard shards[SHARDS_MAX];
-    uint32_t shard_count; /* that there ever were */
-    uint64_t stores;      /* made so far */
-    bool slipped;         /* one was put in place of another */
+    struct sim_shard shards[SHARDS_MAX]; /* that have the places, as far as the coordinator knows */
+    struct sim_shard others[SHARDS_MAX]; /* the other process of each place (sim_standby.c) */
+    uint32_t shard_count;                /* that there ever were */
+    bool has_others;                     /* processes in `others` */
+    struct sim_shard spare;
+    struct message spare_message;
+    uint64_t starts, serials; /* of processes; of mirrors */
+    struct link no_link;
+    uint64_t stores; /* made so far */
+    bool slipped;    /* one was put in place of another */
     struct twin twins[SHARDS_MAX];
     struct sim_relay relays[SHARDS_MAX]; /* each of the shard's process */
     struct process procs[PROCS_MAX];
@@ -130,12 +141,15 @@ struct sim {
     struct attack *attack; /* owned */
 
     /* memory and scratch of the cores, made once and used for all seeds */
-    void *round_memory, *step_memory[2][SHARDS_MAX], *push_memory[PROCS_MAX], *move_memory;
+    void *round_memory, *step_memory[2][ROOMS_MAX], *push_memory[PROCS_MAX], *move_memory;
     void *relay_step_memory[2][SHARDS_MAX][SHARDS_MAX], *relay_push_memory[SHARDS_MAX][SHARDS_MAX];
     struct round_action *round_list;
     struct step_action *step_list;
     struct push_action *push_list;
 };
+
+/* The process of that name. */
+#define shard_at(sim, id) (&((id) < OTHER ? (sim)->shards : (sim)->others)[PLACE(id)])
 
 /* sim_operations.c: goes through all orders of a job's operations, and prints what is wrong. */
 bool sim_operations(void);
@@ -232,6 +246,8 @@ bool sim_pop(struct sim *sim, struct event *out);
 void sim_net_reset(struct sim *sim);
 /* Nothing that the shard's process has begun ends any more. */
 void sim_forget_work(struct sim *sim, uint32_t shard);
+/* What is under way for a process of the place is for its other process. */
+void sim_rename_work(struct sim *sim, uint32_t place);
 struct message *sim_message_copy(struct sim *sim, const struct message *from);
 void sim_message_free(struct sim *sim, struct message *message);
 /* In order, reliable until the connection is lost. way: 0 to the coordinator, 1 from it. */
@@ -281,6 +297,7 @@ void coordinator_pin(struct sim *sim);
  * then. */
 void shard_link_break(struct sim *sim, uint32_t shard, double notice);
 void coordinator_core_event(struct sim *sim, struct round_event *event);
+void coordinator_report(struct sim *sim, uint32_t shard, const struct message *message);
 void link_cut(struct sim *sim, struct link *link);
 
 /* sim_groups.c */
@@ -307,9 +324,42 @@ void store_adopts(struct sim *sim);
 void twin_start(struct sim *sim, uint32_t shard);
 void twin_lost(struct sim *sim, uint32_t shard); /* its connection, if it has one */
 void twin_event(struct sim *sim, const struct event *event);
-void seat_hello(struct sim *sim, uint32_t shard, enum sitter who);
+void seat_hello(struct sim *sim, uint32_t shard, enum sitter who, const struct message *hello);
+void seat_up(struct sim *sim, uint32_t shard); /* the process with the state counts */
+void seat_down(struct sim *sim, uint32_t shard);
 void seat_answers(struct sim *sim, uint32_t shard, enum sitter who);
 void seat_left(struct sim *sim, uint32_t shard, enum sitter who);
+
+/* sim_standby.c */
+enum sim_standby_fault { SIM_OWNER_DIES, SIM_STANDBY_DIES, SIM_CUT_OFF, SIM_STANDBY_CUT_OFF };
+void standby_start(struct sim *sim);
+void standby_fault(struct sim *sim, enum sim_standby_fault fault, uint32_t place);
+void standby_event(struct sim *sim, const struct event *event);
+/* To a shard's process, as a standby or its owner. */
+void standby_message(struct sim *sim, uint32_t id, const struct message *message);
+void standby_updates(struct sim *sim, uint32_t id); /* an update begins */
+void standby_coordinator_starts(struct sim *sim);
+void standby_coordinator_dies(struct sim *sim);
+/* From a process without a place, or an answer of one that has a place. */
+void standby_from(struct sim *sim, uint32_t id, const struct message *message);
+/* The owner's report waits for the standby's. */
+bool standby_holds(struct sim *sim, uint32_t place, const struct message *message);
+/* False: whoever says hello does not count as the owner now. */
+bool standby_has_place(struct sim *sim, uint32_t place, const struct message *hello);
+void standby_owner_up(struct sim *sim, uint32_t place); /* before the core hears of it */
+void standby_owner_down(struct sim *sim, uint32_t place);
+void standby_down(struct sim *sim, uint32_t place);
+/* To the standby of a place, if it takes part. */
+void standby_send(struct sim *sim, uint32_t place, const struct message *message);
+void standby_opens(struct sim *sim, const struct round_action *open); /* before it is sent */
+void standby_layout_begins(struct sim *sim);
+void standby_tick(struct sim *sim);
+/* The place's standby has to have what the owner has, as far as it is filled; or all of it. */
+bool standby_counts(const struct sim *sim, uint32_t place);
+bool standby_is_whole(const struct sim_shard *s, uint32_t chunk); /* the chunk is there */
+bool standby_is_in_step(const struct sim *sim, uint32_t place);
+bool standby_is_awaited(const struct sim *sim, uint32_t place); /* its owner is lost */
+bool standby_is_last(const struct sim *sim);                    /* the same of any place */
 
 /* sim_shard.c */
 void shard_start(struct sim *sim, uint32_t shard);

@@ -11,7 +11,7 @@ static void do_event(struct sim *sim, struct round_event *event);
 
 void shard_link_break(struct sim *sim, uint32_t shard, double notice)
 {
-    struct link *link = &sim->shards[shard].control;
+    struct link *link = &shard_at(sim, shard)->control;
     if (!link->up) return;
     link_cut(sim, link);
     sim_at(sim, rng_exponential(&sim->schedule, notice), E_SHARD_DOWN, shard, 0, link->id);
@@ -35,6 +35,7 @@ void coordinator_kill(struct sim *sim)
     if (stage != CAIRN_ROUND_FAILED) sim->seen[seen[stage]]++;
     sim_trace(sim, "coordinator killed", c->incarnation, stage, 0);
     c->alive = false;
+    standby_coordinator_dies(sim);
     if (c->persisting) {
         // The write was under way: it is on the disk, or it is not.
         if (rng_chance(&sim->fault, 0.5)) {
@@ -76,6 +77,7 @@ void coordinator_start(struct sim *sim)
     c->decided_round = 0;
     memset(c->relays, 0, sizeof c->relays);
     memset(c->seats, 0, sizeof c->seats);
+    standby_coordinator_starts(sim);
     reshard_start(sim);
     sim_trace(sim, "coordinator starts", c->incarnation, c->store.epoch, c->store.reserved);
     // The core's clock starts here: a deadline set before its first tick would have passed at once.
@@ -113,6 +115,22 @@ static void to_shard(struct sim *sim, uint32_t shard, enum message_kind kind,
                      &message);
 }
 
+/* The same to the shard's standby, of which the owner is the one member. */
+static void to_standby(struct sim *sim, uint32_t shard, enum message_kind kind,
+                       const struct round_action *action)
+{
+    struct message message = { .kind = kind,
+                               .epoch = action->epoch,
+                               .round = action->round,
+                               .version = action->version,
+                               .layout = (uint32_t)action->layout,
+                               .members = { SIM_MIRROR_MEMBER },
+                               .member_count = 1 };
+    if (action->decision != NULL) message.decision = *action->decision;
+    if (kind == M_FENCE || kind == M_RESOLVE || kind == M_OPEN || kind == M_DECIDE)
+        standby_send(sim, shard, &message);
+}
+
 /* To every shard; it may be killed, or lose a connection, between one and the next. */
 static void to_shards(struct sim *sim, enum message_kind kind, const struct round_action *action)
 {
@@ -130,7 +148,10 @@ static void to_shards(struct sim *sim, enum message_kind kind, const struct roun
             sim->seen[SEEN_control_lost]++;
             shard_link_break(sim, shard, NOTICE);
         }
+        const bool is_first = sim->scenario.standbys && rng_chance(&sim->schedule, 0.5);
+        if (is_first) to_standby(sim, shard, kind, action);
         to_shard(sim, shard, kind, action);
+        if (!is_first) to_standby(sim, shard, kind, action);
     }
 }
 
@@ -300,6 +321,7 @@ static void do_action(struct sim *sim, const struct round_action *action)
         see_start(sim, action);
         see_losses(sim, action);
         groups_form(sim, action);
+        standby_opens(sim, action);
         to_shards(sim, M_OPEN, action);
         return;
     case CAIRN_ROUND_DECIDE:
@@ -344,16 +366,19 @@ static void do_event(struct sim *sim, struct round_event *event)
     struct round_actions actions = { sim->round_list, 0, round_actions_max(&config) };
     const uint32_t before = round_worker_count(c->core);
     if (event->kind == CAIRN_ROUND_TICK) c->tick_ms = event->now_ms;
+    if (c->is_acting) sim_fail(sim, "the core is told something in the middle of what it said");
     round_on_event(c->core, event, &actions);
     note_losses(sim, event, &actions, before);
     if (before == 0) c->came_ms = c->tick_ms;
     if (round_worker_count(c->core) == 0) c->started = false;
     const uint64_t incarnation = c->incarnation;
+    c->is_acting = true;
     for (size_t i = 0; i < actions.count; i++) {
         if (!c->alive || c->incarnation != incarnation)
-            return; // killed midway: the rest is not done
+            break; // killed midway: the rest is not done
         do_action(sim, &actions.list[i]);
     }
+    c->is_acting = false;
 }
 
 void coordinator_core_event(struct sim *sim, struct round_event *event)
@@ -376,7 +401,8 @@ void coordinator_pin(struct sim *sim)
     if (c->alive && round_pin_pending(c->core)) sim->seen[SEEN_pin_deferred]++;
 }
 
-static void from_shard(struct sim *sim, uint32_t shard, const struct message *message)
+/* What counts of a shard. */
+void coordinator_report(struct sim *sim, uint32_t shard, const struct message *message)
 {
     struct round_event event = { .shard = shard,
                                  .epoch = message->epoch,
@@ -388,7 +414,7 @@ static void from_shard(struct sim *sim, uint32_t shard, const struct message *me
                                  .lacks = { message->lacks, message->lack_count } };
     switch (message->kind) {
     case M_SHARD_HELLO:
-        seat_hello(sim, shard, THE_SHARD);
+        seat_hello(sim, shard, THE_SHARD, message);
         if (sim->shards[shard].known_up && message->weight > 0) reshard_heard(sim, shard, message);
         return;
     case M_ALIVE: seat_answers(sim, shard, THE_SHARD); return;
@@ -409,6 +435,14 @@ static void from_shard(struct sim *sim, uint32_t shard, const struct message *me
     default: sim_fail(sim, "the coordinator got message %d", (int)message->kind); return;
     }
     do_event(sim, &event);
+}
+
+static void from_shard(struct sim *sim, uint32_t shard, const struct message *message)
+{
+    if (shard >= OTHER || message->kind >= M_MIRROR_MAKE)
+        standby_from(sim, shard, message);
+    else if (!standby_holds(sim, shard, message))
+        coordinator_report(sim, shard, message);
 }
 
 /* Nothing but what the trainer gives with it can have been missing. */
@@ -500,14 +534,23 @@ void coordinator_event(struct sim *sim, const struct event *event)
         if (event->conn != c->incarnation) return;
         out.now_ms = sim->now / 1000;
         reshard_tick(sim);
+        standby_tick(sim);
+        if (!c->alive || event->conn != c->incarnation) return;
         sim_at(sim, MS(20), E_TICK, 0, 0, c->incarnation);
         break;
     case E_SHARD_DOWN:
         // Another connection has come meanwhile, or the loss was heard of already.
-        if (sim->shards[event->a].control.id != event->conn || !sim->shards[event->a].known_up)
+        if (shard_at(sim, event->a)->control.id != event->conn) return;
+        if (event->a >= OTHER) {
+            standby_down(sim, PLACE(event->a));
             return;
+        }
+        if (sim->scenario.standbys) seat_left(sim, event->a, THE_SHARD);
+        if (!sim->shards[event->a].known_up) return;
         sim->shards[event->a].known_up = false;
         seat_left(sim, event->a, THE_SHARD);
+        standby_owner_down(sim, event->a);
+        if (!c->alive) return;
         reshard_shard_down(sim, event->a);
         out.kind = CAIRN_ROUND_SHARD_DOWN;
         out.shard = event->a;

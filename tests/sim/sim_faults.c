@@ -20,7 +20,11 @@ enum fault {
     SLIP,
     RESHARD,
     KILL_FRESH,
-    KILL_KEPT
+    KILL_KEPT,
+    OWNER_DIES,
+    STANDBY_DIES,
+    CUT_OFF,
+    STANDBY_CUT_OFF
 };
 
 void faults_start(struct sim *sim)
@@ -63,9 +67,11 @@ static void second_shard(struct sim *sim, uint32_t shard)
 /* A process that is alive. */
 static uint32_t any_shard(struct sim *sim)
 {
-    uint32_t shard = (uint32_t)rng_below(&sim->fault, sim->shard_count);
-    while (!sim->shards[shard].alive) shard = (shard + 1) % sim->shard_count;
-    return shard;
+    const uint32_t first = (uint32_t)rng_below(&sim->fault, sim->shard_count);
+    for (uint32_t i = 0; i < sim->shard_count; i++)
+        if (sim->shards[(first + i) % sim->shard_count].alive)
+            return (first + i) % sim->shard_count;
+    return NOBODY;
 }
 
 /* An operator asks for a re-sharding; or a connection is lost over which state moves. */
@@ -73,7 +79,7 @@ static void reshard_fault(struct sim *sim, uint32_t shard)
 {
     if (sim->shards[shard].lacks != 0 && rng_chance(&sim->fault, 0.5))
         take_break(sim, shard);
-    else
+    else if (!standby_is_last(sim))
         reshard_want(sim);
 }
 
@@ -120,6 +126,10 @@ static void do_fault(struct sim *sim, uint32_t kind)
     const uint32_t shard = any_shard(sim);
     const uint32_t proc = any_process(sim);
     sim_trace(sim, "fault", kind, shard, proc);
+    if (shard == NOBODY) return; // its standby has not its place yet
+    if (kind >= OWNER_DIES)
+        standby_fault(sim, (enum sim_standby_fault)(kind - OWNER_DIES),
+                      (uint32_t)rng_below(&sim->fault, sim->scenario.shards));
     if (kind == KILL_COORDINATOR) coordinator_kill(sim);
     if (kind == BREAK_SHARD) {
         sim->seen[SEEN_control_lost]++;
@@ -128,7 +138,7 @@ static void do_fault(struct sim *sim, uint32_t kind)
     if (kind == SECOND_SHARD) second_shard(sim, shard);
     if (kind == SLIP) store_slip(sim);
     if (kind == RESHARD) reshard_fault(sim, shard);
-    if (kind == KILL_FRESH) kill_fresh(sim);
+    if (kind == KILL_FRESH && !standby_is_last(sim)) kill_fresh(sim);
     if (kind == KILL_KEPT) shard_kill_kept(sim, shard);
     if (kind == PIN) coordinator_pin(sim);
     if (kind == GARBAGE) shard_garbage(sim, shard);

@@ -14,7 +14,9 @@ const char *sim_message_name(enum message_kind kind)
         "REFUSE",         "MICRO_ACK",  "ASK_LACKS",    "LACKS",     "PROBE",
         "ALIVE",          "COME_AGAIN", "END",          "JOIN",      "PREPARE",
         "PREPARED",       "UNPREPARE",  "MOVED",        "SETTLED",   "PUBLISH",
-        "PUBLISHED_ANEW", "LEAVE",      "LAYOUT",
+        "PUBLISHED_ANEW", "LEAVE",      "ATTACHED",     "LAYOUT",    "MIRROR_MAKE",
+        "MIRROR_MADE",    "MIRROR_OF",  "MIRROR_JOIN",  "PAIRED",    "MIRROR_SUMS",
+        "FILLED",         "DROP",       "OWNS",         "FREE",
     };
     return NAME(names, kind);
 }
@@ -59,6 +61,11 @@ const char *event_name(enum event_kind kind)
         "taken",
         "takes again",
         "attack",
+        "standby asks",
+        "piece of state",
+        "sums of a chunk",
+        "host starts",
+        "row saved",
     };
     return NAME(names, kind);
 }

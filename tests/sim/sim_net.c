@@ -96,8 +96,42 @@ void sim_forget_work(struct sim *sim, uint32_t shard)
     for (size_t i = 0; i < sim->heap_count; i++) {
         struct event *event = &sim->heap[i];
         const bool is_work = event->kind == E_LANDED || event->kind == E_FOLDED ||
-                             event->kind == E_SUMMED || event->kind == E_UPDATED;
+                             event->kind == E_SUMMED || event->kind == E_UPDATED ||
+                             event->kind == E_MIRROR_FEED || event->kind == E_MIRROR_PIECE ||
+                             event->kind == E_MIRROR_SUMS;
         if (is_work && event->a == shard) event->kind = E_NOTHING; // its place in the heap stays
+    }
+}
+
+static bool is_for_process(const struct event *event)
+{
+    switch (event->kind) {
+    case E_SHARD_FROM_COORDINATOR:
+    case E_SHARD_FROM_WORKER:
+    case E_LANDED:
+    case E_FOLDED:
+    case E_SUMMED:
+    case E_UPDATED:
+    case E_SHARD_DOWN:
+    case E_PEER_DOWN:
+    case E_ENDPOINT_DOWN:
+    case E_CONTROL_RECONNECT:
+    case E_TAKEN:
+    case E_TAKE_AGAIN:
+    case E_HOST_START:
+    case E_MIRROR_FEED:
+    case E_MIRROR_PIECE:
+    case E_MIRROR_SUMS: return event->a != NOBODY;
+    default: return false;
+    }
+}
+
+void sim_rename_work(struct sim *sim, uint32_t place)
+{
+    for (size_t i = 0; i < sim->heap_count; i++) {
+        struct event *event = &sim->heap[i];
+        if (is_for_process(event) && PLACE(event->a) == place) event->a ^= OTHER;
+        if (event->kind == E_COORDINATOR_FROM_SHARD && PLACE(event->b) == place) event->b ^= OTHER;
     }
 }
 

@@ -54,26 +54,48 @@ bool oracle_halted(const struct sim *sim)
            skips->revision == sim->revision;
 }
 
-static const struct ledger_entry *find_entry(const struct oracle *o, uint64_t round,
-                                             uint32_t *index)
+/* ---- what has to hold ---- */
+
+/* Shards with places have begun to do what this standby was ahead with. */
+static bool has_caught_up(const struct oracle *o, const struct sim_shard *s)
 {
-    for (uint32_t i = 0; i < o->ledger_count; i++) {
-        if (o->ledger[i].round != round) continue;
-        *index = i;
-        return &o->ledger[i];
-    }
-    return NULL;
+    return s->standby.ahead != 0 && s->executed < o->ledger_count &&
+           o->ledger[s->executed].round == s->standby.ahead;
 }
 
-/* ---- what has to hold ---- */
+/* How many entries of the ledger are carried out at a place: if its owner is lost, by the standby that will
+ * have the place. */
+uint32_t oracle_executed(const struct sim *sim, uint32_t place)
+{
+    const struct sim_shard *s = standby_is_awaited(sim, place) ? &sim->others[place]
+                                                               : &sim->shards[place];
+    return s->executed + has_caught_up(&sim->oracle, s);
+}
 
 static bool all_executed(const struct sim *sim)
 {
     for (uint32_t s = 0; s < sim->shard_count; s++)
         if (layout_has(sim->oracle.layout, s) &&
-            sim->shards[s].executed != sim->oracle.ledger_count)
+            oracle_executed(sim, s) != sim->oracle.ledger_count)
             return false;
     return true;
+}
+
+/* No decision takes effect before each standby that is in step has the sums. */
+static void check_standbys(struct sim *sim, uint64_t round)
+{
+    for (uint32_t p = 0; p < sim->scenario.shards; p++) {
+        if (!standby_is_in_step(sim, p)) continue;
+        const struct step_machine *core = sim->others[p].core;
+        const bool has_sums = step_round_of(core) == round &&
+                              (step_phase_of(core) == CAIRN_STEP_REDUCED ||
+                               step_phase_of(core) == CAIRN_STEP_UPDATING ||
+                               step_phase_of(core) == CAIRN_STEP_IDLE);
+        if (!has_sums)
+            sim_fail(sim,
+                     "round %" PRIu64 " takes effect, and the standby of shard %u lacks its sums",
+                     round, p);
+    }
 }
 
 /* Every chunk has one owner: all shards that the job has go by one layout, and there is no other shard. */
@@ -86,7 +108,7 @@ static void check_layouts(struct sim *sim)
         const struct sim_shard *shard = &sim->shards[s];
         // One that died and is kept is before the fence that brought the layout, which comes again.
         const bool comes = shard->unfenced && shard->prepared == layout;
-        if (layout_has(layout, s) && shard->layout != layout && !comes)
+        if (layout_has(layout, s) && shard->layout != layout && !comes && !shard->is_empty)
             sim_fail(sim, "a round opens, and shard %u is in another layout than %" PRIu64, s,
                      layout->number);
     }
@@ -107,7 +129,7 @@ void oracle_recut(struct sim *sim, uint32_t shard, const struct sim_layout *layo
         sim_fail(sim, "shard %u goes from layout %" PRIu64 " to %" PRIu64, shard, o->layout->number,
                  layout->number);
     for (uint32_t s = 0; s < sim->shard_count; s++)
-        if (layout_has(o->layout, s) && sim->shards[s].executed != o->ledger_count && !layout->back)
+        if (layout_has(o->layout, s) && oracle_executed(sim, s) != o->ledger_count && !layout->back)
             sim_fail(sim, "another layout comes into force before shard %u has published", s);
     o->layout = layout;
     sim->seen[SEEN_recut]++;
@@ -129,14 +151,31 @@ void oracle_slipped(struct sim *sim)
         o->layout = o->layout->before;
 }
 
+static const struct ledger_entry *find_entry(const struct oracle *o, uint64_t round,
+                                             uint32_t *index)
+{
+    for (uint32_t i = 0; i < o->ledger_count; i++) {
+        if (o->ledger[i].round != round) continue;
+        *index = i;
+        return &o->ledger[i];
+    }
+    return NULL;
+}
+
 void oracle_joins(struct sim *sim, uint32_t shard, const struct decision *last)
 {
     const struct oracle *o = &sim->oracle;
+    uint32_t index = 0;
+    if (shard >= OTHER) { // it may be told so late that nobody counts on it any more
+        const bool is_known = find_entry(o, last->round, &index) != NULL;
+        shard_at(sim, shard)->executed = is_known ? index + 1 : 0;
+        return;
+    }
     const uint64_t round = o->ledger_count > 0 ? o->ledger[o->ledger_count - 1].round : 0;
     if (last->round != round)
         sim_fail(sim, "shard %u joins with the outcome of round %" PRIu64 "; the last is %" PRIu64,
                  shard, last->round, round);
-    sim->shards[shard].executed = o->ledger_count;
+    shard_at(sim, shard)->executed = o->ledger_count;
 }
 
 void oracle_opened(struct sim *sim, const struct round_action *open)
@@ -212,6 +251,7 @@ static void enter(struct sim *sim, const struct decision *decision)
                  round->round);
     struct ledger_entry *entry = &o->ledger[o->ledger_count];
     memset(entry, 0, sizeof *entry);
+    check_standbys(sim, round->round);
     truth_next(sim, round, entry);
     entry->after = (struct cairn_version) { o->generation, o->step };
     entry->incarnation = sim->coordinator.incarnation;
@@ -219,10 +259,46 @@ static void enter(struct sim *sim, const struct decision *decision)
     o->ledger_count++;
 }
 
+/* What a standby alone does has no effect yet. */
+static bool standby_runs_ahead(struct sim *sim, uint32_t id, const struct decision *decision)
+{
+    const struct oracle *o = &sim->oracle;
+    struct sim_shard *s = shard_at(sim, id);
+    struct sim_standby *standby = &s->standby;
+    if (!standby_counts(sim, PLACE(id))) return false;
+    s->executed += has_caught_up(o, s);
+    standby->ahead = 0;
+    if (s->executed != o->ledger_count) return false;
+    standby->ahead = decision->round;
+    return true;
+}
+
+bool oracle_has_executed(const struct sim *sim, uint32_t id, uint32_t index)
+{
+    const struct sim_shard *s = shard_at(sim, id);
+    return s->executed + has_caught_up(&sim->oracle, s) > index;
+}
+
+void oracle_takes_place(struct sim *sim, uint32_t place)
+{
+    struct sim_shard *s = &sim->shards[place];
+    const bool is_first = s->standby.ahead != 0 && !has_caught_up(&sim->oracle, s);
+    s->executed += has_caught_up(&sim->oracle, s);
+    s->standby.ahead = 0;
+    if (!is_first) return;
+    oracle_executes(sim, place, step_last(s->core));
+    if (step_phase_of(s->core) != CAIRN_STEP_UPDATING) oracle_compare(sim, place);
+}
+
 void oracle_executes(struct sim *sim, uint32_t shard, const struct decision *decision)
 {
     struct oracle *o = &sim->oracle;
-    const uint32_t at = sim->shards[shard].executed;
+    if (shard >= OTHER && standby_runs_ahead(sim, shard, decision)) return;
+    const uint32_t at = shard_at(sim, shard)->executed;
+    if (shard >= OTHER && !standby_counts(sim, PLACE(shard))) {
+        shard_at(sim, shard)->standby.is_stray = shard_at(sim, shard)->standby.on;
+        return; // a standby that nobody counts on, or a former owner
+    }
     if (at == o->ledger_count) enter(sim, decision);
     if (sim->failed) return;
     const struct ledger_entry *entry = &o->ledger[at];
@@ -241,13 +317,20 @@ void oracle_executes(struct sim *sim, uint32_t shard, const struct decision *dec
 
 void oracle_compare(struct sim *sim, uint32_t shard)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     const struct oracle *o = &sim->oracle;
+    if (s->standby.is_stray) return;
+    if (shard >= OTHER && s->standby.ahead != 0) {
+        if (s->executed == o->ledger_count) return;
+        s->standby.ahead = 0;
+    }
     s->executed++;
+    if (shard >= OTHER && !s->standby.on) return; // it had the place
     if (s->executed != o->ledger_count && !sim->failed)
         sim_fail(sim, "shard %u is %u rounds behind", shard, o->ledger_count - s->executed);
-    for (uint32_t c = 0; c < s->layout->count[shard]; c++) {
-        const uint32_t chunk = s->layout->chunk[shard][c];
+    for (uint32_t c = 0; c < s->layout->count[PLACE(shard)]; c++) {
+        const uint32_t chunk = s->layout->chunk[PLACE(shard)][c];
+        if (shard >= OTHER && !standby_is_whole(s, chunk)) continue;
         const size_t bytes = sim->scenario.elems[chunk] * sizeof(float);
         const bool same = memcmp(s->param[chunk], o->param[chunk], bytes) == 0 &&
                           memcmp(s->m[chunk], o->m[chunk], bytes) == 0 &&
@@ -312,9 +395,15 @@ void oracle_result(struct sim *sim, const struct message *result)
                  result->round);
         return;
     }
+    for (uint32_t p = 0; p < sim->scenario.shards; p++)
+        if (standby_is_in_step(sim, p) && !oracle_has_executed(sim, OTHER + p, index))
+            sim_fail(sim,
+                     "a worker heard the result of round %" PRIu64
+                     " before the standby of shard %u had carried it out",
+                     result->round, p);
     for (uint32_t s = 0; s < sim->shard_count; s++)
         if (layout_has(sim->oracle.layout, s) && !sim->shards[s].joining &&
-            sim->shards[s].executed <= index)
+            oracle_executed(sim, s) <= index)
             sim_fail(sim,
                      "a worker heard the result of round %" PRIu64
                      " before shard %u had published it",
@@ -329,7 +418,7 @@ void oracle_result(struct sim *sim, const struct message *result)
 
 void oracle_pinned(struct sim *sim, uint32_t shard, const struct message *pin)
 {
-    const struct cairn_version here = step_version(sim->shards[shard].core);
+    const struct cairn_version here = step_version(shard_at(sim, shard)->core);
     sim->seen[SEEN_pinned]++;
     if (version_compare(here, pin->version) != 0)
         sim_fail(sim, "shard %u was pinned at step %" PRIu64 " in a cut of step %" PRIu64, shard,

@@ -17,6 +17,7 @@ uint32_t sim_place(const struct sim *sim, uint64_t member)
 
 struct link *sim_fabric(struct sim *sim, uint32_t place, uint32_t shard)
 {
+    if (shard >= OTHER) return &sim->no_link; // nobody pushes to a process that has no place
     if (place < PROCS_MAX) return &sim->procs[place].fabric[shard];
     return &sim->relays[place - PROCS_MAX].owners[shard].link;
 }
@@ -24,7 +25,7 @@ struct link *sim_fabric(struct sim *sim, uint32_t place, uint32_t shard)
 /* Is the connection that the other one made the one that the shard knows? */
 static bool stands(struct sim *sim, uint32_t shard, uint32_t place)
 {
-    const struct peer *peer = &sim->shards[shard].peers[place];
+    const struct peer *peer = &shard_at(sim, shard)->peers[place];
     const struct link *link = sim_fabric(sim, place, shard);
     return peer->up && peer->conn == link->id && link->up;
 }
@@ -34,7 +35,7 @@ static bool stands(struct sim *sim, uint32_t shard, uint32_t place)
 static void tell(struct sim *sim, uint32_t shard, enum step_event_kind kind, uint64_t member)
 {
     const struct step_event event = { .kind = kind, .member = member };
-    if (sim->shards[shard].core == NULL) return;
+    if (shard_at(sim, shard)->core == NULL) return;
     shard_core_event(sim, shard, &event);
     relay_peer_event(sim, shard, &event);
 }
@@ -42,8 +43,8 @@ static void tell(struct sim *sim, uint32_t shard, enum step_event_kind kind, uin
 /* A new endpoint to a worker that is connected: the shard says so by it. */
 static void greet(struct sim *sim, uint32_t shard, uint32_t place)
 {
-    struct peer *peer = &sim->shards[shard].peers[place];
-    peer->endpoint = ++sim->shards[shard].endpoints;
+    struct peer *peer = &shard_at(sim, shard)->peers[place];
+    peer->endpoint = ++shard_at(sim, shard)->endpoints;
     peer->dead = false;
     const struct message hello = { .kind = M_HELLO,
                                    .member = peer->member,
@@ -55,7 +56,7 @@ static void greet(struct sim *sim, uint32_t shard, uint32_t place)
 
 void peer_hello(struct sim *sim, uint32_t shard, uint32_t place, uint64_t member, uint64_t conn)
 {
-    struct peer *peer = &sim->shards[shard].peers[place];
+    struct peer *peer = &shard_at(sim, shard)->peers[place];
     if (peer->up && peer->conn == conn && peer->member == member) return; // a duplicate
     if (peer->up) tell(sim, shard, CAIRN_STEP_PEER_DOWN, peer->member);
     *peer = (struct peer) { .member = member, .conn = conn, .up = true };
@@ -65,7 +66,7 @@ void peer_hello(struct sim *sim, uint32_t shard, uint32_t place, uint64_t member
 
 void peer_down(struct sim *sim, uint32_t shard, uint32_t place, uint64_t conn)
 {
-    struct peer *peer = &sim->shards[shard].peers[place];
+    struct peer *peer = &shard_at(sim, shard)->peers[place];
     if (!peer->up || peer->conn != conn) return;
     peer->up = false;
     tell(sim, shard, CAIRN_STEP_PEER_DOWN, peer->member);
@@ -73,7 +74,7 @@ void peer_down(struct sim *sim, uint32_t shard, uint32_t place, uint64_t conn)
 
 void shard_endpoint_break(struct sim *sim, uint32_t shard, uint32_t place)
 {
-    struct peer *peer = &sim->shards[shard].peers[place];
+    struct peer *peer = &shard_at(sim, shard)->peers[place];
     if (!stands(sim, shard, place) || peer->dead) return;
     peer->dead = true;
     sim->seen[place < PROCS_MAX ? SEEN_endpoint_lost : SEEN_relay_endpoint]++;
@@ -84,7 +85,7 @@ void shard_endpoint_break(struct sim *sim, uint32_t shard, uint32_t place)
 /* The shard's own way to a worker is lost: it makes another at once. */
 void peer_endpoint_down(struct sim *sim, uint32_t shard, uint32_t place, uint64_t endpoint)
 {
-    struct peer *peer = &sim->shards[shard].peers[place];
+    struct peer *peer = &shard_at(sim, shard)->peers[place];
     if (!peer->up || peer->endpoint != endpoint) return;
     tell(sim, shard, CAIRN_STEP_PEER_DOWN, peer->member);
     greet(sim, shard, place);
@@ -95,7 +96,7 @@ void peer_send(struct sim *sim, uint32_t shard, struct message *message)
 {
     const uint32_t place = sim_place(sim, message->member);
     if (place == NOBODY) return;
-    const struct peer *peer = &sim->shards[shard].peers[place];
+    const struct peer *peer = &shard_at(sim, shard)->peers[place];
     const struct link *link = sim_fabric(sim, place, shard);
     if (!peer->up || peer->member != message->member || peer->conn != link->id) return;
     if (peer->dead) {
@@ -149,7 +150,7 @@ struct step_event peer_event_of(const struct message *message, uint64_t tag)
 struct landing landing_of(const struct sim *sim, uint32_t shard, uint32_t chunk,
                           const struct message *message)
 {
-    const struct peer *peer = &sim->shards[shard].peers[message->member % 16];
+    const struct peer *peer = &shard_at(sim, shard)->peers[message->member % 16];
     return (struct landing) { .member = message->member,
                               .conn = peer->conn,
                               .endpoint = peer->endpoint,
@@ -164,7 +165,7 @@ static bool lands(struct sim *sim, uint32_t shard, const struct landing *landing
     const uint32_t place = sim_place(sim, landing->member);
     if (place == NOBODY) return false;
     const struct link *link = sim_fabric(sim, place, shard);
-    const struct peer *peer = &sim->shards[shard].peers[place];
+    const struct peer *peer = &shard_at(sim, shard)->peers[place];
     if (!link->up || link->id != landing->conn) return false;
     const bool lost = peer->dead || peer->endpoint != landing->endpoint;
     return !lost || rng_chance(&sim->schedule, 0.5);
@@ -188,11 +189,11 @@ bool sim_shares(const struct sim *sim, uint32_t place, uint32_t shard, uint64_t 
 bool peer_reads(const struct sim *sim, uint32_t shard, const struct event *in)
 {
     const struct message *message = in->message;
-    const struct sim_layout *layout = sim->shards[shard].layout;
-    if (message->chunk >= layout->count[shard] || !sim_shares(sim, in->b, shard, in->conn))
+    const struct sim_layout *layout = shard_at(sim, shard)->layout;
+    if (message->chunk >= layout->count[PLACE(shard)] || !sim_shares(sim, in->b, shard, in->conn))
         return false;
-    const uint32_t chunk = layout->chunk[shard][message->chunk];
-    const bool on_card = message->chunk < layout->count[shard] / 2;
+    const uint32_t chunk = layout->chunk[PLACE(shard)][message->chunk];
+    const bool on_card = message->chunk < layout->count[PLACE(shard)] / 2;
     if (sim_lies(chunk) != (on_card ? CAIRN_PUSH_LIES_CARD : CAIRN_PUSH_LIES_HOST)) return false;
     return mix(mix(sim->seed, 115), in->conn * CHUNKS_MAX + chunk) % 8 > 0; // no room to map it
 }
@@ -206,7 +207,7 @@ void landing_view(struct sim *sim, uint32_t shard, const struct landing *landing
 /* Who is gone, or knows that the round is over, may write there: nobody takes that sum. */
 void landing_folded(struct sim *sim, uint32_t shard, const struct landing *landing)
 {
-    if (!landing->in_place) return; // of a relay nothing is
+    if (!landing->in_place || shard >= OTHER) return; // of a relay nothing is
     const struct process *proc = &sim->procs[landing->member % 16];
     if (!proc->alive || proc->life != landing->member || !proc->pushing) return;
     if (proc->push_round != landing->round || push_voided(proc->push)) return;
@@ -241,12 +242,12 @@ const uint8_t *fill_holds(const struct sim *sim, const struct sim_layout *layout
                           uint8_t out[HOLDS_MAX])
 {
     if (sim->scenario.unheld <= 0) return NULL;
-    const uint32_t chunks = layout->count[owner];
+    const uint32_t chunks = layout->count[PLACE(owner)];
     const size_t row = CAIRN_STEP_HOLDS_BYTES(chunks);
     memset(out, 0, HOLDS_MAX);
     for (uint32_t i = 0; i < count; i++)
         for (uint32_t c = 0; c < chunks; c++)
-            if (oracle_holds(sim, round, members[i], layout->chunk[owner][c]))
+            if (oracle_holds(sim, round, members[i], layout->chunk[PLACE(owner)][c]))
                 out[i * row + c / 8] |= (uint8_t)(1u << c % 8);
     return out;
 }

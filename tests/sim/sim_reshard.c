@@ -135,6 +135,7 @@ static void begin(struct sim *sim, struct sim_layout *layout)
 {
     const uint8_t gone = (uint8_t)~layout->shards;
     layout_index(sim, layout);
+    standby_layout_begins(sim);
     sim->coordinator.next = layout;
     struct move_event event = { .kind = CAIRN_MOVE_BEGIN,
                                 .layout = layout->number,
@@ -149,7 +150,8 @@ static uint32_t dead_of(const struct sim *sim, const struct sim_layout *layout)
 {
     uint32_t dead = 0;
     for (uint32_t s = 0; s < sim->shard_count; s++)
-        if (layout_has(layout, s) && !sim->shards[s].alive) dead |= 1u << s;
+        if (layout_has(layout, s) && !sim->shards[s].alive && !standby_is_awaited(sim, s))
+            dead |= 1u << s;
     return dead;
 }
 
@@ -277,7 +279,7 @@ static void next_slice(struct sim *sim)
         sim->plan.active = false;
         return;
     }
-    if (!all_up(sim, c->layout) || some_are_unfenced(sim)) return;
+    if (!all_up(sim, c->layout) || some_are_unfenced(sim) || standby_is_last(sim)) return;
     if (begin_join(sim) || begin_moves(sim) || begin_leave(sim)) return;
     sim->plan.active = false;
     sim->seen[SEEN_plan_done]++;
@@ -392,7 +394,9 @@ void reshard_tick(struct sim *sim)
         const bool concerns = layout_has(c->layout, s) ||
                               (c->next != NULL && layout_has(c->next, s));
         struct move_event event = { .kind = CAIRN_MOVE_SHARD_LOST, .shard = s };
-        if (concerns && !sim->shards[s].alive && !sim->shards[s].known_up) do_event(sim, &event);
+        const bool is_mirrored = sim->scenario.standbys && s < sim->scenario.shards;
+        if (concerns && !sim->shards[s].alive && !sim->shards[s].known_up && !is_mirrored)
+            do_event(sim, &event);
     }
     next_slice(sim);
 }

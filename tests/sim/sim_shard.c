@@ -8,11 +8,12 @@ static void do_event(struct sim *sim, uint32_t shard, const struct step_event *e
 
 void shard_start(struct sim *sim, uint32_t shard)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     s->alive = true;
     s->layout = &sim->layouts[0];
     const struct step_config config = sim_step_config(sim, s->layout, shard);
-    s->core = step_init(sim->step_memory[0][shard], &config, (struct cairn_version) { 1, 0 }, NULL);
+    s->core = step_init(sim->step_memory[0][s->room], &config, (struct cairn_version) { 1, 0 },
+                        NULL);
     s->noted_of = NULL;
     take_publish(sim, shard);
     sim_at(sim, rng_exponential(&sim->schedule, 500), E_CONTROL_RECONNECT, shard, NOBODY, 0);
@@ -20,8 +21,13 @@ void shard_start(struct sim *sim, uint32_t shard)
 
 void shard_connect(struct sim *sim, uint32_t shard)
 {
-    struct link *link = &sim->shards[shard].control;
-    if (link->up || !sim->shards[shard].alive) return;
+    struct link *link = &shard_at(sim, shard)->control;
+    if (link->up || !shard_at(sim, shard)->alive) return;
+    if (sim->now < shard_at(sim, shard)->cut_until && !sim->healed) {
+        sim_at(sim, shard_at(sim, shard)->cut_until - sim->now, E_CONTROL_RECONNECT, shard, NOBODY,
+               0);
+        return;
+    }
     if (!sim->coordinator.alive) {
         sim_at(sim, rng_exponential(&sim->schedule, 2000), E_CONTROL_RECONNECT, shard, NOBODY, 0);
         return;
@@ -29,9 +35,9 @@ void shard_connect(struct sim *sim, uint32_t shard)
     link->id++;
     link->up = true;
     link->arrives[0] = link->arrives[1] = sim->now;
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     s->next = NULL; // what it says now has to stay true: who hears it says again what is in force
-    struct message hello = { .kind = M_SHARD_HELLO };
+    struct message hello = { .kind = M_SHARD_HELLO, .member = s->life, .unknown = s->core != NULL };
     if (s->core != NULL && s->layout->before != NULL) { // and whether it is whole in it
         hello.layout = s->layout->id;
         hello.weight = s->lacks == 0;
@@ -42,14 +48,14 @@ void shard_connect(struct sim *sim, uint32_t shard)
 /* ---- arithmetic ---- */
 
 /* The chunk of the model. */
-static uint32_t chunk_of(const struct sim *sim, const struct sim_shard *s, uint32_t local)
+static uint32_t chunk_of(const struct sim_shard *s, uint32_t local)
 {
-    return s->layout->chunk[s - sim->shards][local];
+    return s->layout->chunk[PLACE(s->id)][local];
 }
 
-static uint32_t chunk_count(const struct sim *sim, const struct sim_shard *s)
+static uint32_t chunk_count(const struct sim_shard *s)
 {
-    return s->layout->count[s - sim->shards];
+    return s->layout->count[PLACE(s->id)];
 }
 
 static void fold(struct sim *sim, struct sim_shard *s, uint32_t chunk)
@@ -58,15 +64,15 @@ static void fold(struct sim *sim, struct sim_shard *s, uint32_t chunk)
     struct fold_source sources[CAIRN_STEP_FOLD_MAX];
     for (uint32_t i = 0; i < action->count; i++) {
         sources[i] = (struct fold_source) { s->slots[action->slots[i]], CAIRN_F32 };
-        landing_folded(sim, (uint32_t)(s - sim->shards), &s->landing[action->slots[i]]);
+        landing_folded(sim, s->id, &s->landing[action->slots[i]]);
     }
     s->summed[chunk] = action->likely_last;
     if (!action->likely_last) {
         backend_host()->fold(s->acc[chunk], sources, action->count, action->first,
-                             sim->scenario.elems[chunk_of(sim, s, chunk)]);
+                             sim->scenario.elems[chunk_of(s, chunk)]);
         return;
     }
-    const struct geometry g = chunk_geometry(sim, chunk_of(sim, s, chunk));
+    const struct geometry g = chunk_geometry(sim, chunk_of(s, chunk));
     s->chunk_sums[chunk] = (struct sums) { 0 };
     backend_host()->fold_leaves(&(struct leaf_fold) { .acc = s->acc[chunk],
                                                       .sources = sources,
@@ -80,7 +86,7 @@ static void fold(struct sim *sim, struct sim_shard *s, uint32_t chunk)
 /* The leaves of a chunk, or what its last fold made of them on the way. */
 static void sum_chunk(struct sim *sim, struct sim_shard *s, uint32_t c, struct sums *sums)
 {
-    const struct geometry g = chunk_geometry(sim, chunk_of(sim, s, c));
+    const struct geometry g = chunk_geometry(sim, chunk_of(s, c));
     if (!s->summed[c]) {
         backend_host()->sum_leaves(s->acc[c], &g, 0, g.leaf_count, sums);
         return;
@@ -94,7 +100,7 @@ static void sum(struct sim *sim, struct sim_shard *s, struct step_sums *out)
 {
     struct sums sums;
     memset(&sums, 0, sizeof sums);
-    for (uint32_t c = 0; c < chunk_count(sim, s); c++) sum_chunk(sim, s, c, &sums);
+    for (uint32_t c = 0; c < chunk_count(s); c++) sum_chunk(sim, s, c, &sums);
     memset(out, 0, sizeof *out);
     out->sum_squares = sums.sum_squares;
     out->nonfinite = sums.nonfinite;
@@ -122,15 +128,15 @@ static bool read_scalars(struct sim *sim, const struct sim_shard *s, uint32_t ch
 static void update(struct sim *sim, struct sim_shard *s)
 {
     if (s->updating.kind == CAIRN_DECISION_WRITE) {
-        for (uint32_t c = 0; c < chunk_count(sim, s); c++) {
-            const uint32_t chunk = chunk_of(sim, s, c);
+        for (uint32_t c = 0; c < chunk_count(s); c++) {
+            const uint32_t chunk = chunk_of(s, c);
             (void)truth_write(sim, s->updating.round, chunk, s->param[chunk], s->m[chunk]);
         }
         return;
     }
-    for (uint32_t c = 0; c < chunk_count(sim, s); c++) {
+    for (uint32_t c = 0; c < chunk_count(s); c++) {
         struct group_scalars scalars;
-        const uint32_t chunk = chunk_of(sim, s, c);
+        const uint32_t chunk = chunk_of(s, c);
         if (!read_scalars(sim, s, chunk, &scalars)) continue;
         const struct update run = { .grad = s->acc[c],
                                     .param = s->param[chunk],
@@ -165,8 +171,8 @@ static void refuse(struct sim *sim, uint32_t shard, const struct step_action *ac
 /* Chunk by chunk: a tensor may be there twice. */
 static void put_untouched(const struct sim *sim, const struct sim_shard *s, struct message *message)
 {
-    for (uint32_t c = 0; c < chunk_count(sim, s); c++) {
-        const uint32_t chunk = chunk_of(sim, s, c);
+    for (uint32_t c = 0; c < chunk_count(s); c++) {
+        const uint32_t chunk = chunk_of(s, c);
         if (!s->untouched[c]) continue;
         message->untouched[message->untouched_count++] = (struct round_untouched) {
             .elems = sim->scenario.elems[chunk], .tensor = tensor_of(chunk)
@@ -186,19 +192,20 @@ static void to_coordinator(struct sim *sim, uint32_t shard, enum message_kind ki
                                .sums = action->sums };
     if (action->decision != NULL) message.decision = *action->decision;
     if (kind == M_REDUCED && sim->scenario.leaves_untouched)
-        put_untouched(sim, &sim->shards[shard], &message);
-    if (kind == M_ANSWER && sim->shards[shard].next != NULL && !action->refused) {
+        put_untouched(sim, shard_at(sim, shard), &message);
+    if (kind == M_ANSWER && shard_at(sim, shard)->next != NULL && !action->refused) {
         take_hold(sim, shard, &message);
         return;
     }
-    sim_send_control(sim, &sim->shards[shard].control, 0, E_COORDINATOR_FROM_SHARD, 0, shard,
+    sim_send_control(sim, &shard_at(sim, shard)->control, 0, E_COORDINATOR_FROM_SHARD, 0, shard,
                      &message);
 }
 
 static void begin_update(struct sim *sim, uint32_t shard, const struct decision *decision)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     oracle_executes(sim, shard, decision);
+    standby_updates(sim, shard);
     s->updating = *decision;
     memcpy(s->updating_payload, decision->payload, decision->payload_bytes);
     s->updating.payload = s->updating_payload;
@@ -208,14 +215,15 @@ static void begin_update(struct sim *sim, uint32_t shard, const struct decision 
 /* A skip has no work; the oracle hears of it when the shard says that it is done. */
 static void see_skip(struct sim *sim, uint32_t shard)
 {
-    const struct decision *last = step_last(sim->shards[shard].core);
+    const struct decision *last = step_last(shard_at(sim, shard)->core);
     const struct oracle *o = &sim->oracle;
-    if (sim->shards[shard].joining) {
-        sim->shards[shard].joining = false;
+    if (shard_at(sim, shard)->joining) {
+        shard_at(sim, shard)->joining = false;
         oracle_joins(sim, shard, last);
     }
-    const uint32_t executed = sim->shards[shard].executed;
-    const bool known = executed > 0 && o->ledger[executed - 1].round == last->round;
+    const uint32_t executed = shard_at(sim, shard)->executed;
+    const bool known = (executed > 0 && o->ledger[executed - 1].round == last->round) ||
+                       (last->round != 0 && shard_at(sim, shard)->standby.ahead == last->round);
     if (last->kind != CAIRN_DECISION_SKIP || known) return;
     oracle_executes(sim, shard, last);
     oracle_compare(sim, shard);
@@ -225,11 +233,11 @@ static void see_skip(struct sim *sim, uint32_t shard)
 static void receive(struct sim *sim, uint32_t shard, const struct step_action *action,
                     const struct message *message)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     const struct step_config config = sim_step_config(sim, s->layout, shard);
     struct landing *landing = &s->landing[action->slot];
     const double delay = sim->scenario.receive_delay;
-    *landing = landing_of(sim, shard, chunk_of(sim, s, action->chunk), message);
+    *landing = landing_of(sim, shard, chunk_of(s, action->chunk), message);
     landing->in_place = action->slot % config.window >= config.window - config.in_place;
     if (landing->in_place != (message->in_place && !message->unreadable))
         sim_fail(sim, "shard %u has %s for chunk %u", shard,
@@ -258,7 +266,7 @@ static bool tells(enum step_action_kind kind)
 static void do_action(struct sim *sim, uint32_t shard, const struct step_action *action,
                       const struct message *message)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     if (tells(action->kind)) note(s);
     const uint64_t work = rng_exponential(&sim->schedule, sim->scenario.work_delay);
     sim_trace(sim, step_action_name(action->kind), shard, action->round,
@@ -282,6 +290,7 @@ static void do_action(struct sim *sim, uint32_t shard, const struct step_action 
         sim_at(sim, work, E_FOLDED, shard, action->chunk, 0);
         return;
     case CAIRN_STEP_ZERO:
+        if (s->standby.on) return; // it has the owner's
         sim->seen[SEEN_zero]++;
         memset(s->acc[action->chunk], 0, sizeof s->acc[action->chunk]);
         s->summed[action->chunk] = false;
@@ -374,7 +383,7 @@ static void see_after(struct sim *sim, const struct sim_shard *s, const struct s
 static void do_event(struct sim *sim, uint32_t shard, const struct step_event *event,
                      const struct message *message)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     const struct step_config config = sim_step_config(sim, s->layout, shard);
     struct step_actions actions = { sim->step_list, 0, step_actions_max(&config) };
     const enum step_phase before = step_phase_of(s->core);
@@ -404,7 +413,7 @@ void core_lacks(const struct step_machine *core, bool relayed, struct message *o
 
 static void tell_lacks(struct sim *sim, uint32_t shard, const struct message *message)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     struct message lacks = { .kind = M_LACKS, .epoch = message->epoch, .round = message->round };
     if (step_round_of(s->core) == message->round) core_lacks(s->core, false, &lacks);
     relay_lacks(sim, shard, message->round, &lacks);
@@ -415,7 +424,7 @@ static void of_seat(struct sim *sim, uint32_t shard, const struct message *messa
 {
     const struct message alive = { .kind = M_ALIVE };
     if (message->kind == M_PROBE)
-        sim_send_control(sim, &sim->shards[shard].control, 0, E_COORDINATOR_FROM_SHARD, 0, shard,
+        sim_send_control(sim, &shard_at(sim, shard)->control, 0, E_COORDINATOR_FROM_SHARD, 0, shard,
                          &alive);
     else
         shard_link_break(sim, shard, NOTICE); // it connects again
@@ -439,21 +448,29 @@ static void from_coordinator(struct sim *sim, uint32_t shard, const struct messa
                                 .decision = &message->decision,
                                 .members = message->members,
                                 .member_count = message->member_count };
+    if (message->kind >= M_MIRROR_MAKE) {
+        standby_message(sim, shard, message);
+        return;
+    }
+    if (sim->scenario.standbys && shard_at(sim, shard)->core == NULL &&
+        PLACE(shard) < sim->scenario.shards)
+        return; // it has no part
     if (message->kind >= M_JOIN) {
         take_message(sim, shard, message);
         return;
     }
-    if (is_of_the_dead(&sim->shards[shard], message)) return;
+    if (is_of_the_dead(shard_at(sim, shard), message)) return;
     store_heard(sim, shard, message);
     switch (message->kind) {
     case M_FENCE:
         event.kind = CAIRN_STEP_FENCE;
-        take_fence(sim, shard, message);
+        if (shard < OTHER) take_fence(sim, shard, message);
         break;
     case M_RESOLVE: event.kind = CAIRN_STEP_RESOLVE; break;
     case M_OPEN:
         event.kind = CAIRN_STEP_OPEN;
-        event.holds = fill_holds(sim, sim->shards[shard].layout, shard, message->round,
+        if (shard >= OTHER) break; // its one member holds all
+        event.holds = fill_holds(sim, shard_at(sim, shard)->layout, shard, message->round,
                                  message->members, message->member_count, holds);
         break;
     case M_DECIDE: event.kind = CAIRN_STEP_DECIDE; break;
@@ -495,12 +512,13 @@ static void from_worker(struct sim *sim, uint32_t shard, const struct event *in)
         peer_hello(sim, shard, in->b, message->member, in->conn);
         return;
     }
-    const struct peer *peer = &sim->shards[shard].peers[in->b];
+    const struct peer *peer = &shard_at(sim, shard)->peers[in->b];
     if (!peer->up || peer->conn != in->conn) {
         // It overtook the connection's HELLO: a fabric delivers nothing before that.
         sim_fail(sim, "shard %u got a message of a peer that it does not know", shard);
         return;
     }
+    if (shard_at(sim, shard)->core == NULL && sim->scenario.standbys) return;
     if (end_is_damaged(sim, shard, message)) return;
     if (message->relayed) {
         relay_from_worker(sim, shard, in);
@@ -516,8 +534,8 @@ static void from_worker(struct sim *sim, uint32_t shard, const struct event *in)
 /* A coordinator whose store is an older copy fences: it hears what the shard has seen, and that is all. */
 static void stale_fence(struct sim *sim, uint32_t shard)
 {
-    struct step_machine *core = sim->shards[shard].core;
-    const struct step_config config = sim_step_config(sim, sim->shards[shard].layout, shard);
+    struct step_machine *core = shard_at(sim, shard)->core;
+    const struct step_config config = sim_step_config(sim, shard_at(sim, shard)->layout, shard);
     struct step_actions actions = { sim->step_list, 0, step_actions_max(&config) };
     const uint64_t epoch = step_epoch(core);
     const struct step_event event = { .kind = CAIRN_STEP_FENCE,
@@ -532,7 +550,7 @@ static void stale_fence(struct sim *sim, uint32_t shard)
 
 void shard_garbage(struct sim *sim, uint32_t shard)
 {
-    if (sim->shards[shard].core == NULL) return;
+    if (shard_at(sim, shard)->core == NULL) return;
     if (rng_chance(&sim->fault, 0.2)) {
         stale_fence(sim, shard);
         return;
@@ -540,7 +558,7 @@ void shard_garbage(struct sim *sim, uint32_t shard)
     static const enum step_event_kind kinds[] = { CAIRN_STEP_CHUNK, CAIRN_STEP_MICRO_END,
                                                   CAIRN_STEP_COMMIT };
     struct rng *rng = &sim->fault;
-    const struct step_machine *core = sim->shards[shard].core;
+    const struct step_machine *core = shard_at(sim, shard)->core;
     const struct step_event event = {
         .kind = kinds[rng_below(rng, 3)],
         .epoch = step_epoch(core) + rng_below(rng, 3) - 1,
@@ -569,10 +587,10 @@ bool shard_is_keeping(const struct sim *sim)
 /* True if its memory is enough to go on with: server/shard/kept.h. */
 static bool is_kept(const struct sim *sim, const struct sim_shard *s)
 {
-    if (s->core == NULL || !shard_is_keeping(sim)) return false;
+    if (s->core == NULL || !shard_is_keeping(sim) || s->standby.on) return false;
     const struct step_kept kept = s->noted_of == s->core ? s->noted : step_keep(s->core);
     if (kept.phase == CAIRN_STEP_UPDATING && kept.last.kind == CAIRN_DECISION_WRITE) return false;
-    return kept.phase != CAIRN_STEP_JOINING && take_may_die(sim, (uint32_t)(s - sim->shards));
+    return kept.phase != CAIRN_STEP_JOINING && take_may_die(sim, s->id);
 }
 
 static void see_kept(struct sim *sim, const struct sim_shard *s, const struct step_kept *kept)
@@ -588,7 +606,7 @@ static void see_kept(struct sim *sim, const struct sim_shard *s, const struct st
 
 void shard_kill_kept(struct sim *sim, uint32_t shard)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     uint8_t payload[PAYLOAD_MAX];
     if (!is_kept(sim, s)) return;
     if (s->noted_of != s->core) note(s);
@@ -610,18 +628,19 @@ void shard_kill_kept(struct sim *sim, uint32_t shard)
     take_dies(sim, shard);
     const struct step_config config = sim_step_config(sim, s->layout, shard);
     s->core_place = 1 - s->core_place;
-    s->core = step_init_kept(sim->step_memory[s->core_place][shard], &config, &kept);
+    s->core = step_init_kept(sim->step_memory[s->core_place][s->room], &config, &kept);
     note(s);
     if (step_epoch(s->core) != kept.epoch || step_round_seen(s->core) != kept.round_seen)
         sim_fail(sim, "shard %u would obey a coordinator that it is past", shard);
     shard_link_break(sim, shard, NOTICE);
     s->unfenced = true;
+    s->life = ++sim->starts;
     s->control.drains_until = 0; // what came over it died with the process
 }
 
 static void landed(struct sim *sim, uint32_t shard, uint32_t slot)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     const struct step_event event = {
         .kind = CAIRN_STEP_LANDED,
         .slot = slot,
@@ -632,7 +651,7 @@ static void landed(struct sim *sim, uint32_t shard, uint32_t slot)
 
 static void do_shard_event(struct sim *sim, const struct event *in)
 {
-    struct sim_shard *s = &sim->shards[in->a];
+    struct sim_shard *s = shard_at(sim, in->a);
     struct step_event event = { .chunk = in->b };
     struct step_sums sums;
     switch (in->kind) {
@@ -662,12 +681,12 @@ static void do_shard_event(struct sim *sim, const struct event *in)
     default: return;
     }
     do_event(sim, in->a, &event, NULL);
-    if (event.kind == CAIRN_STEP_UPDATED) note(&sim->shards[in->a]);
+    if (event.kind == CAIRN_STEP_UPDATED) note(shard_at(sim, in->a));
 }
 
 void shard_event(struct sim *sim, const struct event *in)
 {
-    if (!sim->shards[in->a].alive) return;
+    if (!shard_at(sim, in->a)->alive) return;
     do_shard_event(sim, in);
-    if (sim->shards[in->a].next != NULL) take_advance(sim, in->a);
+    if (shard_at(sim, in->a)->next != NULL) take_advance(sim, in->a);
 }

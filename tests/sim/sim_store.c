@@ -57,7 +57,7 @@ static struct coordinator_id id_of(const struct coordinator *c)
 bool store_admits(struct sim *sim, uint32_t shard)
 {
     struct coordinator *c = &sim->coordinator;
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     const struct coordinator_id id = id_of(c);
     const struct marks marks = { .epoch = c->store.epoch, .round = c->store.reserved };
     if (standing_of(&id, &s->obeyed) == CAIRN_STANDING_GOOD &&
@@ -76,7 +76,7 @@ bool store_admits(struct sim *sim, uint32_t shard)
 
 void store_heard(struct sim *sim, uint32_t shard, const struct message *message)
 {
-    struct marks *marks = &sim->shards[shard].marks;
+    struct marks *marks = &shard_at(sim, shard)->marks;
     if (message->epoch > marks->epoch) marks->epoch = message->epoch;
     const bool tells = message->kind == M_OPEN || message->kind == M_RESOLVE;
     if (tells && message->round > marks->round) marks->round = message->round;
@@ -154,6 +154,10 @@ void store_adopts(struct sim *sim)
     sim->seen[SEEN_store_adopted]++;
     if (layout != sim->coordinator.layout) sim->seen[SEEN_adopted_later]++;
     coordinator_kill(sim); // all come anew, and so does whoever judges them
-    c->store = (struct store) { ++sim->stores, incarnation, all.epoch, all.round, layout };
+    c->store = (struct store) { .identity = ++sim->stores,
+                                .incarnation = incarnation,
+                                .epoch = all.epoch,
+                                .reserved = all.round,
+                                .layout = layout };
     for (uint32_t s = 0; s < sim->shard_count; s++) sim->shards[s].obeyed.store = c->store.identity;
 }

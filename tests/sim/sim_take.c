@@ -15,7 +15,7 @@ static void say(struct sim *sim, uint32_t shard, enum message_kind kind, uint32_
                 cairn_status status)
 {
     const struct message message = { .kind = kind, .layout = layout, .status = status };
-    sim_send_control(sim, &sim->shards[shard].control, 0, E_COORDINATOR_FROM_SHARD, 0, shard,
+    sim_send_control(sim, &shard_at(sim, shard)->control, 0, E_COORDINATOR_FROM_SHARD, 0, shard,
                      &message);
 }
 
@@ -24,14 +24,14 @@ static void say(struct sim *sim, uint32_t shard, enum message_kind kind, uint32_
 /* Into the older of its two. */
 static void write_copy(struct sim *sim, uint32_t shard, struct cairn_version version)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     s->newest_copy ^= 1;
     struct sim_copy *copy = &s->copies[s->newest_copy];
     copy->version = version;
     copy->layout = s->layout;
     copy->chunks = 0;
-    for (uint32_t i = 0; i < s->layout->count[shard]; i++) {
-        const uint32_t chunk = s->layout->chunk[shard][i];
+    for (uint32_t i = 0; i < s->layout->count[PLACE(shard)]; i++) {
+        const uint32_t chunk = s->layout->chunk[PLACE(shard)][i];
         copy->chunks |= 1u << chunk;
         memcpy(copy->param[chunk], s->param[chunk], sizeof copy->param[chunk]);
     }
@@ -40,7 +40,7 @@ static void write_copy(struct sim *sim, uint32_t shard, struct cairn_version ver
 /* Once: the other copy is of the layout before, and clients may not have heard yet. */
 void take_publish(struct sim *sim, uint32_t shard)
 {
-    const struct sim_shard *s = &sim->shards[shard];
+    const struct sim_shard *s = shard_at(sim, shard);
     const struct cairn_version version = step_version(s->core);
     const struct sim_copy *newest = &s->copies[s->newest_copy];
     if (version_compare(newest->version, version) == 0 && newest->layout == s->layout) return;
@@ -49,10 +49,10 @@ void take_publish(struct sim *sim, uint32_t shard)
 
 void take_updated(struct sim *sim, uint32_t shard)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     if (s->lacks != 0) sim_fail(sim, "shard %u updates what it has not", shard);
-    for (uint32_t i = 0; i < s->layout->count[shard]; i++)
-        s->state_at[s->layout->chunk[shard][i]] = s->updating.version_after;
+    for (uint32_t i = 0; i < s->layout->count[PLACE(shard)]; i++)
+        s->state_at[s->layout->chunk[PLACE(shard)][i]] = s->updating.version_after;
     write_copy(sim, shard, s->updating.version_after);
     if (s->publish_asked) say(sim, shard, M_PUBLISHED_ANEW, s->layout->id, CAIRN_OK);
     s->publish_asked = false;
@@ -70,7 +70,7 @@ static void keep_copy(struct sim_shard *s, const struct sim_layout *served)
 
 static void on_publish(struct sim *sim, uint32_t shard, const struct message *message)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     if (s->layout->id != message->layout || s->lacks != 0) return;
     s->publish_asked = step_phase_of(s->core) == CAIRN_STEP_UPDATING;
     if (s->publish_asked) return;
@@ -96,6 +96,7 @@ void take_fetch(struct sim *sim, const struct sim_layout *layout, uint32_t chunk
     const struct cairn_version newest = { o->generation, o->step };
     const struct sim_shard *s = &sim->shards[layout->owner[chunk]];
     if (version_compare(version, newest) != 0) return; // the round is over
+    if (standby_is_awaited(sim, layout->owner[chunk])) return;
     if (layout != o->layout) sim->seen[SEEN_fetched_before]++;
     const struct sim_copy *copy = s->alive ? find_copy(s, chunk, version) : NULL;
     if (copy == NULL)
@@ -112,7 +113,7 @@ void take_fetch(struct sim *sim, const struct sim_layout *layout, uint32_t chunk
 
 static void on_join(struct sim *sim, uint32_t shard, const struct message *message)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     if (s->core != NULL && step_phase_of(s->core) != CAIRN_STEP_JOINING) return;
     s->layout = &sim->layouts[message->layout];
     s->prepared = s->next = s->before = NULL;
@@ -120,7 +121,7 @@ static void on_join(struct sim *sim, uint32_t shard, const struct message *messa
     s->joining = true;
     struct step_config config = sim_step_config(sim, s->layout, shard);
     config.joins = true;
-    s->core = step_init(sim->step_memory[s->core_place][shard], &config,
+    s->core = step_init(sim->step_memory[s->core_place][s->room], &config,
                         (struct cairn_version) { 1, 0 }, NULL);
     s->noted_of = NULL;
     if (sim->scenario.hosts > 0) relay_start(sim, shard);
@@ -128,7 +129,7 @@ static void on_join(struct sim *sim, uint32_t shard, const struct message *messa
 
 static void on_prepare(struct sim *sim, uint32_t shard, const struct message *message)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     const struct sim_layout *layout = &sim->layouts[message->layout];
     if (s->core == NULL || layout->number <= s->layout->number) return;
     const bool stays = memcmp(layout->owner, s->layout->owner, sizeof layout->owner) == 0;
@@ -144,7 +145,7 @@ static void on_prepare(struct sim *sim, uint32_t shard, const struct message *me
 
 static void on_unprepare(struct sim *sim, uint32_t shard, const struct message *message)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     if (s->prepared == NULL || s->prepared->id != message->layout || s->next != NULL) return;
     s->prepared = NULL;
 }
@@ -154,7 +155,7 @@ static void on_unprepare(struct sim *sim, uint32_t shard, const struct message *
 /* Every chunk stays where it is: a round that it is prepared for, too. */
 static void take_number(struct sim *sim, uint32_t shard)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     const struct sim_layout *before = s->layout, *layout = s->prepared;
     if (memcmp(before->owner, layout->owner, sizeof layout->owner) != 0 || s->lacks != 0)
         sim_fail(sim, "shard %u goes over to a layout that has more than one shard less", shard);
@@ -167,7 +168,7 @@ static void take_number(struct sim *sim, uint32_t shard)
 
 void take_fence(struct sim *sim, uint32_t shard, const struct message *message)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     if (message->epoch <= step_epoch(s->core)) return; // it is refused
     if (message->layout == s->layout->number) {
         // What another coordinator had it prepare never came into force. This one's may.
@@ -195,7 +196,7 @@ void take_fence(struct sim *sim, uint32_t shard, const struct message *message)
 
 void take_hold(struct sim *sim, uint32_t shard, const struct message *answer)
 {
-    struct message *held = &sim->shards[shard].held;
+    struct message *held = &shard_at(sim, shard)->held;
     *held = *answer;
     if (answer->decision.payload_bytes > 0)
         memcpy(held->payload, answer->decision.payload, answer->decision.payload_bytes);
@@ -203,7 +204,7 @@ void take_hold(struct sim *sim, uint32_t shard, const struct message *answer)
 
 static bool may_go_over(const struct sim *sim, uint32_t shard)
 {
-    const struct sim_shard *s = &sim->shards[shard];
+    const struct sim_shard *s = shard_at(sim, shard);
     const enum step_phase phase = step_phase_of(s->core);
     const bool given_up = phase == CAIRN_STEP_REDUCED && s->next->back;
     return (phase == CAIRN_STEP_IDLE || phase == CAIRN_STEP_JOINING || given_up) &&
@@ -213,11 +214,11 @@ static bool may_go_over(const struct sim *sim, uint32_t shard)
 /* What is new to it; what it gave once, and nobody forgot, is not. */
 static void find_lacks(struct sim *sim, uint32_t shard)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     const struct cairn_version version = step_version(s->core);
     s->lacks = 0;
-    for (uint32_t i = 0; i < s->layout->count[shard]; i++) {
-        const uint32_t chunk = s->layout->chunk[shard][i];
+    for (uint32_t i = 0; i < s->layout->count[PLACE(shard)]; i++) {
+        const uint32_t chunk = s->layout->chunk[PLACE(shard)][i];
         if (has_bit(s->has, chunk) && version_compare(s->state_at[chunk], version) == 0) continue;
         s->lacks |= 1u << chunk;
         s->has &= ~(1u << chunk);
@@ -232,7 +233,7 @@ static void find_lacks(struct sim *sim, uint32_t shard)
 
 void take_advance(struct sim *sim, uint32_t shard)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     if (s->next == NULL || !may_go_over(sim, shard)) return;
     const struct step_config config = sim_step_config(sim, s->next, shard);
     oracle_recut(sim, shard, s->next);
@@ -242,7 +243,7 @@ void take_advance(struct sim *sim, uint32_t shard)
         s->prepared = NULL; // it may have prepared yet another one meanwhile
     s->next = NULL;
     s->core_place ^= 1;
-    s->core = step_init_from(sim->step_memory[s->core_place][shard], &config, s->core);
+    s->core = step_init_from(sim->step_memory[s->core_place][s->room], &config, s->core);
     s->noted_of = NULL;
     relay_recut(sim, shard);
     s->take_conn++;
@@ -259,7 +260,7 @@ void take_advance(struct sim *sim, uint32_t shard)
 
 static void take_all(struct sim *sim, uint32_t shard)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     for (uint32_t c = 0; c < sim->scenario.chunks; c++)
         if (has_bit(s->lacks, c))
             sim_at(sim, rng_exponential(&sim->schedule, 4 * sim->scenario.fabric_delay), E_TAKEN,
@@ -268,7 +269,7 @@ static void take_all(struct sim *sim, uint32_t shard)
 
 void take_resolved(struct sim *sim, uint32_t shard)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     if (s->lacks == 0) {
         if (s->layout->before != NULL) say(sim, shard, M_MOVED, s->layout->id, CAIRN_OK);
         return;
@@ -281,12 +282,12 @@ void take_resolved(struct sim *sim, uint32_t shard)
 void take_break(struct sim *sim, uint32_t shard)
 {
     sim_at(sim, rng_exponential(&sim->schedule, 2000), E_TAKE_AGAIN, shard, 0,
-           ++sim->shards[shard].take_conn);
+           ++shard_at(sim, shard)->take_conn);
 }
 
 static void whole(struct sim *sim, uint32_t shard)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     const struct step_event event = { .kind = CAIRN_STEP_WHOLE };
     const bool waited = step_phase_of(s->core) == CAIRN_STEP_REDUCING;
     say(sim, shard, M_MOVED, s->layout->id, CAIRN_OK);
@@ -297,7 +298,7 @@ static void whole(struct sim *sim, uint32_t shard)
 /* The state of one chunk is read from whoever owned it. */
 static void taken(struct sim *sim, uint32_t shard, uint32_t chunk)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     const uint32_t owner = s->layout->before->owner[chunk];
     const struct sim_shard *from = &sim->shards[owner];
     const struct cairn_version version = step_version(s->core);
@@ -319,7 +320,7 @@ static void taken(struct sim *sim, uint32_t shard, uint32_t chunk)
 
 void take_event(struct sim *sim, const struct event *event)
 {
-    struct sim_shard *s = &sim->shards[event->a];
+    struct sim_shard *s = shard_at(sim, event->a);
     if (!s->alive || event->conn != s->take_conn || !s->taking) return;
     if (event->kind == E_TAKE_AGAIN) {
         sim->seen[SEEN_taken_again] += s->lacks != 0;
@@ -332,11 +333,11 @@ void take_event(struct sim *sim, const struct event *event)
 /* Everybody is whole: what is not its own any more is forgotten. */
 static void on_settled(struct sim *sim, uint32_t shard, const struct message *message)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     if (s->core == NULL || s->layout->id != message->layout) return;
     if (s->lacks != 0) sim_fail(sim, "a slice is settled, and shard %u lacks state", shard);
     for (uint32_t c = 0; c < sim->scenario.chunks; c++) {
-        if (s->layout->owner[c] == shard || !has_bit(s->has, c)) continue;
+        if (s->layout->owner[c] == PLACE(shard) || !has_bit(s->has, c)) continue;
         s->has &= ~(1u << c);
         memset(s->param[c], 0x5a, sizeof s->param[c]);
         memset(s->m[c], 0x5a, sizeof s->m[c]);
@@ -351,7 +352,7 @@ static void on_settled(struct sim *sim, uint32_t shard, const struct message *me
 
 bool take_may_die(const struct sim *sim, uint32_t shard)
 {
-    const struct sim_shard *s = &sim->shards[shard];
+    const struct sim_shard *s = shard_at(sim, shard);
     // nor two faults in the other order
     if (move_stage_of(sim->coordinator.move) == CAIRN_MOVE_LOST) return false;
     return !s->joining && (s->before == NULL || (s->awaits_settled && s->prepared == NULL));
@@ -359,7 +360,7 @@ bool take_may_die(const struct sim *sim, uint32_t shard)
 
 void take_dies(struct sim *sim, uint32_t shard)
 {
-    struct sim_shard *s = &sim->shards[shard];
+    struct sim_shard *s = shard_at(sim, shard);
     sim->seen[SEEN_kept_prepared] += s->prepared != NULL;
     s->next = NULL; // the fence comes again
     s->prepared_by = 0;
@@ -368,7 +369,7 @@ void take_dies(struct sim *sim, uint32_t shard)
     if (s->before == NULL) return;
     sim->seen[s->lacks != 0 ? SEEN_kept_taking : SEEN_kept_unsettled]++;
     for (uint32_t c = 0; c < sim->scenario.chunks && s->lacks != 0; c++)
-        if (s->before->owner[c] != shard) s->has &= ~(1u << c); // it is asked for again
+        if (s->before->owner[c] != PLACE(shard)) s->has &= ~(1u << c); // it is asked for again
     s->lacks = 0;
     s->prepared = s->layout;
     s->layout = s->before;
@@ -401,7 +402,8 @@ static bool known_elsewhere(const struct sim *sim, uint32_t shard)
     const struct oracle *o = &sim->oracle;
     for (uint32_t s = 0; s < sim->shard_count; s++) {
         const struct sim_shard *other = &sim->shards[s];
-        if (s == shard || !other->alive || !layout_has(o->layout, s)) continue;
+        if (s == shard || !other->alive || other->core == NULL || !layout_has(o->layout, s))
+            continue;
         if (other->executed == o->ledger_count || step_phase_of(other->core) == CAIRN_STEP_UPDATING)
             return true;
     }
@@ -410,7 +412,7 @@ static bool known_elsewhere(const struct sim *sim, uint32_t shard)
 
 bool take_is_fresh(const struct sim *sim, uint32_t shard)
 {
-    const struct sim_shard *s = &sim->shards[shard];
+    const struct sim_shard *s = shard_at(sim, shard);
     // Two faults of one slice, one of them with its memory, are not survived.
     for (uint32_t i = 0; i < sim->shard_count; i++)
         if (sim->shards[i].unfenced && sim->shards[i].prepared != NULL) return false;
@@ -418,21 +420,22 @@ bool take_is_fresh(const struct sim *sim, uint32_t shard)
     if (sim->oracle.settled->count[shard] > 0) return false;
     if (s->copies[0].chunks != 0 || s->copies[1].chunks != 0)
         return false; // it may serve a version
-    const bool owns = s->layout->count[shard] > 0 || sim->oracle.layout->count[shard] > 0;
+    const bool owns = s->layout->count[PLACE(shard)] > 0 ||
+                      sim->oracle.layout->count[PLACE(shard)] > 0;
     return (!owns || s->lacks != 0) && known_elsewhere(sim, shard);
 }
 
 void shard_join(struct sim *sim)
 {
     const uint32_t shard = sim->shard_count++;
-    sim->shards[shard].alive = true;
+    shard_at(sim, shard)->alive = true;
     sim_at(sim, rng_exponential(&sim->schedule, 500), E_CONTROL_RECONNECT, shard, NOBODY, 0);
 }
 
 void shard_end(struct sim *sim, uint32_t shard)
 {
     sim_trace(sim, "shard ends", shard, 0, 0);
-    sim->shards[shard].alive = false;
+    shard_at(sim, shard)->alive = false;
     shard_link_break(sim, shard, NOTICE);
     for (uint32_t p = 0; p < PROCS_MAX; p++) fabric_break(sim, shard, p);
     for (uint32_t s = 0; s < sim->scenario.room && sim->scenario.hosts > 0; s++) {

@@ -73,8 +73,14 @@ static void tell(struct sim *sim, uint32_t shard, enum sitter who, enum message_
 static void core_hears(struct sim *sim, uint32_t shard, enum round_event_kind kind)
 {
     struct round_event event = { .kind = kind, .shard = shard };
+    if (sim->scenario.standbys && sim->shards[shard].known_up) {
+        sim->shards[shard].known_up = false; // the process before, or its connection
+        standby_owner_down(sim, shard);
+    }
     reshard_shard_down(sim, shard); // what was sent to it before may be lost
     sim->shards[shard].known_up = kind == CAIRN_ROUND_SHARD_UP;
+    if (sim->shards[shard].known_up) standby_owner_up(sim, shard);
+    if (!sim->coordinator.alive) return;
     coordinator_core_event(sim, &event);
 }
 
@@ -95,7 +101,23 @@ static void make_room(struct sim *sim, uint32_t shard, enum sitter newcomer, boo
     core_hears(sim, shard, CAIRN_ROUND_SHARD_DOWN);
 }
 
-static void take_seat(struct sim *sim, uint32_t shard, enum sitter who, bool ends)
+void seat_up(struct sim *sim, uint32_t shard)
+{
+    const struct message leave = { .kind = M_LEAVE };
+    if (!store_admits(sim, shard)) return;
+    core_hears(sim, shard, CAIRN_ROUND_SHARD_UP);
+    if (reshard_leaves(sim, shard))
+        sim_send_control(sim, &sim->shards[shard].control, 1, E_SHARD_FROM_COORDINATOR, shard, 0,
+                         &leave);
+}
+
+void seat_down(struct sim *sim, uint32_t shard)
+{
+    core_hears(sim, shard, CAIRN_ROUND_SHARD_DOWN);
+}
+
+static void take_seat(struct sim *sim, uint32_t shard, enum sitter who, bool ends,
+                      const struct message *hello)
 {
     struct seat *seat = &sim->coordinator.seats[shard];
     const size_t held_count = who == THE_SHARD ? 1 : 0;
@@ -104,12 +126,7 @@ static void take_seat(struct sim *sim, uint32_t shard, enum sitter who, bool end
     if (who == THE_TWIN) sim->seen[SEEN_twin_sat]++;
     if (!sim->coordinator.alive || !seat_has(&part, &part, held_count)) return;
     if (who == THE_TWIN) sim_fail(sim, "an empty process counts as shard %u", shard);
-    const struct message leave = { .kind = M_LEAVE };
-    if (!store_admits(sim, shard)) return;
-    core_hears(sim, shard, CAIRN_ROUND_SHARD_UP);
-    if (reshard_leaves(sim, shard))
-        sim_send_control(sim, link_of(sim, shard, who), 1, E_SHARD_FROM_COORDINATOR, shard, 0,
-                         &leave);
+    if (standby_has_place(sim, shard, hello)) seat_up(sim, shard);
 }
 
 static void probe(struct sim *sim, uint32_t shard)
@@ -121,7 +138,7 @@ static void probe(struct sim *sim, uint32_t shard)
     sim_at(sim, LEASE, E_PROBE_ENDS, shard, 0, seat->probe_number);
 }
 
-void seat_hello(struct sim *sim, uint32_t shard, enum sitter who)
+void seat_hello(struct sim *sim, uint32_t shard, enum sitter who, const struct message *hello)
 {
     struct seat *seat = &sim->coordinator.seats[shard];
     const struct seat_claim claim = { .taken = seat->sitter != NO_SITTER,
@@ -131,7 +148,7 @@ void seat_hello(struct sim *sim, uint32_t shard, enum sitter who)
                                       .probe = seat->probe };
     const enum seat_verdict verdict = seat_judge(&claim);
     if (verdict == CAIRN_SEAT_TAKES || verdict == CAIRN_SEAT_RELIEVES) {
-        take_seat(sim, shard, who, verdict == CAIRN_SEAT_RELIEVES);
+        take_seat(sim, shard, who, verdict == CAIRN_SEAT_RELIEVES, hello);
         return;
     }
     if (verdict == CAIRN_SEAT_PROBES) probe(sim, shard);
@@ -164,7 +181,7 @@ void twin_event(struct sim *sim, const struct event *event)
         if (event->message->kind == M_ALIVE)
             seat_answers(sim, event->b, THE_TWIN);
         else
-            seat_hello(sim, event->b, THE_TWIN);
+            seat_hello(sim, event->b, THE_TWIN, event->message);
         return;
     case E_PROBE_ENDS:
         if (seat->probe_number == event->conn && seat->probe == CAIRN_SEAT_ASKED)

@@ -46,7 +46,7 @@ struct round_config sim_round_config(const struct sim *sim)
 struct step_config sim_step_config(const struct sim *sim, const struct sim_layout *layout,
                                    uint32_t shard)
 {
-    return (struct step_config) { .chunk_count = layout->count[shard],
+    return (struct step_config) { .chunk_count = layout->count[PLACE(shard)],
                                   .window = sim->scenario.window + sim->scenario.small +
                                             sim->scenario.in_place,
                                   .small = sim->scenario.small,
@@ -153,6 +153,27 @@ static void draw_kept(struct sim *sim)
 {
     struct rng rng = { mix(sim->seed, 114) };
     sim->scenario.weight[15] = (uint32_t)sometimes(&rng, 0.5, 4);
+}
+
+/* In some seeds each place has a standby. Then nobody else meddles with names, stores and connections: no
+ * standby is promised to be of use after two faults at a time. */
+static void draw_standbys(struct sim *sim)
+{
+    struct rng rng = { mix(sim->seed, 115) }, attack = { mix(sim->seed, 4) };
+    struct scenario *sc = &sim->scenario;
+    if (sc->hosts > 0 || rng_chance(&attack, 0.25) || !rng_chance(&rng, 0.35)) return;
+    sc->standbys = true;
+    sc->weight[10] = sc->weight[12] = 0;
+    sc->weight[16] = 1 + (uint32_t)rng_below(&rng, 6);
+    sc->weight[17] = (uint32_t)sometimes(&rng, 0.7, 3);
+    sc->weight[18] = (uint32_t)sometimes(&rng, 0.7, 5);
+    sc->weight[19] = (uint32_t)sometimes(&rng, 0.5, 3);
+    sc->patience_ms = 25 + rng_below(&rng, 80); // more than it takes to miss a process
+    sc->row_delay = rng_chance(&rng, 0.3) ? 6000 : sc->disk_delay;
+    // a standby may be late, and then the store is told so, of one place after the other
+    sc->deadline_ms += (4 * LEASE + (uint64_t)sc->row_delay * 8 * sc->shards) / 1000;
+    sc->owner_dies = sometimes(&rng, 0.5, 0.05);
+    sc->faults_end += MS(200);
 }
 
 /* In some seeds workers and shards share hosts, and the shards of a host of several workers relay. */
@@ -302,8 +323,8 @@ struct sim *sim_open(void)
     const struct push_config push = sim_push_config(sim);
     sim->round_memory = reserve(round_bytes(&round));
     sim->round_list = reserve(round_actions_max(&round) * sizeof *sim->round_list);
-    for (uint32_t s = 0; s < 2 * SHARDS_MAX; s++)
-        sim->step_memory[s / SHARDS_MAX][s % SHARDS_MAX] = reserve(step_bytes(&step));
+    for (uint32_t r = 0; r < 2 * ROOMS_MAX; r++)
+        sim->step_memory[r / ROOMS_MAX][r % ROOMS_MAX] = reserve(step_bytes(&step));
     const struct move_config move = { .shard_max = SHARDS_MAX, .shard_count = SHARDS_MAX };
     sim->move_memory = reserve(move_bytes(&move));
     const struct push_config relay_push = sim_relay_push_config();
@@ -330,8 +351,8 @@ void sim_close(struct sim *sim)
     free(sim->round_list);
     free(sim->step_list);
     free(sim->push_list);
-    for (uint32_t s = 0; s < 2 * SHARDS_MAX; s++)
-        free(sim->step_memory[s / SHARDS_MAX][s % SHARDS_MAX]);
+    for (uint32_t r = 0; r < 2 * ROOMS_MAX; r++)
+        free(sim->step_memory[r / ROOMS_MAX][r % ROOMS_MAX]);
     free(sim->move_memory);
     for (uint32_t p = 0; p < PROCS_MAX; p++) free(sim->push_memory[p]);
     for (uint32_t i = 0; i < SHARDS_MAX * SHARDS_MAX; i++) {
@@ -373,12 +394,23 @@ static void start(struct sim *sim, uint64_t seed, bool verbose)
     sim->fault.state = mix(seed, 3);
     memset(&sim->coordinator, 0, sizeof sim->coordinator);
     memset(sim->shards, 0, sizeof sim->shards);
+    for (uint32_t s = 0; s < SHARDS_MAX; s++) sim->shards[s].id = sim->shards[s].room = s;
     memset(sim->procs, 0, sizeof sim->procs);
     memset(sim->twins, 0, sizeof sim->twins);
     sim->plan = (struct sim_plan) { .active = false };
     sim->layout_count = 0;
     draw_scenario(sim);
     draw_kept(sim);
+    draw_standbys(sim);
+    if (sim->has_others) memset(sim->others, 0, sizeof sim->others);
+    sim->has_others = sim->scenario.standbys;
+    for (uint32_t s = 0; s < SHARDS_MAX; s++) {
+        sim->others[s].id = OTHER + s;
+        sim->others[s].room = SHARDS_MAX + s;
+        sim->others[s].name = 1;
+        sim->others[s].is_empty = true;
+    }
+    sim->starts = sim->serials = 0;
     sim->shard_count = sim->scenario.shards;
     for (uint32_t s = sim->shard_count; s < sim->scenario.room && sim->scenario.hosts > 0; s++)
         memset(&sim->relays[s], 0, sizeof sim->relays[s]);
@@ -388,6 +420,7 @@ static void start(struct sim *sim, uint64_t seed, bool verbose)
         if (sim->scenario.hosts > 0) relay_start(sim, s);
     }
     store_made(sim);
+    if (sim->scenario.standbys) standby_start(sim);
     coordinator_start(sim);
     for (uint32_t r = 0; r < sim->scenario.ranks; r++)
         sim_at(sim, rng_exponential(&sim->schedule, 1000), E_PROCESS_START, r, 0, 0);
@@ -401,10 +434,10 @@ static bool arrives(struct sim *sim, const struct event *event)
     const struct link *link = NULL;
     bool drains = false;
     switch (event->kind) {
-    case E_COORDINATOR_FROM_SHARD: link = &sim->shards[event->b].control; break;
+    case E_COORDINATOR_FROM_SHARD: link = &shard_at(sim, event->b)->control; break;
     case E_COORDINATOR_FROM_WORKER: link = &sim->procs[event->b].control; break;
     case E_SHARD_FROM_COORDINATOR:
-        link = &sim->shards[event->a].control;
+        link = &shard_at(sim, event->a)->control;
         drains = true;
         break;
     case E_COORDINATOR_FROM_TWIN: link = &sim->twins[event->b].control; break;
@@ -479,6 +512,11 @@ static void dispatch(struct sim *sim, const struct event *event)
     case E_RELAY_TICK:
     case E_PEER_DOWN:
     case E_ENDPOINT_DOWN: shard_event(sim, event); return;
+    case E_MIRROR_FEED:
+    case E_MIRROR_PIECE:
+    case E_MIRROR_SUMS:
+    case E_HOST_START:
+    case E_ROW_SAVED: standby_event(sim, event); return;
     case E_TWIN_CONNECTS:
     case E_TWIN_FROM_COORDINATOR: twin_event(sim, event); return;
     default: coordinator_event(sim, event); return;
@@ -514,7 +552,7 @@ static bool finished(const struct sim *sim)
     if (!sim->healed || sim->oracle.applied < sim->healthy_from + HEALTHY) return false;
     for (uint32_t s = 0; s < sim->shard_count; s++)
         if (layout_has(sim->oracle.layout, s) &&
-            sim->shards[s].executed != sim->oracle.ledger_count)
+            oracle_executed(sim, s) != sim->oracle.ledger_count)
             return false;
     return !sim->plan.active && sim->coordinator.alive && !reshard_under_way(sim);
 }

@@ -85,6 +85,10 @@ void truth_next(struct sim *sim, const struct opened *round, struct ledger_entry
 void oracle_start(struct sim *sim);
 /* The same for whoever is a member in that round, a relay, too. */
 bool oracle_holds(const struct sim *sim, uint64_t round, uint64_t member, uint32_t chunk);
+bool oracle_has_executed(const struct sim *sim, uint32_t id, uint32_t index);
+/* A standby has it now. */
+void oracle_takes_place(struct sim *sim, uint32_t place);
+uint32_t oracle_executed(const struct sim *sim, uint32_t place);
 /* No round of steps may open: too many skips in a row, and nobody has amended the job since. */
 bool oracle_halted(const struct sim *sim);
 /* A shard goes over to the layout. */
