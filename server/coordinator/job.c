@@ -140,7 +140,7 @@ bool coord_job_shard_moved(struct coord_job_shard *shard)
     return moved;
 }
 
-bool coord_shard_infos_init(struct coord_shard_infos *infos, const struct coord_job *job,
+bool coord_shard_infos_init(struct coord_shard_infos *infos, struct coord_job *job,
                             uint32_t shard_count)
 {
     infos->infos = calloc(shard_count + 1, sizeof *infos->infos);
@@ -160,6 +160,8 @@ bool coord_shard_infos_init(struct coord_shard_infos *infos, const struct coord_
         if (entry->session != NULL) {
             info->fabric_address.data = entry->fabric_address;
             info->fabric_address.len = entry->fabric_address_bytes;
+        } else {
+            job->shards[i].is_told_away = true; // so its return is told, also at the same address
         }
         infos->list[infos->count++] = info;
     }

@@ -412,8 +412,9 @@ struct coord_shard_infos {
     Cairn__ShardInfo **list; /* owned, [count], without holes */
     size_t count;
 };
-/* Lists the shards whose index is below shard_count. False: no memory. */
-bool coord_shard_infos_init(struct coord_shard_infos *infos, const struct coord_job *job,
+/* Lists the shards whose index is below shard_count, for a message to members, which hear again of those that
+ * are away now. False: no memory. */
+bool coord_shard_infos_init(struct coord_shard_infos *infos, struct coord_job *job,
                             uint32_t shard_count);
 void coord_shard_infos_release(struct coord_shard_infos *infos);
 

@@ -359,6 +359,22 @@ TEST(members_hear_that_a_shard_stays_away)
     ck_assert_uint_eq(train(), 1);
 }
 
+/* It is back before anybody would have been told that it stays away, at the same address. */
+TEST(members_hear_where_a_shard_is_that_was_away_when_another_one_moved)
+{
+    start_job();
+    fake_shard_away(&fake, 0);
+    fake_shard_away(&fake, 1);
+    fake.shards[1].incarnation++;
+    fake_shard_up(&fake, 1);
+    const Cairn__ShardsChanged *changed = fake_hear(&w, ShardsChanged, 0);
+    ck_assert_uint_eq(changed->shards[0]->fabric_address.len, 0);
+    fake_shard_up(&fake, 0);
+    changed = fake_hear(&w, ShardsChanged, 0);
+    ck_assert_uint_gt(changed->shards[0]->fabric_address.len, 0);
+    ck_assert_uint_eq(train(), 1);
+}
+
 TEST(a_shard_that_connects_again_takes_its_seat_at_once)
 {
     start_job();
