@@ -149,6 +149,8 @@ TEST(a_write_is_gone_back_over_and_another_layout_begins_with_no_version)
     says(11, "is parked", "job rollback tiny --to-version 5 --yes");
     says(0, "", "job unpark tiny");
     says(0, "", "reshard apply tiny --shards 1");
+    step_to(7);
+    says(0, "", "reshard apply tiny --shards 2"); // one joins
     says(4, "job tiny cannot go back to step 5", "job rollback tiny --to-version 5 --yes");
     await((train(1), ask("job show tiny"), strstr(said.out, "to 2 versions") != NULL));
     const uint64_t step = newest(job).step;
