@@ -213,8 +213,8 @@ void mirror_hears(struct mirror_state *mirror, enum mirror_report_kind kind,
  * is prepared for it, is taken to have answered with the standby's. Both are given by their rounds. */
 bool mirror_knows_more(uint64_t standby_round, uint64_t owner_round);
 /* True if the standby has not reported for too long what the owner has. waiting_ms: for how long the owner's
- * report has waited; silent_ms: for how long the owner has not been heard. From an owner that is not heard, the
- * standby has no sums to fetch, and is about to replace it. */
+ * report has waited; silent_ms: for how long the owner has not been heard. From an owner that is not heard,
+ * the standby has no sums to fetch, and is about to replace it. */
 bool mirror_is_late(uint64_t waiting_ms, uint64_t silent_ms, uint64_t lease_ms);
 /* True if the owner's report may be acted upon. */
 bool mirror_passes(const struct mirror_state *mirror, enum mirror_report_kind kind,
