@@ -445,8 +445,10 @@ enum {
     STEP_FIGURE_FETCHED_BYTES,
     STEP_FIGURE_HOST_BYTES, /* the bytes of both directions that passed through the host */
     STEP_FIGURE_OVERLAP,
-    STEP_FIGURE_AHEAD
+    STEP_FIGURE_AHEAD,
+    STEP_FIGURE_CPU /* with a tier: processor time of all shards and standbys */
 };
+_Static_assert(STEP_FIGURE_CPU < BENCH_FIGURES, "a report has room for it");
 
 /* How the parameters are read: all of them after the commit, copied or mapped (then one byte of each page
  * is read), or unit by unit, in a forward and a backward pass (step.c). */
@@ -547,6 +549,8 @@ int bench_tier_open(struct bench *b);
 /* Has the workers execute the order again and again, until the whole job is safe at the tier. Returns false
  * after printing the error. */
 bool bench_tier_await(struct bench *b, uint32_t word);
+/* Executes an order, with STEP_FIGURE_CPU of that cluster's shards. */
+double bench_tier_order(struct bench *b, uint32_t word, const struct local *cluster);
 /* Adds to `parts` what the tier costs, against `beside`. -1: continue. */
 int bench_tier_report(struct bench *b);
 /* The GB/s at which as many bytes go by memcpy or raw TCP, whichever a path of that name is measured by

@@ -417,7 +417,8 @@ static double run_step(void *bench)
 {
     struct step_bench *s = bench;
     struct bench *b = bench;
-    const double all = bench_order(b, STEP_ORDER_STEP, 1);
+    const double all = b->is_compared ? bench_tier_order(b, STEP_ORDER_STEP, b->local)
+                                      : bench_order(b, STEP_ORDER_STEP, 1);
     b->figures[STEP_FIGURE_OVERLAP] = share_of(&s->plan, add_overlap);
     if (s->plan.read == STEP_READ_UNITS)
         b->figures[STEP_FIGURE_AHEAD] = share_of(&s->plan, add_ahead);
@@ -429,7 +430,7 @@ static double run_step(void *bench)
 static double run_other(void *bench)
 {
     struct bench *b = bench;
-    if (b->is_compared) return bench_order(b, STEP_ORDER_BESIDE, 1);
+    if (b->is_compared) return bench_tier_order(b, STEP_ORDER_BESIDE, b->beside);
     return bench_order(b, b->model.batch > 0 ? STEP_ORDER_ADDED : STEP_ORDER_COPY, 1);
 }
 

@@ -78,6 +78,21 @@ static uint64_t shard_bytes(const struct local *local)
     return bytes;
 }
 
+static double used_s(const struct local *cluster)
+{
+    double seconds = 0;
+    for (int i = 1; i < cluster->daemon_count; i++)
+        seconds += bench_used_s(local_shard_process(cluster, i));
+    return seconds;
+}
+
+double bench_tier_order(struct bench *b, uint32_t word, const struct local *cluster)
+{
+    const double before = used_s(cluster), value = bench_order(b, word, 1);
+    b->figures[STEP_FIGURE_CPU] = used_s(cluster) - before;
+    return value;
+}
+
 static const struct bench_times *find_times(const struct bench *b, uint32_t shard, uint64_t round)
 {
     for (size_t i = 0; i < b->time_count; i++)
@@ -143,7 +158,11 @@ static int report_sums(struct bench *b)
 int bench_tier_report(struct bench *b)
 {
     const double params = (double)bench_model_params(&b->model);
+    const double cpu_s = bench_median(b, BENCH_SUBJECT, STEP_FIGURE_CPU);
+    const double cpu_without_s = bench_median(b, BENCH_REFERENCE, STEP_FIGURE_CPU);
     BENCH_PARTS(b, { "cost_percent", (1 / b->result.ratio.median - 1) * 100 },
+                { "shards_cpu_s", cpu_s }, { "shards_cpu_s_without", cpu_without_s },
+                { "cpu_cost_percent", (cpu_s / cpu_without_s - 1) * 100 },
                 { "memory_bytes_a_param", (double)shard_bytes(b->local) / params },
                 { "memory_bytes_a_param_without", (double)shard_bytes(b->beside) / params });
     return b->tier == BENCH_TIER_PROCESS ? -1 : report_sums(b);
