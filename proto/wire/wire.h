@@ -488,6 +488,8 @@ void packed_release(struct packed *packed); /* NULL is fine */
     X(154, MIRROR_OF, MirrorOf, mirror_of)                          \
     X(155, MIRROR_SUMS, MirrorSums, mirror_sums)                    \
     X(156, MIRROR_FILLED, MirrorFilled, mirror_filled)              \
+    X(161, AUDIT_LOOK, AuditLook, audit_look)                       \
+    X(162, AUDIT_LOOKED, AuditLooked, audit_looked)                 \
     X(170, PART_FORMER, PartFormer, part_former)                    \
     X(171, JOB_ROLLBACK, JobRollback, job_rollback)                 \
     X(172, JOB_ROLLED_BACK, JobRolledBack, job_rolled_back)         \
@@ -660,5 +662,15 @@ CAIRN_MUST_CHECK cairn_status outbox_add_pages(struct outbox *box, uint32_t requ
 CAIRN_MUST_CHECK cairn_status outbox_take(struct outbox *box, struct outbox_frames *out);
 void outbox_release(struct outbox *box);
 void outbox_frames_release(struct outbox_frames *frames);
+
+/* ==== audits ==== */
+
+/* A range of checksums is split into at most so many equal ranges, the last of which may be short. */
+#define CAIRN_AUDIT_RANGES 64
+/* Returns how many checksums each of the ranges has. */
+static inline uint64_t audit_range(uint64_t count)
+{
+    return count / CAIRN_AUDIT_RANGES + (count % CAIRN_AUDIT_RANGES != 0);
+}
 
 #endif

@@ -386,6 +386,7 @@ static void on_filled(struct coord_session *session, uint32_t request, const voi
 
 const struct coord_row coord_mirror_rows[] = {
     { CAIRN_MSG_MIRROR_FILLED, CAIRN_FROM_SHARD, .by_session = on_filled },
+    { CAIRN_MSG_AUDIT_LOOKED, CAIRN_FROM_SHARD, .by_session = coord_mirror_looked },
     { 0 },
 };
 

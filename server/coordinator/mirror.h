@@ -15,6 +15,17 @@ struct mirror_waiting {
     uint64_t since_ms; /* coord_now_ms */
 };
 
+enum { CAIRN_AUDIT_OWNER, CAIRN_AUDIT_STANDBY, CAIRN_AUDIT_SIDES };
+
+/* The digests that one side has told: of an audited version, or of a range of its checksums. */
+struct audit_told {
+    struct mirror_report of; /* the round that made the version */
+    uint64_t all;            /* checksums; 0: it was not audited */
+    uint32_t count;
+    uint64_t digests[CAIRN_AUDIT_RANGES];
+    bool changed; /* the leaf has changed in that side's memory */
+};
+
 /* The mirror of a shard's part of a job. */
 struct coord_mirror {
     struct coord_mirror *next; /* of the job */
@@ -31,6 +42,12 @@ struct coord_mirror {
     struct mirror_waiting waiting[CAIRN_MIRROR_REPORTS]; /* the owner's */
     uint8_t *answer; /* owned: the standby's last answer to a Fence, packed; NULL: none */
     size_t answer_bytes;
+    struct audit_told audited[CAIRN_AUDIT_SIDES]; /* the last of each */
+    /* the range of checksums in which both differ; count 0: none is looked for */
+    struct {
+        uint64_t first, count;
+        struct audit_told told[CAIRN_AUDIT_SIDES];
+    } look;
     uint64_t again_ms;   /* coord_now_ms: no mirror is made before */
     unsigned failures;   /* since it was in step */
     struct sentence why; /* why there is no mirror, if there is none */
@@ -53,6 +70,8 @@ void coord_mirror_end(struct coord_mirror *mirror, const char *format, ...)
 
 /* ---- rounds ---- */
 
+/* Takes the AuditLooked of one of the two. */
+void coord_mirror_looked(struct coord_session *session, uint32_t request, const void *any);
 /* Lets a standby take part that is READY, if no round is open. It is filled before the next one opens. */
 void coord_mirror_join_at_rest(struct coord_mirror *mirror);
 

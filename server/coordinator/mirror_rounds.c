@@ -1,5 +1,6 @@
 /* The part that a standby has in the rounds of a job: a round is sent to the standby too, and the owner's
  * reports wait for the standby's. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,6 +20,14 @@ static void forget_waiting(struct mirror_waiting *waiting)
 void coord_mirror_forget_reports(struct coord_mirror *mirror)
 {
     for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++) forget_waiting(&mirror->waiting[kind]);
+    mirror->look.count = 0;
+}
+
+/* True if the owner's report need not wait any longer. */
+static bool may_pass(const struct coord_mirror *mirror, int kind, struct mirror_report report)
+{
+    return mirror_passes(&mirror->state, (enum mirror_report_kind)kind, report) &&
+           !(kind == CAIRN_MIRROR_PUBLISHED && mirror->look.count != 0);
 }
 
 /* The decision may have reached the standby alone, which has carried it out. The owner, which is prepared for
@@ -63,9 +72,7 @@ void coord_mirror_pass_reports(struct coord_job *job, uint32_t shard)
     for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++) {
         struct coord_mirror *mirror = coord_mirror_find(job, shard);
         if (mirror == NULL || mirror->waiting[kind].bytes == NULL) continue;
-        if (mirror_passes(&mirror->state, (enum mirror_report_kind)kind,
-                          mirror->waiting[kind].report))
-            pass(mirror, kind);
+        if (may_pass(mirror, kind, mirror->waiting[kind].report)) pass(mirror, kind);
     }
 }
 
@@ -129,6 +136,136 @@ static bool same_sums(const Cairn__Reduced *a, const Cairn__Reduced *b)
     return true;
 }
 
+/* ---- audits ---- */
+
+/* Both have the same bits, so the checksums of an audited version are the same, leaf by leaf. Where they
+ * differ, the range is divided until it is one leaf, and both sides say whether that leaf has changed in
+ * their memory since. */
+
+static const char *side_name(const struct coord_mirror *mirror, int side)
+{
+    return side == CAIRN_AUDIT_OWNER ? coord_mirror_owner(mirror) : mirror->name;
+}
+
+/* Writes the digests to `out`, at most as many as there is room for. */
+static void take_digests(struct audit_told *out, const uint64_t *digests, size_t count)
+{
+    out->count = (uint32_t)(count < CAIRN_AUDIT_RANGES ? count : CAIRN_AUDIT_RANGES);
+    memcpy(out->digests, digests, out->count * sizeof *digests);
+}
+
+/* Finds the first range in which both are known, and differ. */
+static bool find_difference(const struct audit_told told[static CAIRN_AUDIT_SIDES], uint32_t *out)
+{
+    const struct audit_told *a = &told[CAIRN_AUDIT_OWNER], *b = &told[CAIRN_AUDIT_STANDBY];
+    for (uint32_t i = 0; i < a->count && i < b->count; i++) {
+        if (a->digests[i] == 0 || b->digests[i] == 0 || a->digests[i] == b->digests[i]) continue;
+        *out = i;
+        return true;
+    }
+    return false;
+}
+
+static void begin_look(struct coord_mirror *mirror, uint64_t first, uint64_t count)
+{
+    Cairn__AuditLook look = CAIRN__AUDIT_LOOK__INIT;
+    memset(&mirror->look, 0, sizeof mirror->look);
+    mirror->look.first = look.first = first;
+    mirror->look.count = look.count = count;
+    look.job = mirror->job->id;
+    coord_session_send(mirror->job->shards[mirror->shard].entry->session, CAIRN_MSG_AUDIT_LOOK, 0,
+                       &look.base);
+    coord_session_send(mirror->entry->session, CAIRN_MSG_AUDIT_LOOK, 0, &look.base);
+}
+
+/* Looks into one of the ranges of a range. */
+static void look_into(struct coord_mirror *mirror, uint64_t first, uint64_t count, uint32_t range)
+{
+    const uint64_t step = audit_range(count), from = range * step;
+    if (from >= count) return; // more digests than there are ranges: a shard that is broken
+    begin_look(mirror, first + from, count - from < step ? count - from : step);
+}
+
+/* Notes what one side has told of a version that it has published, and compares both. While it is looked for
+ * what differs, the version is not committed. */
+static void compare_audits(struct coord_mirror *mirror, int side, const Cairn__Published *published)
+{
+    struct audit_told *told = &mirror->audited[side];
+    const struct audit_told *other = &mirror->audited[1 - side];
+    uint32_t range;
+    told->of = (struct mirror_report) { published->epoch, published->round };
+    told->all = published->n_audit > 0 ? published->audited : 0;
+    take_digests(told, published->audit, published->n_audit);
+    const bool is_filled = mirror->state.stage == CAIRN_MIRROR_STORING ||
+                           mirror->state.stage == CAIRN_MIRROR_IN_STEP;
+    const bool are_same = told->of.epoch == other->of.epoch && told->of.round == other->of.round &&
+                          told->all == other->all;
+    if (!is_filled || mirror->entry == NULL || !mirror->job->shards[mirror->shard].up ||
+        told->all == 0 || !are_same || mirror->look.count != 0 ||
+        !find_difference(mirror->audited, &range))
+        return;
+    log_error("job %s: shard %s and its standby %s differ in the state that round %" PRIu64
+              " made: one of the two has bad memory; looking where",
+              mirror->job->spec.name, coord_mirror_owner(mirror), mirror->name, published->round);
+    look_into(mirror, 0, told->all, range);
+}
+
+/* The leaf is known. A side of which the leaf changed in memory has stopped its part itself: the owner's
+ * place is taken, or the mirror is over. Otherwise both are as their updates left them, and two copies do not
+ * tell which of the updates was wrong. */
+static void end_look(struct coord_mirror *mirror, const char *leaf)
+{
+    struct coord_job *job = mirror->job;
+    const struct audit_told *told = mirror->look.told;
+    const bool owner = told[CAIRN_AUDIT_OWNER].changed, standby = told[CAIRN_AUDIT_STANDBY].changed;
+    struct sentence why;
+    if (owner != standby)
+        sentence_set(&why, "%s changed in the memory of shard %s", leaf,
+                     side_name(mirror, owner ? CAIRN_AUDIT_OWNER : CAIRN_AUDIT_STANDBY));
+    else
+        sentence_set(
+            &why,
+            "%s differs between shard %s and its standby %s, and it cannot be known which "
+            "of the two is wrong: test the memory of both hosts, and restore a snapshot if "
+            "it is that of the shard",
+            leaf, coord_mirror_owner(mirror), mirror->name);
+    log_error("job %s: %s", job->spec.name, why.text);
+    coord_event_note(job->cluster, CAIRN_EVENT_STOPPED, job->spec.name, NULL, "%s", why.text);
+    // The owner's version is not committed: its standby, which has it, too, takes the place.
+    if (owner && !standby) return;
+    mirror->look.count = 0;
+    coord_mirror_end(mirror, "%s", why.text);
+}
+
+void coord_mirror_looked(struct coord_session *session, uint32_t request, const void *any)
+{
+    const Cairn__AuditLooked *looked = any;
+    struct coord_job *job = coord_job_by_id(session->cluster, looked->job);
+    struct coord_mirror *mirror = job != NULL ? job->loss.mirrors : NULL;
+    uint32_t range;
+    (void)request;
+    if (session->entry == NULL) return;
+    while (
+        mirror != NULL && mirror->entry != session->entry &&
+        (mirror->shard >= job->shard_count || job->shards[mirror->shard].entry != session->entry))
+        mirror = mirror->next;
+    if (mirror == NULL || mirror->look.count == 0 || mirror->entry == NULL ||
+        mirror->look.first != looked->first || mirror->look.count != looked->count)
+        return;
+    struct audit_told *told = mirror->look.told;
+    const int side = mirror->entry == session->entry ? CAIRN_AUDIT_STANDBY : CAIRN_AUDIT_OWNER;
+    take_digests(&told[side], looked->digests, looked->n_digests);
+    told[side].all = 1; // it has told
+    told[side].changed = looked->changed;
+    if (told[CAIRN_AUDIT_OWNER].all == 0 || told[CAIRN_AUDIT_STANDBY].all == 0) return;
+    if (looked->count > 1 && find_difference(told, &range))
+        look_into(mirror, looked->first, looked->count, range);
+    else
+        end_look(mirror, looked->leaf[0] != '\0' ? looked->leaf : "a part of the state");
+}
+
+/* ---- what both report ---- */
+
 /* Compares the standby's sums with those of the owner that wait for it. */
 static bool agrees(const struct coord_mirror *mirror, struct mirror_report report,
                    const ProtobufCMessage *message)
@@ -171,6 +308,8 @@ static void take_standbys(struct coord_mirror *mirror, int kind, const struct wi
     }
     if (kind == CAIRN_MIRROR_ANSWER) keep_answer(mirror, frame);
     mirror_hears(&mirror->state, (enum mirror_report_kind)kind, report);
+    if (kind == CAIRN_MIRROR_PUBLISHED)
+        compare_audits(mirror, CAIRN_AUDIT_STANDBY, (const Cairn__Published *)message);
     coord_mirror_pass_reports(mirror->job, mirror->shard);
 }
 
@@ -202,7 +341,9 @@ bool coord_mirrors_take(struct coord_session *session, const struct wire_frame *
     mirror = kind < CAIRN_MIRROR_REPORTS ? mirror_of(job, session->entry) : NULL;
     if (mirror == NULL) return false;
     const struct mirror_report report = report_of(kind, message);
-    const bool passes = mirror_passes(&mirror->state, (enum mirror_report_kind)kind, report);
+    if (kind == CAIRN_MIRROR_PUBLISHED)
+        compare_audits(mirror, CAIRN_AUDIT_OWNER, (const Cairn__Published *)message);
+    const bool passes = may_pass(mirror, kind, report);
     const bool is_refused = kind == CAIRN_MIRROR_ANSWER &&
                             ((const Cairn__Answer *)message)->refused;
     if (is_refused || (passes && kind != CAIRN_MIRROR_ANSWER)) return false;

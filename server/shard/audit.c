@@ -8,6 +8,9 @@
 #include "server/shard/shard.h"
 #include "server/shard/state.h"
 
+#define CHANGED_TEXT "its state changed in the memory of this host, and nothing wrote it: "
+#define TEST_TEXT    "; test this host's memory before it is trusted again"
+
 /* ---- the checksums of a layout ---- */
 
 static bool is_open(const struct audit_checks *checks)
@@ -54,9 +57,15 @@ static uint64_t number_of(const struct audit_checks *checks, size_t extent, uint
     return checks->before[extent] + leaf - checks->map->extents[extent].first_leaf;
 }
 
-/* Says which leaf the checksum `at` is of, and what was found. */
-static void locate(const struct shard_job *job, const struct audit_checks *checks,
-                   const uint64_t *at, struct sentence *out)
+/* A leaf of a plane. */
+struct leaf_place {
+    enum plane plane;
+    size_t extent;
+    uint64_t leaf; /* of the tensor */
+};
+
+/* Returns the leaf that the checksum `at` is of. */
+static struct leaf_place place_of(const struct audit_checks *checks, const uint64_t *at)
 {
     const struct shard_map *map = checks->map;
     int plane = 0;
@@ -66,12 +75,22 @@ static void locate(const struct shard_job *job, const struct audit_checks *check
         plane++;
     const uint64_t number = (uint64_t)(at - checks->of[plane]);
     while (checks->before[extent + 1] <= number) extent++;
-    const struct local_extent *of = &map->extents[extent];
-    const uint64_t leaf = of->first_leaf + number - checks->before[extent];
-    const struct geometry *geometry = &map->layout->geometry[of->tensor];
+    return (struct leaf_place) {
+        (enum plane)plane, extent, map->extents[extent].first_leaf + number - checks->before[extent]
+    };
+}
+
+/* Says which leaf the checksum `at` is of. */
+static void locate(const struct shard_job *job, const struct audit_checks *checks,
+                   const uint64_t *at, struct sentence *out)
+{
+    const struct leaf_place place = place_of(checks, at);
+    const struct local_extent *of = &checks->map->extents[place.extent];
+    const struct geometry *geometry = &checks->map->layout->geometry[of->tensor];
     sentence_add(out, "%s of tensor %s, elements %" PRIu64 " to %" PRIu64 " (leaf %" PRIu64 ")",
-                 plane_name(plane), job->spec.tensors[of->tensor].name, leaf_start(geometry, leaf),
-                 leaf_start(geometry, leaf + 1) - 1, leaf);
+                 plane_name((int)place.plane), job->spec.tensors[of->tensor].name,
+                 leaf_start(geometry, place.leaf), leaf_start(geometry, place.leaf + 1) - 1,
+                 place.leaf);
 }
 
 /* ---- the checksums of a job ---- */
@@ -188,10 +207,10 @@ static void say_found(const struct shard_job *job, struct sentence *why)
 {
     const struct check_found *found = &job->audit.found;
     const uint32_t count = atomic_load(&found->count);
-    sentence_set(why, "its state changed in the memory of this host, and nothing wrote it: ");
+    sentence_set(why, CHANGED_TEXT);
     locate(job, &job->audit.checks, found->at[0], why);
     if (count > 1) sentence_add(why, ", and %" PRIu32 " more leaves", count - 1);
-    sentence_add(why, "; test this host's memory before it is trusted again");
+    sentence_add(why, TEST_TEXT);
 }
 
 bool audit_end(struct shard_job *job)
@@ -217,6 +236,91 @@ uint64_t audit_since(const struct shard_job *job)
     for (uint32_t i = 0; i < CAIRN_AUDIT_TURNS; i++)
         if (job->audit.steps[i] < since) since = job->audit.steps[i];
     return since;
+}
+
+/* ---- compared with the standby's ---- */
+
+/* Checksums are counted by plane, and by leaf in each. Returns the n-th. */
+static uint64_t *check_at(const struct audit_checks *checks, uint64_t n)
+{
+    const uint64_t leaves = checks->map->leaf_count;
+    int plane = 0;
+    for (uint64_t planes = n / leaves;; plane++)
+        if (checks->of[plane] != NULL && planes-- == 0) return checks->of[plane] + n % leaves;
+}
+
+static uint64_t count_all(const struct audit_checks *checks)
+{
+    uint64_t planes = 0;
+    for (int p = 0; p < CAIRN_PLANE_COUNT; p++) planes += checks->of[p] != NULL;
+    return planes * checks->map->leaf_count;
+}
+
+/* The checksums are hashes already. 0: one of them is not known. */
+static uint64_t digest_of(const struct audit_checks *checks, uint64_t first, uint64_t count)
+{
+    uint64_t digest = count;
+    for (uint64_t n = first; n < first + count; n++) {
+        const uint64_t check = *check_at(checks, n);
+        if (check == 0) return 0;
+        digest = (digest ^ check) * UINT64_C(0x9e3779b97f4a7c15);
+        digest ^= digest >> 29;
+    }
+    return digest != 0 ? digest : 1;
+}
+
+uint64_t audit_digests(const struct shard_job *job, uint64_t first, uint64_t count,
+                       uint64_t out[static CAIRN_AUDIT_RANGES], size_t *digests_out)
+{
+    const struct audit_checks *checks = &job->audit.checks;
+    *digests_out = 0;
+    if (!is_open(checks) || !job->audit.takes || job->pass.updating) return 0;
+    const uint64_t all = count_all(checks);
+    if (first > all) return 0;
+    if (count > all - first) count = all - first;
+    const uint64_t step = audit_range(count);
+    for (uint64_t n = 0; n < count; n += step)
+        out[(*digests_out)++] = digest_of(checks, first + n, count - n < step ? count - n : step);
+    return all;
+}
+
+/* Makes the checksum of the leaf as it is in memory now. */
+static uint64_t check_now(const struct shard_job *job, const uint64_t *check)
+{
+    const struct audit_checks *checks = &job->audit.checks;
+    const struct leaf_place at = place_of(checks, check);
+    const struct local_extent *of = &checks->map->extents[at.extent];
+    const struct geometry *geometry = &checks->map->layout->geometry[of->tensor];
+    const uint64_t begin = leaf_start(geometry, of->first_leaf),
+                   from = leaf_start(geometry, at.leaf), to = leaf_start(geometry, at.leaf + 1);
+    const size_t elem = dtype_size((int)form_dtype(&job->view->forms[at.extent], at.plane));
+    const uint8_t *bytes = planes_at(&job->planes, at.plane, (uint32_t)at.extent,
+                                     of->local_elem + from - begin);
+    return backend_host()->check(bytes, (size_t)(to - from) * elem);
+}
+
+/* The coordinator looks for what differs between this part and its mirror, or its owner's. */
+static void on_look(struct shard_job *job, const void *body)
+{
+    const Cairn__AuditLook *look = body;
+    Cairn__AuditLooked looked = CAIRN__AUDIT_LOOKED__INIT;
+    uint64_t digests[CAIRN_AUDIT_RANGES];
+    struct sentence leaf = { "" }, why;
+    looked.job = job->number;
+    looked.first = look->first;
+    looked.count = look->count;
+    looked.digests = digests;
+    const uint64_t all = audit_digests(job, look->first, look->count, digests, &looked.n_digests);
+    if (look->count == 1 && look->first < all) {
+        const uint64_t *check = check_at(&job->audit.checks, look->first);
+        locate(job, &job->audit.checks, check, &leaf);
+        looked.changed = check_now(job, check) != *check;
+    }
+    looked.leaf = leaf.text;
+    session_send(job->shard, CAIRN_MSG_AUDIT_LOOKED, 0, &looked.base);
+    if (!looked.changed) return;
+    sentence_set(&why, CHANGED_TEXT "%s" TEST_TEXT, leaf.text);
+    shard_job_fault(job, why.text);
 }
 
 /* ---- any thread ---- */
@@ -336,4 +440,7 @@ cairn_status audit_judge(const struct shard_job *job, const struct audit_checks 
     return CAIRN_OK;
 }
 
-const struct shard_module audit_module = { .on = { [SHARD_JOB_FREED] = close_checks } };
+static const struct shard_message messages[] = { { CAIRN_MSG_AUDIT_LOOK, .on_job = on_look },
+                                                 { 0 } };
+const struct shard_module audit_module = { .messages = messages,
+                                           .on = { [SHARD_JOB_FREED] = close_checks } };

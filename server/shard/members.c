@@ -408,6 +408,9 @@ static void report_published(struct shard_job *job, const struct step_action *ac
     published.nonfinite = job->pass.results.nonfinite;
     published.nonfinite_tensors = tell_tensors(&tensors, &job->pass.results);
     published.n_nonfinite_tensors = job->pass.results.tensor_count;
+    uint64_t digests[CAIRN_AUDIT_RANGES];
+    published.audit = digests;
+    published.audited = audit_digests(job, 0, UINT64_MAX, digests, &published.n_audit);
     session_send(job->shard, CAIRN_MSG_PUBLISHED, 0, &published.base);
 }
 

@@ -210,6 +210,10 @@ void audit_forget(struct shard_job *job);
 /* The UPDATE, or a write, has ended. Returns true if state was found that nothing wrote: then the
  * job is stopped, with a reason that says where. */
 bool audit_end(struct shard_job *job);
+/* Returns how many checksums the part has, and writes the digests of `count` of them from the `first` on
+ * (Published.audit) to `out`, whose number is *digests_out. 0: there are none of the newest version. */
+uint64_t audit_digests(const struct shard_job *job, uint64_t first, uint64_t count,
+                       uint64_t out[static CAIRN_AUDIT_RANGES], size_t *digests_out);
 /* The step since which every leaf was compared at least once; 0: they were not yet. A leaf that only got its
  * checksum was not compared. */
 uint64_t audit_since(const struct shard_job *job);

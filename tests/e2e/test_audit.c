@@ -171,6 +171,25 @@ TEST(a_bit_of_a_standby_that_flips_does_not_stop_the_job)
     expect_undisturbed(tiny);
 }
 
+/* It flips where no audit compares, and an update makes other state of it: both differ. */
+TEST(a_shard_and_its_standby_that_differ_are_named_with_the_leaf)
+{
+    struct tiny_job *tiny = TINY(ELEMS, .audit_every = 2);
+    begin_mirrored(tiny);
+    while (newest(job).step % 2 == 0) train_pushing(0.5f, 1);
+    train_pushing(0.5f, 2);
+    ck_assert_int_eq(logged("coordinator.log", "differ in the state"), 0);
+    flip(0, "param", 5000, 21);
+    train_pushing(0.5f, 1);
+    await(logged("coordinator.log",
+                 "elements 4096 to 8191 (leaf 1) differs between shard shard-0 and "
+                 "its standby shard-1, and it cannot be known") >= 1);
+    says(0, "elements 4096 to 8191 (leaf 1) differs between", "cluster events");
+    await_mirrored(2);
+    train_pushing(0.5f, 4);
+    ck_assert_int_eq(logged("coordinator.log", "differ in the state"), 1);
+}
+
 /* Every kind of tensor, workers that die, layouts that change, snapshots, a daemon that is killed under its
  * keeper: all that is written gets its checksum, and the bits are as ever. */
 TEST(what_a_rough_run_writes_is_no_alarm)
