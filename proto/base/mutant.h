@@ -121,8 +121,8 @@
  * 107  an owner's PUBLISHED counts although its standby has not carried out the decision
  * 108  an owner goes on alone before the store says that its standby is not in step
  * 109  a standby that is not in step takes a place
- * 110  a standby of another layout takes a place
- * 111  a standby counts as the owner before the store says so
+ * 110  a standby is the owner although the store could not be told so
+ * 111  an owner's answer to a fence counts without its standby's
  * 112  a row that says that a standby is in step counts as absent while it is written
  * 113  a new coordinator takes a standby for one that is in step with the owner that is there
  * 114  a standby is given up while it alone has the part

@@ -78,7 +78,7 @@ bool mirror_takes_part(const struct mirror_state *mirror)
 
 bool mirror_is_taking(const struct mirror_state *mirror)
 {
-    return mirror->stage == CAIRN_MIRROR_TAKING && !MUTANT(111);
+    return mirror->stage == CAIRN_MIRROR_TAKING;
 }
 
 enum mirror_verdict mirror_judge(const struct mirror_state *mirror, const struct mirror_view *view)
@@ -130,6 +130,7 @@ static enum mirror_order on_not_saved(struct mirror_state *mirror, const struct 
         if (MUTANT(115)) mirror->is_stored = false;
         return CAIRN_MIRROR_DO_NOTHING;
     }
+    if (MUTANT(110) && mirror->stage == CAIRN_MIRROR_TAKING) return on_saved(mirror);
     if (mirror->stage != CAIRN_MIRROR_STORING) return CAIRN_MIRROR_DO_NOTHING;
     if (view->has_owner) return end_mirror(mirror, view);
     mirror->stage =
@@ -145,7 +146,7 @@ static enum mirror_order on_tick(struct mirror_state *mirror, const struct mirro
     if (mirror->stage == CAIRN_MIRROR_TAKING) return CAIRN_MIRROR_DO_TAKE_AGAIN;
     if (mirror->stage == CAIRN_MIRROR_ENDING) return CAIRN_MIRROR_DO_NOTHING;
     if (mirror->stage == CAIRN_MIRROR_NONE && !mirror->is_stored) return CAIRN_MIRROR_DO_NOTHING;
-    if (!view->fits && !MUTANT(110)) return end_mirror(mirror, view);
+    if (!view->fits) return end_mirror(mirror, view);
     if (is_made && view->may_mirror && view->has_owner) return CAIRN_MIRROR_DO_NOTHING;
     switch (mirror_judge(mirror, view)) {
     case CAIRN_MIRROR_ENDS: return end_mirror(mirror, view);
@@ -229,7 +230,7 @@ bool mirror_expects(const struct mirror_state *mirror, const struct mirror_view 
 {
     const bool is_over = mirror->stage == CAIRN_MIRROR_ENDING ||
                          mirror->stage == CAIRN_MIRROR_TAKING;
-    return mirror->is_stored && !is_over && (view->fits || MUTANT(110));
+    return mirror->is_stored && !is_over && view->fits;
 }
 
 void mirror_hears(struct mirror_state *mirror, enum mirror_report_kind kind,
@@ -253,6 +254,7 @@ bool mirror_passes(const struct mirror_state *mirror, enum mirror_report_kind ki
 {
     const struct mirror_report *heard = &mirror->heard[kind];
     if (!mirror->is_stored && !mirror_takes_part(mirror)) return true;
+    if (MUTANT(111) && kind == CAIRN_MIRROR_ANSWER) return true;
     if (MUTANT(106) && kind == CAIRN_MIRROR_REDUCED) return true;
     if (MUTANT(107) && kind == CAIRN_MIRROR_PUBLISHED) return true;
     return heard->epoch == owner.epoch && heard->round == owner.round;
