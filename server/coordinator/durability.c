@@ -92,7 +92,8 @@ static void fill_log(struct safety_part *part, const struct coord_job *job, uint
     const struct coord_log *log = &job->shards[shard].log;
     struct safety_of *of = &part->of[CAIRN_SAFE_LOG];
     of->has = told != NULL && told->logged;
-    of->may = of->is_coming = entry->told.has_log;
+    of->may = entry->told.has_log;
+    of->is_coming = of->may && !log->failed;
     if (entry->told.log_lacks.text[0] != '\0')
         of->why = entry->told.log_lacks.text;
     else if (log->is_told && log->why[0] != '\0')

@@ -221,7 +221,7 @@ enum coord_job_state {
 
 /* A shard's log of a job, as its last heartbeat said. */
 struct coord_log {
-    bool is_told, wants;
+    bool is_told, wants, failed;
     /* first: from there on it has all rounds; 0.0: there is none. sent: the snapshot of which it was told */
     struct cairn_version first, base, sent;
     uint64_t sent_ms;

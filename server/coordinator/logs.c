@@ -41,6 +41,7 @@ static void take_one(const struct coord *cluster, const struct coord_shard_entry
     struct coord_log *log = log_of(job, shard);
     log->is_told = true;
     log->wants = told->wants;
+    log->failed = told->failed;
     log->base = (struct cairn_version) { told->base_generation, told->base_step };
     log->first = (struct cairn_version) { told->first_generation, told->first_step };
     snprintf(log->why, sizeof log->why, "%s", told->why);

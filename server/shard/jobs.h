@@ -42,6 +42,8 @@ CAIRN_MUST_CHECK cairn_status own_open(struct shard_job *job, const struct step_
 /* Passes the event to the core of the own part, then does the core's actions and all that follows
  * from these actions. May not be called during these actions. */
 void own_step(struct shard_job *job, const struct step_event *event);
+/* Tells the coordinator what a PUBLISHED_REPORT says. */
+void own_report_published(struct shard_job *job, const struct step_action *action);
 /* The function behind shard->up->settle: shard_job_settle in base.h. */
 void own_settle(struct shard_job *job);
 

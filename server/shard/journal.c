@@ -419,6 +419,13 @@ static bool fill_op(struct journal_op *op)
 
 /* ==== a journal's end ==== */
 
+static void report_skip(struct shard_job *job)
+{
+    const bool skips = job->journal.skips;
+    job->journal.skips = false;
+    if (skips && job->state == CAIRN_JOB_SERVING) own_report_published(job, &job->journal.skip);
+}
+
 /* A round that waited goes on without a journal. */
 static void let_go(struct shard_job *job)
 {
@@ -426,6 +433,7 @@ static void let_go(struct shard_job *job)
     const bool waited = (journal->wants & JOURNAL_WANT_ROUND) != 0;
     journal->wants &= ~(unsigned)(JOURNAL_WANT_ROUND | JOURNAL_WANT_DECISION);
     journal->waits.text[0] = '\0';
+    report_skip(job);
     if (waited)
         own_step(job, &(struct step_event) { .kind = CAIRN_STEP_SUMMED, .sums = &journal->sums });
 }
@@ -568,6 +576,7 @@ static void succeed(struct shard_job *job, struct journal_op *op)
     case OP_ROUND: round_done(job, op); break;
     case OP_DECISION:
         entry_done(job, op);
+        report_skip(job);
         if (job->state == CAIRN_JOB_SERVING) shard_tell(job, SHARD_COPIES_ENDED);
         break;
     case OP_BASE: base_done(job, op); break;
@@ -883,6 +892,22 @@ void journal_decided(struct shard_job *job, const struct decision *decision)
                       : "begins its log anew, because a round was not in it");
 }
 
+bool journal_takes_skip(struct shard_job *job, const struct step_action *action)
+{
+    struct job_journal *journal = &job->journal;
+    const struct decision *last = step_last(job->collector.step);
+    const bool is_new = is_writing(job) && last->kind == CAIRN_DECISION_SKIP &&
+                        last->round == journal->round && journal->round != 0;
+    if (!is_new && !journal->skips) return false;
+    journal->skip = *action;
+    journal->skips = true;
+    if (!is_new) return true;
+    journal->round = 0;
+    journal->wants |= JOURNAL_WANT_DECISION;
+    pump(job);
+    return true;
+}
+
 bool journal_holds_update(const struct shard_job *job)
 {
     const struct job_journal *journal = &job->journal;
@@ -892,33 +917,7 @@ bool journal_holds_update(const struct shard_job *job)
             (journal->op->kind == OP_END || journal->op->kind == OP_DECISION));
 }
 
-/* ==== what is told, and what comes ==== */
-
-bool journal_is_based(const struct shard_job *job)
-{
-    const struct job_journal *journal = &job->journal;
-    return journal->is_open && journal->is_based && (journal->wants & JOURNAL_WANT_END) == 0;
-}
-
-void journal_tell(const struct shard_job *job, Cairn__LogTold *out)
-{
-    const struct job_journal *journal = &job->journal;
-    const uint64_t bytes = bytes_in_segments(journal);
-    cairn__log_told__init(out);
-    out->job = job->number;
-    out->base_generation = journal->is_based ? journal->base.generation : 0;
-    out->base_step = journal->is_based ? journal->base.step : 0;
-    out->is_based = journal_is_based(job);
-    out->wants = journal->is_open && (!journal->is_based || bytes > journal->budget_bytes / 2);
-    out->bytes = bytes;
-    out->budget_bytes = journal->budget_bytes;
-    if (journal->is_open && journal->segment_count > 0) {
-        out->first_generation = journal->segments[0].first.generation;
-        out->first_step = journal->segments[0].first.step;
-    }
-    out->why = wire_text(journal->why.text);
-    out->waits = wire_text(journal->waits.text);
-}
+/* ==== bases, and ticks ==== */
 
 /* A snapshot was committed, on which the journal may stand: if it has all rounds since. */
 static void on_base(struct shard_job *job, const void *body)

@@ -22,8 +22,8 @@
  *       ─► the updates are done again, one after the other ─► the part serves, and the shard connects
  *
  * The bits are the same, because an update depends on the sums, the decision and the state alone. A round
- * without its sums on disk is as if it never was: workers compute it again. A skipped round leaves no entry
- * of its own; the next entry has its decision. Only if power is lost before that, the round is made again.
+ * without its sums on disk is as if it never was: workers compute it again. A decision to skip is on disk
+ * before it is reported as PUBLISHED.
  *
  * A journal ends before the state changes otherwise than by its entries: from then on no process makes a
  * part of the older state. A disk that fails ends it, too, and is tried again after a while with new files:
@@ -74,6 +74,8 @@ struct job_journal {
     struct cairn_version next_base;
     char *next_path;
     struct step_sums sums; /* of the round that waits to be SUMMED */
+    bool skips;            /* a skip is being written, and this PUBLISHED_REPORT waits for it */
+    struct step_action skip;
     struct sentence why;   /* why there is no journal, or none with a base; empty: there is */
     struct sentence waits; /* why a round waits now; empty: it does not */
     uint64_t retry_ms;     /* uv_now: nothing is begun before */
@@ -123,6 +125,8 @@ void journal_leaves_layout(struct shard_job *job);
 bool journal_takes_round(struct shard_job *job, const struct step_sums *sums);
 /* An update, or a write, was decided. */
 void journal_decided(struct shard_job *job, const struct decision *decision);
+/* A PUBLISHED_REPORT is due. True: it follows when the skip of the round that it reports is on disk. */
+bool journal_takes_skip(struct shard_job *job, const struct step_action *action);
 /* True if the update may not begin yet; begin_when_unsent is called again. */
 bool journal_holds_update(const struct shard_job *job);
 

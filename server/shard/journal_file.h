@@ -12,7 +12,7 @@
  *   START     first in a segment: how far the machine is; a ROUND may be prepared. The entries of the segment
  *             before that have this number or a higher one are void: they were cut off
  *   ROUND     the sums of a round, before it is reported as REDUCED
- *   DECISION  an APPLY, before the update begins
+ *   DECISION  an APPLY, before the update begins; or a SKIP, before it is reported
  *
  * Only one entry of a journal is written at a time, and it is synced before the next one begins. So only the
  * last entry can be torn, and it was not acknowledged. An entry that is damaged and has another one behind it

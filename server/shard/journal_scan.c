@@ -357,7 +357,37 @@ struct journal_resumed *journal_find(struct shard_daemon *shard, struct shard_jo
     return from;
 }
 
-/* ==== of the shard ==== */
+/* ==== what is told ==== */
+
+bool journal_is_based(const struct shard_job *job)
+{
+    const struct job_journal *journal = &job->journal;
+    return journal->is_open && journal->is_based && (journal->wants & JOURNAL_WANT_END) == 0;
+}
+
+void journal_tell(const struct shard_job *job, Cairn__LogTold *out)
+{
+    const struct job_journal *journal = &job->journal;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < journal->segment_count; i++) bytes += journal->segments[i].bytes;
+    cairn__log_told__init(out);
+    out->job = job->number;
+    out->base_generation = journal->is_based ? journal->base.generation : 0;
+    out->base_step = journal->is_based ? journal->base.step : 0;
+    out->is_based = journal_is_based(job);
+    out->wants = journal->is_open && (!journal->is_based || bytes > journal->budget_bytes / 2);
+    out->bytes = bytes;
+    out->budget_bytes = journal->budget_bytes;
+    if (journal->is_open && journal->segment_count > 0) {
+        out->first_generation = journal->segments[0].first.generation;
+        out->first_step = journal->segments[0].first.step;
+    }
+    out->failed = uv_now(job->shard->loop) < journal->retry_ms;
+    out->why = wire_text(journal->why.text);
+    out->waits = wire_text(journal->waits.text);
+}
+
+/* ==== the shard ==== */
 
 static cairn_status open_folder(struct shard_journals *all, const struct shard_options *options,
                                 struct sentence *why)

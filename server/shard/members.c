@@ -387,7 +387,7 @@ static void times_phases(const struct shard_job *job, uint32_t us_out[4])
                 us_between(t->updated_us, us[CAIRN_STEP_PUBLISHED_REPORT]);
 }
 
-static void report_published(struct shard_job *job, const struct step_action *action)
+void own_report_published(struct shard_job *job, const struct step_action *action)
 {
     Cairn__Published published = CAIRN__PUBLISHED__INIT;
     published.job = job->number;
@@ -467,7 +467,7 @@ static void do_own_action(struct collector *collector, const struct step_action 
     case CAIRN_STEP_UPDATE: pass_update(job, action->decision); break;
     case CAIRN_STEP_REDUCED_REPORT: report_reduced(job, action); break;
     case CAIRN_STEP_PUBLISHED_REPORT:
-        report_published(job, action);
+        if (!journal_takes_skip(job, action)) own_report_published(job, action);
         mirror_go_on(job);
         break;
     case CAIRN_STEP_ANSWER: send_answer(job, action); break;

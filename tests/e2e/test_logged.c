@@ -109,6 +109,7 @@ static void begin(int steps)
 static void expect_power_to_lose_nothing(int shards)
 {
     char root[65];
+    await((ask("job digest tiny -q"), said.status == 0)); // no snapshot is being taken
     bits(root);
     const uint64_t step = newest(job).step;
     lose_power(shards, true);
@@ -333,6 +334,23 @@ TEST(a_log_that_is_gone_leaves_the_snapshot)
     ck_assert_int_eq(mkdir(folder, 0700), 0);
     cluster_restart_shard(&cluster, 0);
     await(in_log("job tiny is lost: shard-0 restarted without its part") > 0);
+}
+
+/* The next segment fails, in mid-training: no step is lost, and none is held up. */
+TEST(a_log_whose_disk_fails_is_given_up_and_the_job_goes_on)
+{
+    char command[2 * CAIRN_SCRATCH_BYTES];
+    SHARDS(2);
+    begin(3);
+    snprintf(command, sizeof command, "rm -r %s/shard-1", folder);
+    ck_assert_int_eq(system(command), 0);
+    const uint64_t step = newest(job).step;
+    train_pushing(0.5f, 12);
+    ck_assert_uint_eq(newest(job).step, step + 12);
+    await(logged("shard-1.log", "is given up: creating") == 1);
+    expect_in("job show tiny", "shard shard-1 gave its log up: creating");
+    says(3, "less safe than it asks for", "job check tiny");
+    await(in_log("job tiny is less safe than it asks for (log)") > 0);
 }
 
 TEST(a_shard_without_a_folder_is_named_when_a_log_is_asked_for)

@@ -221,6 +221,24 @@ TEST(a_round_that_was_abandoned_is_left_out)
     expect(5, 1, 6, 0);
 }
 
+TEST(a_round_that_was_skipped_is_the_last_decision)
+{
+    apply(1);
+    reduce(2);
+    now.phase = CAIRN_STEP_IDLE;
+    now.kind = CAIRN_DECISION_SKIP;
+    now.last_round = 2;
+    now.version_after = now.version;
+    payload[0] = 99; // another loss scale
+    write_entry(JOURNAL_DECISION, 2);
+    expect(5, 1, 6, 0);
+    ck_assert_int_eq(plan.step.last.kind, CAIRN_DECISION_SKIP);
+    ck_assert_uint_eq(plan.step.last.round, 2);
+    ck_assert_uint_eq(plan.step.last.payload[0], 99);
+    apply(3);
+    expect(5, 2, 7, 0);
+}
+
 TEST(a_log_goes_on_in_segments_and_processes)
 {
     apply(1);
