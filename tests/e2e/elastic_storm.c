@@ -24,7 +24,7 @@ enum {
     HANG_MS = CLUSTER_WAIT_MS
 };
 
-static const char *const tier_names[] = { "volatile", "process", "peer" };
+static const char *const tier_names[] = { "volatile", "process", "peer", "log" };
 
 struct storm {
     const struct storm_plan *plan;
@@ -360,9 +360,28 @@ static bool end_peer(struct storm *s)
     return s->owns[shard] && s->standby[shard] >= 0 && end_owner(s, shard, KILLED);
 }
 
+/* A loss of power now loses nothing: each shard has its log. */
+static void await_logged(struct storm *s)
+{
+    const int64_t end_ms = now_ms() + HANG_MS;
+    // behind a change the logs end and begin once more, which the coordinator hears with a heartbeat
+    if (s->change.is_under_way) {
+        finish_change(s);
+        pause_ms(LEASE_MS);
+    }
+    while (ask("job show %s", s->plan->model->name),
+           strstr(said.out, "log; log is asked for") == NULL) {
+        workers_are_well(s);
+        ck_assert_msg(now_ms() < end_ms, "%s, fault %u: never: it has its log: %.3000s",
+                      cluster.folder, s->fault, said.out);
+        pause_ms(TURN_MS);
+    }
+}
+
 static bool end_shard(struct storm *s)
 {
     if (s->plan->tier == STORM_PEER) return end_peer(s);
+    if (s->plan->tier == STORM_LOG) await_logged(s);
     const int shard = any_shard(s, false);
     const pid_t process = process_of(s, shard);
     say(s, "shard-%d is killed", shard);
@@ -390,6 +409,19 @@ static bool end_coordinator(struct storm *s)
 static bool end_both(struct storm *s)
 {
     return end_shard(s) && end_coordinator(s);
+}
+
+static bool lose_power(struct storm *s)
+{
+    if (s->plan->tier != STORM_LOG) return false;
+    say(s, "all lose power");
+    await_logged(s);
+    for (int i = 0; i < cluster.shard_count; i++)
+        if (cluster.shards[i] != 0) kill_shard(i);
+    restart_coordinator();
+    for (int i = 0; i < cluster.shard_count; i++)
+        if (cluster.shards[i] == 0) begin_shard(i);
+    return true;
 }
 
 static bool exchange_process(struct storm *s)
@@ -548,6 +580,7 @@ static const struct {
     [STORM_SHARD] = { "shards killed", end_shard },
     [STORM_COORDINATOR] = { "coordinators killed", end_coordinator },
     [STORM_BOTH] = { "both killed", end_both },
+    [STORM_POWER] = { "losses of power", lose_power },
     [STORM_EXCHANGE] = { "shards exchanged", exchange_process },
     [STORM_KEEPER] = { "keepers killed", end_keeper },
     [STORM_SNAPSHOT] = { "snapshots", ask_for_snapshot },
@@ -588,25 +621,31 @@ static uint64_t number_of(const char *variable, uint64_t otherwise)
 
 /* ---- runs ---- */
 
+static char log_folder[CAIRN_SCRATCH_BYTES]; /* of STORM_LOG */
+
 static void start_cluster(const struct storm_plan *plan, int shards)
 {
-    static char expected[32];
+    static char expected[32], logs[CAIRN_SCRATCH_BYTES + 16];
+    snprintf(logs, sizeof logs, "log.path=%s", log_folder);
     snprintf(expected, sizeof expected, "cluster.shards=%d", shards);
     const bool is_far = has_hosts();
     if (is_far) setenv("CAIRN_FABRIC_DEVICE", "eth0", 1);
     start(shards, .shards_kept = plan->tier == STORM_PROCESS,
-          .coordinator_ip = is_far ? "10.84.0.1" : NULL,
+          .log_level = getenv("CAIRN_STORM_LOG"), .coordinator_ip = is_far ? "10.84.0.1" : NULL,
           .coordinator_netns = is_far ? hosts[HOME] : NULL,
           .shard_netns = is_far ? shard_hosts : NULL, .shard_netns_count = SHARD_HOSTS,
           .coordinator_set = SETTINGS("lease.heartbeat=100ms", "lease.timeout=600ms",
                                       "cluster.standby_after=0s", expected),
-          .shard_set = is_far ? SETTINGS("fabric.kind=sealed", "fabric.device=eth0") : NULL);
+          .shard_set = is_far ? SETTINGS("fabric.kind=sealed", "fabric.device=eth0")
+                       : plan->tier == STORM_LOG ? SETTINGS(logs)
+                                                 : NULL);
 }
 
 static void begin_storm(struct storm *s, const struct storm_plan *plan)
 {
     *s = (struct storm) { .plan = plan, .shared = elastic_share(), .shards = plan->shards };
     atomic_store(&s->shared->until, UINT64_MAX);
+    if (plan->tier == STORM_LOG) cairn_scratch_make(log_folder);
     start_cluster(plan, plan->shards);
     s->schedule = fopen(in_folder("schedule.log"), "we");
     ck_assert_ptr_nonnull(s->schedule);
@@ -620,6 +659,7 @@ static void begin_storm(struct storm *s, const struct storm_plan *plan)
     for (int i = 0; i < 2; i++) start_worker(s, i);
     await_step(s);
     says(0, "", "snapshot create %s --wait", plan->model->name);
+    if (plan->tier == STORM_LOG) says(0, "", "job durability %s log -q", plan->model->name);
 }
 
 static void nothing_is_warned_of(void)
@@ -646,8 +686,11 @@ static uint64_t end_storm(struct storm *s, char root_out[CLUSTER_WORD_BYTES])
         ck_assert_uint_eq(atomic_load(&s->shared->twice), 0);
     }
     if (s->plan->is_quiet) nothing_is_warned_of();
+    // a snapshot that was asked for may be under way
+    await((ask("job digest -q %s", s->plan->model->name), said.status != CAIRN_ERR_BUSY));
     word_of(root_out, "job digest -q %s", s->plan->model->name);
     stop();
+    if (s->plan->tier == STORM_LOG) cairn_scratch_remove(log_folder);
     return until;
 }
 

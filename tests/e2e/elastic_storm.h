@@ -6,7 +6,7 @@
  *
  * Each run prints its seed, and writes what it does into schedule.log in the cluster's folder, which stays
  * if the test fails. CAIRN_STORM_SEED=N is another seed, CAIRN_STORM_FAULTS=N another number of faults,
- * CAIRN_STORM_PLAN=NAME runs that plan alone. */
+ * CAIRN_STORM_PLAN=NAME runs that plan alone. CAIRN_STORM_LOG is the daemons' log level. */
 #ifndef CAIRN_E2E_ELASTIC_STORM_H
 #define CAIRN_E2E_ELASTIC_STORM_H
 
@@ -23,6 +23,7 @@ enum storm_tier {
     STORM_VOLATILE,
     STORM_PROCESS, /* each shard has a keeper */
     STORM_PEER,    /* each shard has a standby, but for the one that comes and goes */
+    STORM_LOG, /* each shard has a log, and dies only while that is in force: not while a layout changes */
 };
 
 enum storm_kind {
@@ -33,6 +34,7 @@ enum storm_kind {
     STORM_SHARD,       /* the process of a shard; of a standby; in STORM_PEER of an owner */
     STORM_COORDINATOR, /* ends, and comes back a moment later */
     STORM_BOTH,        /* a shard and the coordinator at once */
+    STORM_POWER,       /* all shards and the coordinator at once; in STORM_LOG alone */
     STORM_EXCHANGE,    /* the process of a shard gives way to another one of its program */
     STORM_KEEPER,      /* ends; its shard hands its part over, and begins anew */
     STORM_SNAPSHOT,    /* is asked for, and not waited for */
