@@ -8,6 +8,7 @@
 
 #include "proto/spec/spec.h"
 #include "tests/e2e/scene.h"
+#include "tests/support/scratch.h"
 
 enum { ROWS = 4, COLUMNS = 3, WEIGHTS = ROWS * COLUMNS, EXTRA = 5, WAIT_MS = CLUSTER_WAIT_MS };
 #define LR      0.5f
@@ -558,12 +559,25 @@ static void expect_refused(struct sample *s)
     expect_error("; allowed: ");
 }
 
+static char logs[CAIRN_SCRATCH_BYTES]; /* "": no test made it */
+
+static void tear_down(void)
+{
+    stop();
+    if (logs[0] != '\0') cairn_scratch_remove(logs);
+}
+
 TEST(every_row_is_refused_or_has_its_effect)
 {
     size_t count;
     struct sample s;
     const struct capability *rows = capability_table(&count);
-    start(2, .shards_kept = true);
+    // what each durability needs: a keeper, a standby, a folder for logs
+    char log_path[CAIRN_SCRATCH_BYTES + 16];
+    cairn_scratch_make(logs);
+    snprintf(log_path, sizeof log_path, "log.path=%s", logs);
+    start(2, .shards_kept = true,
+          .shard_set = SETTINGS("compute.threads=1", "memory.limit=256MiB", log_path));
     for (int standby = 2; standby < 4; standby++) {
         cluster_add_standby(&cluster, standby, standby - 2);
         await(logged("coordinator.log", "is up at") == standby + 1);
@@ -604,4 +618,4 @@ TEST(what_a_build_or_host_lacks_is_said_once_and_is_no_warning)
     ck_assert_int_eq(logged("coordinator.log", "level=warn"), 0);
 }
 
-SUITE(100, .tear_down = stop);
+SUITE(100, .tear_down = tear_down);
