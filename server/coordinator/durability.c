@@ -85,6 +85,16 @@ static void fill_process(struct safety_part *part, const struct coord_shard_entr
     of->is_due = entry->told.had_keeper && told != NULL && !is_on_device;
 }
 
+/* Why the part has no log, after the shard's name; NULL: the usual reason, that there is no folder for it. */
+static const char *why_no_log(const struct coord_shard_entry *entry, const struct coord_log *log,
+                              bool is_heard)
+{
+    if (entry->told.log_lacks.text[0] != '\0') return entry->told.log_lacks.text;
+    if (!is_heard) return "has not been heard yet since the coordinator started";
+    if (!entry->told.has_log) return NULL;
+    return log->is_told && log->why[0] != '\0' ? log->why : "has not said yet that it has its log";
+}
+
 static void fill_log(struct safety_part *part, const struct coord_job *job, uint32_t shard,
                      const Cairn__MemoryTold *told)
 {
@@ -92,12 +102,10 @@ static void fill_log(struct safety_part *part, const struct coord_job *job, uint
     const struct coord_log *log = &job->shards[shard].log;
     struct safety_of *of = &part->of[CAIRN_SAFE_LOG];
     of->has = told != NULL && told->logged;
+    const bool is_heard = entry->session != NULL || told != NULL;
     of->may = entry->told.has_log;
-    of->is_coming = of->may && !log->failed;
-    if (entry->told.log_lacks.text[0] != '\0')
-        of->why = entry->told.log_lacks.text;
-    else if (log->is_told && log->why[0] != '\0')
-        of->why = log->why;
+    of->is_coming = !is_heard || (of->may && !log->failed);
+    if (!of->has || !of->may) of->why = why_no_log(entry, log, is_heard);
 }
 
 /* True if the part's standby is lost together with the owner, from which it takes the place if only the

@@ -232,6 +232,8 @@ struct coord_log {
  * at least before it gives up what is in the logs. */
 #define CAIRN_LOG_LOSS_WAIT_S ((uint64_t)1800)
 
+/* True if the job asks for logs. */
+bool coord_logs_wanted(const struct coord_job *job);
 void coord_logs_take(const struct coord *cluster, const struct coord_shard_entry *entry,
                      const Cairn__Heartbeat *message);
 void coord_logs_tick(struct coord_job *job);

@@ -10,7 +10,7 @@
 #define AGAIN_MS  1000
 #define FAILED_MS 10000
 
-static bool wants_logs(const struct coord_job *job)
+bool coord_logs_wanted(const struct coord_job *job)
 {
     return job->spec.policy.durability == CAIRN_DURABILITY_LOG ||
            job->spec.policy.durability == CAIRN_DURABILITY_LOG_PEER;
@@ -100,7 +100,8 @@ void coord_logs_tick(struct coord_job *job)
 {
     const uint64_t now_ms = coord_now_ms(job->cluster);
     struct sentence why;
-    if (!wants_logs(job) || job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized) return;
+    if (!coord_logs_wanted(job) || job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized)
+        return;
     tell_newest(job, now_ms);
     if (job->snapshots.running != NULL || now_ms < job->snapshots.log_next_ms || !is_wanted(job))
         return;
@@ -113,10 +114,22 @@ void coord_logs_tick(struct coord_job *job)
         log_info("job %s: a snapshot is taken for its log to stand on", job->spec.name);
 }
 
+/* True if a shard that is away may have steps in its log. It counts what the log had then; after a restart of
+ * the coordinator that is not known. A log that stood on no snapshot brings nothing back. */
+static bool may_have_steps(const struct coord_job *job)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        const struct coord_log *log = &job->shards[i].log;
+        if (!job->shards[i].up && (!log->is_told || log->base.generation != 0)) return true;
+    }
+    return false;
+}
+
 uint64_t coord_logs_loss_wait_ms(const struct coord_job *job)
 {
     const uint64_t wait_s = job->spec.policy.shard_loss_wait_s;
-    const bool is_longer = wants_logs(job) && wait_s < CAIRN_LOG_LOSS_WAIT_S;
+    const bool is_longer = coord_logs_wanted(job) && wait_s < CAIRN_LOG_LOSS_WAIT_S &&
+                           may_have_steps(job);
     return 1000 * (is_longer ? CAIRN_LOG_LOSS_WAIT_S : wait_s);
 }
 

@@ -116,6 +116,11 @@ static void miss_part(struct coord_job *job, uint32_t shard)
     if (s->missed_ms != 0) return;
     s->missed_ms = coord_now_ms(job->cluster) + 1; // never 0
     s->patience_ms = patience_ms(job->cluster, s->entry);
+    // it could not read its log: the part may come with the next process
+    const uint64_t log_ms = coord_logs_loss_wait_ms(job);
+    if (s->entry->told.log_lacks.text[0] != '\0' && log_ms > s->patience_ms &&
+        coord_logs_wanted(job))
+        s->patience_ms = log_ms;
     log_warn("job %s waits: shard %s restarted without its part of it", job->spec.name,
              s->entry->name);
     coord_snapshot_part_missed(job, shard);
@@ -279,6 +284,7 @@ static void tell_shard_came(struct coord_job *job, uint32_t shard)
 static void shard_up(struct coord_job *job, uint32_t shard, const struct held *held)
 {
     struct coord_job_shard *s = &job->shards[shard];
+    s->log = (struct coord_log) { .is_told = false }; // this may be another process
     if (job->state == CAIRN_CLUSTER_JOB_CREATING || job->loss.behind) return;
     if (coord_mirrors_is_taking(job, shard)) return;
     const char *behind = behind_in(job, held);
