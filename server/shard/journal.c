@@ -20,6 +20,8 @@
 
 /* After a failure a journal is begun again so much later. */
 #define RETRY_MS ((uint64_t)60000)
+/* A log that is full, and has no snapshot to stand on, waits so long for one. */
+#define BASELESS_MS ((uint64_t)5000)
 /* A round that takes longer to write is told of. */
 #define SLOW_MS ((uint64_t)1000)
 /* A budget that is not configured is so many times the state. A snapshot writes all of the state, so with
@@ -621,13 +623,45 @@ static bool needs_segment(const struct shard_job *job)
 static bool is_full(struct shard_job *job)
 {
     struct job_journal *journal = &job->journal;
-    if (bytes_in_segments(journal) + segment_size(job) <= journal->budget_bytes) return false;
+    if (bytes_in_segments(journal) + segment_size(job) <= journal->budget_bytes) {
+        journal->full_ms = 0;
+        return false;
+    }
+    if (journal->full_ms == 0) journal->full_ms = uv_now(job->shard->loop) + 1; // never 0
+    shard_wake(job->shard); // a tick looks whether it ends (ends_full)
     sentence_set(&journal->waits,
                  "its log has reached log.budget, %" PRIu64
                  " bytes, and waits for a snapshot on which it may stand",
                  journal->budget_bytes);
     log_limited(&journal->slow_said, CAIRN_LOG_WARN, "job %s: %s", job->spec.name,
                 journal->waits.text);
+    return true;
+}
+
+/* True if nothing is worth the wait for a snapshot, so that a full log ends. Another layout ends it anyway,
+ * and no snapshot begins before the layout is in force, which needs rounds. A log without a base brings
+ * nothing back; but a snapshot that is being written becomes its base soon. */
+static bool ends_full(struct shard_job *job)
+{
+    struct job_journal *journal = &job->journal;
+    const bool is_baseless = !journal->is_based && LIST_EMPTY(&job->pins.list) &&
+                             uv_now(job->shard->loop) + 1 >= journal->full_ms + BASELESS_MS;
+    if (job->move.next != NULL) {
+        sentence_set(&journal->why, "begins its log anew, because the layout changes and the log "
+                                    "has reached log.budget");
+    } else if (is_baseless) {
+        sentence_set(&journal->why,
+                     "gave its log up: it reached log.budget, %" PRIu64
+                     " bytes, before there was a snapshot on which it may stand",
+                     journal->budget_bytes);
+        log_error("job %s: this shard %s; its rounds go on without a log", job->spec.name,
+                  journal->why.text);
+        journal->retry_ms = uv_now(job->shard->loop) + RETRY_MS;
+    } else {
+        return false;
+    }
+    journal->full_ms = 0;
+    journal->wants &= ~(unsigned)(JOURNAL_WANT_BASE | JOURNAL_WANT_PART | JOURNAL_WANT_BEGIN);
     return true;
 }
 
@@ -655,8 +689,12 @@ static bool next_op(struct shard_job *job, enum op_kind *kind_out)
         }
         *kind_out = order[i].kind;
         if (order[i].kind == OP_ROUND && needs_segment(job)) {
-            if (is_full(job)) continue;
-            *kind_out = OP_SEGMENT;
+            if (!is_full(job)) {
+                *kind_out = OP_SEGMENT;
+                return true;
+            }
+            if (!ends_full(job)) continue;
+            *kind_out = OP_END; // end_done lets the round go on
             return true;
         }
         journal->wants &= ~order[i].want;

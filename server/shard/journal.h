@@ -79,6 +79,7 @@ struct job_journal {
     struct sentence why;   /* why there is no journal, or none with a base; empty: there is */
     struct sentence waits; /* why a round waits now; empty: it does not */
     uint64_t retry_ms;     /* uv_now: nothing is begun before */
+    uint64_t full_ms;      /* uv_now + 1: since then a round waits for room; 0: none does */
     struct journal_resumed *from; /* owned: what the part is being made from again */
     struct log_limit slow_said;
 };
@@ -99,8 +100,8 @@ struct shard_options;
 struct shard_job;
 struct shard_daemon;
 /* Locks the folder, and begins to look for parts that a process before left, unless their jobs are kept.
- * The shard does not connect before it is over. A folder that cannot be used is no failure: `lacks` says
- * why. */
+ * The shard does not connect before it is over. A folder that cannot be used is waited for; but not if a
+ * keeper has parts: then they go on without logs, and `lacks` says why. */
 CAIRN_MUST_CHECK cairn_status journals_open(struct shard_daemon *shard,
                                             const struct shard_options *options,
                                             struct sentence *why);

@@ -19,6 +19,8 @@
 
 /* At a start the storage of snapshots may come later than this host: so long a base is waited for. */
 #define BASE_WAIT_S 120
+/* While log.path cannot be used, that is said so often. */
+#define SAY_EACH_S 60
 
 void journal_resumed_free(struct journal_resumed *from)
 {
@@ -39,6 +41,8 @@ struct journal_scan {
     struct task task; /* first */
     struct shard_daemon *shard;
     struct journal_resumed *found; /* owned */
+    char *awaits;                  /* owned: log.path, if it could not be used yet; NULL: it can */
+    int lock_fd;                   /* owned: of the folder that was awaited; -1: none */
     atomic_bool canceled;
 };
 
@@ -137,13 +141,53 @@ static struct journal_resumed *look_at(const struct journal_scan *scan, const ch
     return from;
 }
 
+/* Locks the shard's folder, which is in log.path and is made. */
+static cairn_status open_folder(const char *log_path, const char *folder, int *lock_fd_out,
+                                struct sentence *why)
+{
+    struct stat is;
+    struct sentence said;
+    if (stat(log_path, &is) != 0 || !S_ISDIR(is.st_mode))
+        return fail_with(
+            why, CAIRN_ERR_IO,
+            "has log.path = %.300s, which is no folder: the logs of jobs with durability = "
+            "log lie there, on a disk of its host",
+            log_path);
+    const cairn_status status = durable_lock(folder, lock_fd_out, &said);
+    if (status == CAIRN_OK) return CAIRN_OK;
+    return fail_with(why, status, "cannot use its log.path: %s",
+                     sentence_brief(said.text, 700).text);
+}
+
+/* Waits until the folder can be used, because its disk may be mounted later than this host starts, and a
+ * shard that connects without the parts in it loses them. False: the shard ends. */
+static bool await_folder(struct journal_scan *scan)
+{
+    struct sentence why;
+    for (unsigned s = 0; !atomic_load(&scan->canceled); s++) {
+        if (open_folder(scan->awaits, scan->shard->journals.folder, &scan->lock_fd, &why) ==
+            CAIRN_OK) {
+            log_info("log.path = %s can be used now: this shard goes on", scan->awaits);
+            return true;
+        }
+        if (s % SAY_EACH_S == 0)
+            log_error("this shard %s; it does not connect before it can read the logs that may be "
+                      "there: mount the disk, or start the shard without log.path, which gives "
+                      "the steps in the logs up",
+                      why.text);
+        sleep(1);
+    }
+    return false;
+}
+
 static void run_scan(struct task *task, uint32_t item, uint32_t thread)
 {
     struct journal_scan *scan = (struct journal_scan *)task;
-    DIR *names = opendir(scan->shard->journals.folder);
     const struct dirent *name;
     (void)item;
     (void)thread;
+    if (scan->awaits != NULL && !await_folder(scan)) return;
+    DIR *names = opendir(scan->shard->journals.folder);
     while (names != NULL && !atomic_load(&scan->canceled) && (name = readdir(names)) != NULL) {
         if (strlen(name->d_name) != 33 || name->d_name[16] != '-') continue;
         struct journal_resumed *from = look_at(scan, name->d_name);
@@ -273,6 +317,8 @@ static void scan_done(struct task *task)
     struct shard_daemon *shard = scan->shard;
     struct journal_resumed *found = scan->found;
     shard->journals.scan = NULL;
+    if (scan->lock_fd >= 0) shard->journals.lock_fd = scan->lock_fd;
+    free(scan->awaits);
     free(scan);
     while (found != NULL) {
         struct journal_resumed *from = found;
@@ -285,10 +331,16 @@ static void scan_done(struct task *task)
     if (--shard->kept.pending == 0) shard->up->resumed(shard);
 }
 
-static cairn_status begin_scan(struct shard_daemon *shard, struct sentence *why)
+/* `awaits`: log.path, if it cannot be used yet, else NULL. */
+static cairn_status begin_scan(struct shard_daemon *shard, const char *awaits, struct sentence *why)
 {
     struct journal_scan *scan = calloc(1, sizeof *scan);
-    if (scan == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to look for logs");
+    if (scan != NULL && awaits != NULL) scan->awaits = strdup(awaits);
+    if (scan == NULL || (awaits != NULL && scan->awaits == NULL)) {
+        free(scan);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to look for logs");
+    }
+    scan->lock_fd = -1;
     scan->shard = shard;
     scan->task = (struct task) { .run = run_scan, .done = scan_done, .item_count = 1 };
     shard->journals.scan = scan;
@@ -314,7 +366,11 @@ static void free_found(struct journal_resumed *list)
 static void free_scan(struct shard_daemon *shard)
 {
     struct journal_scan *scan = shard->journals.scan;
-    if (scan != NULL) free_found(scan->found);
+    if (scan != NULL) {
+        free_found(scan->found);
+        if (scan->lock_fd >= 0) durable_unlock(scan->lock_fd);
+        free(scan->awaits);
+    }
     free(scan);
     shard->journals.scan = NULL;
     free_found(shard->journals.found);
@@ -389,27 +445,6 @@ void journal_tell(const struct shard_job *job, Cairn__LogTold *out)
 
 /* ==== the shard ==== */
 
-static cairn_status open_folder(struct shard_journals *all, const struct shard_options *options,
-                                struct sentence *why)
-{
-    struct stat is;
-    if (stat(options->log_path, &is) != 0 || !S_ISDIR(is.st_mode))
-        return fail_with(
-            why, CAIRN_ERR_IO,
-            "has log.path = %.300s, which is no folder: the logs of jobs with durability = "
-            "log lie there, on a disk of its host",
-            options->log_path);
-    if (asprintf(&all->folder, "%s/%s", options->log_path, options->name) < 0) {
-        all->folder = NULL;
-        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a log");
-    }
-    struct sentence said;
-    const cairn_status status = durable_lock(all->folder, &all->lock_fd, &said);
-    if (status == CAIRN_OK) return CAIRN_OK;
-    return fail_with(why, status, "cannot use its log.path: %s",
-                     sentence_brief(said.text, 700).text);
-}
-
 static cairn_status open_threads(struct shard_daemon *shard, struct sentence *why)
 {
     struct shard_journals *all = &shard->journals;
@@ -427,12 +462,20 @@ cairn_status journals_open(struct shard_daemon *shard, const struct shard_option
     struct shard_journals *all = &shard->journals;
     all->budget_bytes = options->log_budget;
     if (options->log_path == NULL || options->log_path[0] == '\0') return CAIRN_OK;
-    if (open_folder(all, options, &all->lacks) != CAIRN_OK) {
-        log_error("this shard %s", all->lacks.text);
+    if (asprintf(&all->folder, "%s/%s", options->log_path, options->name) < 0) {
+        all->folder = NULL;
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a log");
+    }
+    struct sentence lacks;
+    const bool is_usable = open_folder(options->log_path, all->folder, &all->lock_fd, &lacks) ==
+                           CAIRN_OK;
+    if (!is_usable && shard->jobs != NULL) { // they go on from what the keeper has
+        all->lacks = lacks;
+        log_error("this shard %s", lacks.text);
         return CAIRN_OK;
     }
     CAIRN_TRY(open_threads(shard, why));
-    return begin_scan(shard, why);
+    return begin_scan(shard, is_usable ? NULL : options->log_path, why);
 }
 
 bool journals_close(struct shard_daemon *shard, void (*on_closed)(void *context), void *context)

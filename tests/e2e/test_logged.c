@@ -359,12 +359,61 @@ TEST(a_shard_without_a_folder_is_named_when_a_log_is_asked_for)
     join("tiny", TINY(ELEMS));
     says(2, "durability log cannot be had: shards shard-0, shard-1 have no folder for a log",
          "job durability tiny log");
-    stop();
-    start(1, .coordinator_set = SETTINGS("lease.heartbeat=100ms"),
-          .shard_set = SETTINGS("log.path=/no/such/folder"));
-    join("tiny", TINY(ELEMS));
-    says(2, "shard shard-0 has log.path = /no/such/folder, which is no folder",
-         "job durability tiny log");
+}
+
+static char away[CAIRN_SCRATCH_BYTES + 16];
+
+/* As if its disk were not mounted. */
+static void take_away(const char *path)
+{
+    snprintf(away, sizeof away, "%s.away", path);
+    ck_assert_int_eq(rename(path, away), 0);
+}
+
+static void bring_back(const char *path)
+{
+    ck_assert_int_eq(rename(away, path), 0);
+}
+
+TEST(a_disk_that_comes_late_is_waited_for)
+{
+    char root[65];
+    SHARDS(1);
+    join("tiny", TINY(ELEMS, .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST));
+    train_pushing(0.5f, 1);
+    log_it("tiny");
+    train_pushing(0.5f, 6);
+    bits(root);
+    kill_shard(0);
+    kill_coordinator();
+    take_away(folder);
+    cluster_restart_coordinator(&cluster);
+    says(0, "shard shard-0 has not been heard yet", "job show tiny");
+    const pid_t pid = fork_child();
+    if (pid == 0) {
+        await(logged("shard-0.log", "it does not connect before it can read the logs") > 0);
+        bring_back(folder);
+        _exit(0);
+    }
+    cluster_restart_shard(&cluster, 0); // until it has connected
+    ck_assert_int_eq(cluster_wait(pid, CLUSTER_WAIT_MS), 0);
+    expect_bits(root);
+    ck_assert_int_eq(in_log("is lost"), 0);
+    ck_assert_int_eq(in_log("restored from"), 0);
+    expect_in("job show tiny", "log; log is asked for");
+    train_pushing(0.5f, 2);
+}
+
+TEST(a_part_that_a_keeper_has_does_not_wait_for_the_disk)
+{
+    SHARDS_KEPT(1);
+    begin(3);
+    take_away(folder);
+    cluster_renew_shard(&cluster, 0, SIGKILL);
+    train_pushing(0.5f, 2);
+    says(2, ", which is no folder", "job durability tiny log+peer");
+    says(3, ", which is no folder", "job check tiny");
+    bring_back(folder);
 }
 
 /* ---- space ---- */
@@ -377,6 +426,49 @@ TEST(at_half_of_its_budget_a_log_gets_a_snapshot)
     await(in_log("a snapshot is taken for its log") >= 3);
     ck_assert_int_eq(logged("shard-0.log", "gave its log up"), 0);
     expect_power_to_lose_nothing(1);
+}
+
+static void await_full(const struct crew_run *run)
+{
+    await(logged("shard-0.log", "its log has reached log.budget") > 0);
+    ck_assert_uint_gt(run->step, 0);
+}
+
+/* Nothing would be won by the wait: a log without a base brings nothing back. */
+TEST(a_full_log_without_a_base_does_not_hold_the_job_up)
+{
+    const struct crew crew = { .job = &bits_job, .endpoint = cluster.address, .until_step = 80 };
+    struct crew_run run;
+    SHARDS(1, "log.budget=4MiB");
+    crew_start(&run, &crew);
+    crew_await(&run, 2);
+    take_away(cluster.snapshots_path);
+    says(0, "", "job durability bits log -q");
+    await_full(&run);
+    crew_join(&run);
+    expect_in("job show bits", "gave its log up: it reached log.budget");
+    bring_back(cluster.snapshots_path);
+}
+
+/* The snapshot for which the log waits begins after the re-shard, and that needs rounds. */
+TEST(a_full_log_does_not_hold_another_layout_up)
+{
+    const struct crew crew = { .job = &bits_job, .endpoint = cluster.address, .until_step = 80 };
+    struct cluster_command command;
+    struct crew_run run;
+    SHARDS(1, "log.budget=4MiB");
+    cluster_add_shard(&cluster, 1);
+    crew_start(&run, &crew);
+    crew_await(&run, 2);
+    log_it(BITS_JOB);
+    take_away(cluster.snapshots_path);
+    await_full(&run);
+    cluster_cli_begin(&cluster, &command, "reshard apply bits --add shard-1 -q");
+    cluster_cli_end(&command, cluster_wait(command.pid, CLUSTER_WAIT_MS), &said);
+    ck_assert_int_eq(said.status, 0);
+    bring_back(cluster.snapshots_path);
+    expect_in("job show bits", "log; log is asked for");
+    crew_join(&run);
 }
 
 TEST(a_budget_without_room_is_told_with_bytes)
