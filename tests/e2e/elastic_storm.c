@@ -305,7 +305,7 @@ static void exchange_owner(struct storm *s, int owner)
  * for longer than its lease. */
 static int await_mirrored(struct storm *s, int owner)
 {
-    char words[64];
+    char words[64], is_owner[32];
     snprintf(words, sizeof words, "shard-%d is mirrored by shard-%d", owner, s->standby[owner]);
     const int64_t end_ms = now_ms() + HANG_MS;
     while (ask("job show %s", s->plan->model->name), strstr(said.out, words) == NULL) {
@@ -314,6 +314,11 @@ static int await_mirrored(struct storm *s, int owner)
                       s->fault, words, said.out);
         pause_ms(TURN_MS);
         if (!is_taken(s, owner)) continue;
+        snprintf(is_owner, sizeof is_owner, "shard-%d is ", owner);
+        if (strstr(said.out, is_owner) != NULL) { // it has taken its place back
+            s->taken[owner] = count_taken(s, owner);
+            continue;
+        }
         const int next = s->standby[owner];
         exchange_owner(s, owner);
         return await_mirrored(s, next);
