@@ -341,6 +341,8 @@ bool coord_mirrors_take(struct coord_session *session, const struct wire_frame *
     mirror = kind < CAIRN_MIRROR_REPORTS ? mirror_of(job, session->entry) : NULL;
     if (mirror == NULL) return false;
     const struct mirror_report report = report_of(kind, message);
+    // The core takes no report of an epoch that is over, and no standby makes one: it would wait for nothing.
+    if (job->core == NULL || report.epoch != round_epoch_of(job->core)) return false;
     if (kind == CAIRN_MIRROR_PUBLISHED)
         compare_audits(mirror, CAIRN_AUDIT_OWNER, (const Cairn__Published *)message);
     const bool passes = may_pass(mirror, kind, report);

@@ -635,6 +635,7 @@ bool standby_holds(struct sim *sim, uint32_t place, const struct message *messag
     const struct mirror_report report = report_of(message);
     const enum mirror_report_kind kind = kind_of(message);
     if (!sim->scenario.standbys || kind == CAIRN_MIRROR_REPORTS) return false;
+    if (report.epoch != round_epoch_of(sim->coordinator.core)) return false; // nobody knows of it
     if (mirror_passes(&m->state, kind, report)) {
         pass(sim, place, message);
         return true;
