@@ -353,8 +353,10 @@ static void on_settled(struct sim *sim, uint32_t shard, const struct message *me
 bool take_may_die(const struct sim *sim, uint32_t shard)
 {
     const struct sim_shard *s = shard_at(sim, shard);
-    // nor two faults in the other order
+    // nor two faults in the other order, of which the first may not be known yet
     if (move_stage_of(sim->coordinator.move) == CAIRN_MOVE_LOST) return false;
+    for (uint32_t i = sim->scenario.shards; i < sim->shard_count; i++)
+        if (!sim->shards[i].alive && layout_has(sim->oracle.layout, i)) return false;
     return !s->joining && (s->before == NULL || (s->awaits_settled && s->prepared == NULL));
 }
 
