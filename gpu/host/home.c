@@ -418,15 +418,6 @@ static void store_in_order(uint64_t *at, uint64_t value)
     __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
-static void save_run(struct update_undo *undo, const struct update *part)
-{
-    const size_t bytes = part->elems * sizeof(float);
-    memcpy(undo->param, part->param, bytes);
-    if (part->exp_avg != NULL) memcpy(undo->exp_avg, part->exp_avg, bytes);
-    if (part->exp_avg_sq != NULL) memcpy(undo->exp_avg_sq, part->exp_avg_sq, bytes);
-    if (part->ema != NULL) memcpy(undo->ema, part->ema, bytes);
-}
-
 /* Brings the planes of a work that was cut off back to where a run ends; else begins the undo of the work.
  * Returns the number of elements that are updated. */
 static size_t begin_runs(const struct update_work *work)
@@ -453,29 +444,12 @@ static size_t begin_runs(const struct update_work *work)
     return at;
 }
 
-/* Updates the elements from `at` to `end` in runs. */
-static uint64_t update_runs(update_fn update, const struct update_work *w, size_t at, size_t end)
-{
-    struct update_undo *undo = w->undo;
-    uint64_t nonfinite = 0;
-    while (at < end) {
-        const size_t left = end - at, some = left < CAIRN_UNDO_ELEMS ? left : CAIRN_UNDO_ELEMS;
-        const struct update part = part_of(&w->planes, at, some);
-        save_run(undo, &part);
-        store_in_order(&undo->elems, part.elems);
-        store_in_order(&undo->progress, 2 * at + 1);
-        nonfinite += update(&part, w->scalars);
-        at += part.elems;
-        store_in_order(&undo->progress, 2 * at);
-    }
-    return nonfinite;
-}
-
 /* Updates the elements from `at` to `end`. */
 static uint64_t update_some(update_fn update, const struct update_work *w, size_t at, size_t end)
 {
-    if (w->undo != NULL) return update_runs(update, w, at, end);
-    const struct update part = part_of(&w->planes, at, end - at);
+    struct update part = part_of(&w->planes, at, end - at);
+    part.undo = w->undo;
+    part.undo_from = at;
     return update(&part, w->scalars);
 }
 

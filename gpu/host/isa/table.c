@@ -353,6 +353,36 @@ static uint64_t count_results(const struct update *u)
     return count;
 }
 
+/* ---- old values ---- */
+
+/* Stores a word after everything that the program has stored before, and before everything that it stores
+ * later, as this thread sees it: only the compiler could exchange stores (struct update_undo). */
+static inline void store_in_order(uint64_t *at, uint64_t value)
+{
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+    __atomic_store_n(at, value, __ATOMIC_RELAXED);
+    __atomic_signal_fence(__ATOMIC_SEQ_CST);
+}
+
+/* Begins a run of `count` elements from i on: their old values are in the undo, and none has changed. The
+ * count is a compile-time constant but for the last runs. */
+static inline __attribute__((always_inline)) void
+undo_begin(const struct update *u, struct update_undo *undo, size_t i, size_t count)
+{
+    const size_t bytes = count * sizeof(float);
+    memcpy(undo->param, u->param + i, bytes);
+    if (u->exp_avg != NULL) memcpy(undo->exp_avg, u->exp_avg + i, bytes);
+    if (u->exp_avg_sq != NULL) memcpy(undo->exp_avg_sq, u->exp_avg_sq + i, bytes);
+    if (u->ema != NULL) memcpy(undo->ema, u->ema + i, bytes);
+    store_in_order(&undo->elems, count);
+    store_in_order(&undo->progress, 2 * (u->undo_from + i) + 1);
+}
+
+static inline void undo_end(const struct update *u, struct update_undo *undo, size_t end)
+{
+    store_in_order(&undo->progress, 2 * (u->undo_from + end));
+}
+
 /* Updates the elements after the last complete step, at most a vector at a time. Returns `seen` with their
  * results added. */
 static inline __attribute__((always_inline)) f32_vector update_rest(const struct update *u,
@@ -363,6 +393,7 @@ static inline __attribute__((always_inline)) f32_vector update_rest(const struct
     for (size_t n; i < u->elems; i += n) {
         f32_vector p = { 0 }, m = { 0 }, v = { 0 }, g = { 0 }, e = { 0 };
         n = u->elems - i < VECTOR_ELEMS ? u->elems - i : VECTOR_ELEMS;
+        if (u->undo != NULL) undo_begin(u, u->undo, i, n);
         memcpy(&p, u->param + i, n * sizeof(float));
         memcpy(&g, u->grad + i, n * sizeof(float));
         if (u->exp_avg != NULL) memcpy(&m, u->exp_avg + i, n * sizeof(float));
@@ -376,6 +407,7 @@ static inline __attribute__((always_inline)) f32_vector update_rest(const struct
         if (u->exp_avg != NULL) memcpy(u->exp_avg + i, &m, n * sizeof(float));
         if (u->exp_avg_sq != NULL) memcpy(u->exp_avg_sq + i, &v, n * sizeof(float));
         if (u->ema != NULL) memcpy(u->ema + i, &e, n * sizeof(float));
+        if (u->undo != NULL) undo_end(u, u->undo, i + n);
         if (u->wire == NULL) continue;
         convert((char *)u->wire + i * dtype_size((int)u->wire_dtype), u->wire_dtype, u->param + i,
                 CAIRN_F32, n);
@@ -390,6 +422,7 @@ update_steps(const struct update *u, const struct constants *k, rule_fn rule, bo
              bool has_v, bool has_e, cairn_dtype dtype, bool publishes, bool around)
 {
     const size_t ahead = u->ahead_bytes != 0 ? u->ahead_bytes : AHEAD_BYTES;
+    struct update_undo *const undo = u->undo;
     f32_vector seen = { 0 };
     size_t i = 0;
     for (; i + STEP_ELEMS <= u->elems; i += STEP_ELEMS) {
@@ -398,6 +431,7 @@ update_steps(const struct update *u, const struct constants *k, rule_fn rule, bo
         if (has_m) prefetch_step(u->exp_avg + i, sizeof(float), ahead);
         if (has_v) prefetch_step(u->exp_avg_sq + i, sizeof(float), ahead);
         if (has_e) prefetch_step(u->ema + i, sizeof(float), ahead);
+        if (undo != NULL) undo_begin(u, undo, i, STEP_ELEMS);
 #pragma GCC unroll 8
         for (size_t j = i; j < i + STEP_ELEMS; j += VECTOR_ELEMS) {
             f32_vector m = { 0 }, v = { 0 };
@@ -415,6 +449,7 @@ update_steps(const struct update *u, const struct constants *k, rule_fn rule, bo
             if (publishes) publish_vector(u->wire, dtype, around, j, p);
             seen = add_results(seen, p, v);
         }
+        if (undo != NULL) undo_end(u, undo, i + STEP_ELEMS);
     }
     return update_rest(u, i, rule, k, seen);
 }
