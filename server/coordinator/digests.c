@@ -342,7 +342,7 @@ void coord_snapshot_to_view(const struct coord_snapshot *snapshot, const char *s
     out->job = snapshot->job->spec.name;
     out->state = wire_text(state);
     out->shards = snapshot->job->entry_count;
-    out->periodic = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC;
+    out->periodic = snapshot_cause_is_periodic(snapshot->cause);
     // the snapshot has no version and no manifest yet
     if (!snapshot->is_pinned) return;
     out->generation = snapshot->version.generation;

@@ -237,6 +237,11 @@ bool coord_logs_wanted(const struct coord_job *job);
 void coord_logs_take(const struct coord *cluster, const struct coord_shard_entry *entry,
                      const Cairn__Heartbeat *message);
 void coord_logs_tick(struct coord_job *job);
+/* True if a snapshot for a log is about to begin: it becomes the periodic one that is due. */
+bool coord_logs_give_way(struct coord_job *job);
+/* A snapshot or digest has ended. */
+struct coord_snapshot;
+void coord_logs_saved(struct coord_snapshot *snapshot);
 /* How long on_shard_loss waits for a shard of the job. */
 uint64_t coord_logs_loss_wait_ms(const struct coord_job *job);
 /* Says for whose log the job's round waits; false: for none. */

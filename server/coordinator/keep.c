@@ -130,9 +130,21 @@ static void run_removal(struct coord_work *work)
     snapshot_begun_forget(root, removal->job, removal->id);
 }
 
+/* No log is told any more to stand on a snapshot that is gone. */
+static void forget_newest(const struct coord_removal *removal)
+{
+    struct coord_job *job = coord_job_by_id(removal->work.cluster, removal->number);
+    if (job == NULL || job->snapshots.newest_folder == NULL ||
+        strcmp(job->snapshots.newest_folder, removal->folder) != 0)
+        return;
+    free(job->snapshots.newest_folder);
+    job->snapshots.newest_folder = NULL;
+}
+
 static void on_removed(struct coord_work *work)
 {
     const struct coord_removal *removal = (struct coord_removal *)work;
+    forget_newest(removal);
     Cairn__SnapshotRemoved message = CAIRN__SNAPSHOT_REMOVED__INIT;
     message.id = wire_text(removal->id);
     message.job = removal->job;
@@ -169,6 +181,33 @@ static bool takes_snapshot(const struct coord_job *job, const char *id)
     return snapshot != NULL && strcmp(coord_snapshot_id(snapshot), id) == 0;
 }
 
+/* Refuses to remove a snapshot on which a log stands, as the shards say with their heartbeats. */
+static cairn_status judge_logs(const struct coord_job *job, const char *id, struct sentence *why)
+{
+    struct cairn_version version;
+    if (job == NULL || !coord_logs_wanted(job) ||
+        !snapshot_id_parse(id, &version.generation, &version.step))
+        return CAIRN_OK;
+    const char *name = job->spec.name;
+    CAIRN_EACH_SHARD (job, i) {
+        const struct coord_log *log = &job->shards[i].log;
+        const char *shard = job->shards[i].entry->name;
+        if (!log->is_told)
+            return fail_with(why, CAIRN_ERR_BUSY,
+                             "shard %s has not said yet on which snapshot its log of job %s "
+                             "stands: ask again when it is up; --force removes snapshot %s all "
+                             "the same",
+                             shard, name, id);
+        if (log->base.generation != 0 && version_compare(log->base, version) == 0)
+            return fail_with(why, CAIRN_ERR_REFUSED,
+                             "the log of job %s at shard %s stands on snapshot %s, and brings "
+                             "nothing back without it: ask again when it stands on a newer one "
+                             "(`cairn snapshot create %s`); --force removes it all the same",
+                             name, shard, id, name);
+    }
+    return CAIRN_OK;
+}
+
 /* Refuses the removal while somebody writes, restores or removes the same snapshot. */
 static cairn_status judge_removal(const struct coord *cluster, const char *job, const char *id,
                                   const char *folder, struct sentence *why)
@@ -199,6 +238,8 @@ static cairn_status begin_removal(struct coord *cluster, struct coord_session *s
     if (asprintf(&folder, "%s/%s/%s", cluster->storage.path, job, id) < 0)
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     cairn_status status = judge_removal(cluster, job, id, folder, why);
+    if (status == CAIRN_OK && (cause == CAIRN_REMOVAL_ASKED || cause == CAIRN_REMOVAL_RETIRED))
+        status = judge_logs(known, id, why);
     struct coord_removal *removal = status == CAIRN_OK ? calloc(1, sizeof *removal) : NULL;
     char *name = status == CAIRN_OK ? strdup(job) : NULL;
     if (status == CAIRN_OK && (removal == NULL || name == NULL))
@@ -269,7 +310,12 @@ struct keeping {
     struct retention_clock clock; /* at the start of the sweep */
     bool is_plan;                 /* true: the sweep only reports what it would remove */
     struct snapshot_asker asker;
+    /* as in struct coord_snapshots */
+    struct cairn_version for_logs[CAIRN_FOR_LOGS_MAX];
+    bool is_base_unknown; /* a shard has not said yet on which snapshot its log stands */
+    size_t base_count;
     /* owned */
+    struct cairn_version *bases; /* [base_count]: on which logs of the job stand */
     char *job;
     struct coord_found found;
     struct snapshot_words words;
@@ -282,6 +328,7 @@ static void free_keeping(struct coord_work *work)
     coord_found_release(&keeping->found);
     snapshot_words_release(&keeping->words);
     free(keeping->items);
+    free(keeping->bases);
     free(keeping->job);
     free(keeping);
 }
@@ -336,6 +383,14 @@ static bool is_anothers(const struct keeping *keeping, const struct manifest *m)
                CAIRN_OK;
 }
 
+static bool has_version(const struct cairn_version *list, size_t count, const struct manifest *m)
+{
+    const struct cairn_version version = { m->generation, m->step };
+    for (size_t i = 0; i < count; i++)
+        if (version_compare(list[i], version) == 0) return true;
+    return false;
+}
+
 static struct retention_item item_of(const struct keeping *keeping, const struct found_snapshot *f)
 {
     const struct manifest *m = &f->manifest;
@@ -348,6 +403,8 @@ static struct retention_item item_of(const struct keeping *keeping, const struct
     item.is_latest = strcmp(keeping->words.latest, f->place.id) == 0;
     item.is_damaged = m->nonfinite.nonfinite > 0 || (check != NULL && !check->is_good);
     item.is_left = f->is_left;
+    item.is_base = keeping->is_base_unknown || has_version(keeping->bases, keeping->base_count, m);
+    item.is_for_log = item.is_periodic && has_version(keeping->for_logs, CAIRN_FOR_LOGS_MAX, m);
     item.is_verified = check != NULL && check->is_good;
     return item;
 }
@@ -429,11 +486,27 @@ static void on_judged(struct coord_work *work)
     if (!k->is_plan && !work->cluster->closing) remove_them(k);
 }
 
+/* Lists on which snapshots logs stand. False: no memory. */
+static bool list_bases(struct keeping *k, const struct coord_job *job)
+{
+    memcpy(k->for_logs, job->snapshots.for_logs, sizeof k->for_logs);
+    if (!coord_logs_wanted(job)) return true;
+    k->bases = calloc((size_t)job->entry_count + 1, sizeof *k->bases);
+    if (k->bases == NULL) return false;
+    CAIRN_EACH_SHARD (job, i) {
+        const struct coord_log *log = &job->shards[i].log;
+        k->is_base_unknown = k->is_base_unknown || !log->is_told;
+        if (log->base.generation != 0) k->bases[k->base_count++] = log->base;
+    }
+    return true;
+}
+
 static struct keeping *new_keeping(struct coord *cluster, const char *job)
 {
     const struct coord_job *known = coord_job_find(cluster, job);
     struct keeping *k = calloc(1, sizeof *k);
-    if (k == NULL || (k->job = strdup(job)) == NULL) {
+    if (k == NULL || (k->job = strdup(job)) == NULL || (known != NULL && !list_bases(k, known))) {
+        if (k != NULL) free(k->job);
         free(k);
         return NULL;
     }
@@ -679,6 +752,7 @@ const char *retention_reason(enum retention_fate fate)
     case CAIRN_RETENTION_OTHERS: return "taken of another job of the name";
     case CAIRN_RETENTION_ASKED: return "somebody asked for it";
     case CAIRN_RETENTION_TAGGED: return "it has a tag";
+    case CAIRN_RETENTION_BASE: return "a log of the job stands on it";
     case CAIRN_RETENTION_LATEST: return "it is the latest";
     case CAIRN_RETENTION_VERIFIED: return "the newest verified one";
     case CAIRN_RETENTION_NEEDED: return "no newer one is verified";
@@ -689,10 +763,11 @@ const char *retention_reason(enum retention_fate fate)
     return "?";
 }
 
-/* True if keep_last and keep_every count the snapshot: a periodic one of the job, undamaged. */
+/* True if keep_last and keep_every count the snapshot: a periodic one of the job, undamaged, and not taken
+ * for a log alone. */
 static bool counts_for_rules(const struct retention_item *item)
 {
-    return item->is_periodic && !item->is_others && !item->is_damaged;
+    return item->is_periodic && !item->is_others && !item->is_damaged && !item->is_for_log;
 }
 
 static bool is_first_of_steps(const struct retention_rules *rules,
@@ -739,6 +814,7 @@ static enum retention_fate by_rules(const struct retention_rules *rules,
                                     const struct retention_item *items, size_t count, size_t i,
                                     uint64_t newer)
 {
+    if (items[i].is_for_log) return CAIRN_RETENTION_GOES;
     if (is_first_of_steps(rules, items, count, i)) return CAIRN_RETENTION_EVERY;
     if (rules->keep_last == 0 && rules->keep_every == 0 && rules->keep_within_s == 0)
         return CAIRN_RETENTION_NO_RULE;
@@ -753,6 +829,7 @@ static enum retention_fate by_right(const struct retention_item *item, bool has_
 {
     if (item->is_others) return CAIRN_RETENTION_OTHERS;
     if (item->is_tagged) return CAIRN_RETENTION_TAGGED;
+    if (item->is_base) return CAIRN_RETENTION_BASE;
     if (!item->is_periodic) return CAIRN_RETENTION_ASKED;
     if (item->is_latest) return CAIRN_RETENTION_LATEST;
     if (!has_verified) return item->is_verified ? CAIRN_RETENTION_VERIFIED : CAIRN_RETENTION_NEEDED;

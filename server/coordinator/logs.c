@@ -6,9 +6,10 @@
 
 #include "server/coordinator/cluster.h"
 
-/* A snapshot for a log is not taken again at once, and less so if it failed. */
-#define AGAIN_MS  1000
-#define FAILED_MS 10000
+/* A snapshot for a log is not taken again at once. After each that failed the wait is twice as long. */
+#define AGAIN_MS     1000
+#define DOUBLED_MOST 9
+#define FAILED_MS    10000 /* after one that could not begin */
 
 bool coord_logs_wanted(const struct coord_job *job)
 {
@@ -86,9 +87,12 @@ static void tell_newest(const struct coord_job *job, uint64_t now_ms)
     }
 }
 
-/* True if a log wants a snapshot, and the newest one is no answer. */
+/* True if a log wants a snapshot, and the newest one is no answer, nor would be another of its version. */
 static bool is_wanted(const struct coord_job *job)
 {
+    if (job->snapshots.newest_folder != NULL &&
+        version_compare(job->snapshots.newest, coord_job_version(job)) == 0)
+        return false;
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_log *log = log_of(job, i);
         if (job->shards[i].up && log->is_told && log->wants && !may_take(job, log)) return true;
@@ -105,13 +109,42 @@ void coord_logs_tick(struct coord_job *job)
     tell_newest(job, now_ms);
     if (job->snapshots.running != NULL || now_ms < job->snapshots.log_next_ms || !is_wanted(job))
         return;
-    const cairn_status status = coord_snapshot_begin_unasked(job, CAIRN_SNAPSHOT_PERIODIC, &why);
+    const cairn_status status = coord_snapshot_begin_unasked(job, CAIRN_SNAPSHOT_LOG, &why);
     job->snapshots.log_next_ms = now_ms + (status == CAIRN_OK ? AGAIN_MS : FAILED_MS);
     if (status != CAIRN_OK)
         log_warn("job %s: no snapshot can be taken for its log to stand on: %s", job->spec.name,
                  why.text);
     else
         log_info("job %s: a snapshot is taken for its log to stand on", job->spec.name);
+}
+
+bool coord_logs_give_way(struct coord_job *job)
+{
+    struct coord_snapshot *snapshot = job->snapshots.running;
+    if (snapshot == NULL || snapshot->cause != CAIRN_SNAPSHOT_LOG || snapshot->is_pinned)
+        return false;
+    snapshot->cause = CAIRN_SNAPSHOT_PERIODIC;
+    return true;
+}
+
+void coord_logs_saved(struct coord_snapshot *snapshot)
+{
+    struct coord_job *job = snapshot->job;
+    struct coord_snapshots *of = &job->snapshots;
+    const bool is_for_log = snapshot->cause == CAIRN_SNAPSHOT_LOG;
+    if (snapshot->status != CAIRN_OK) {
+        if (!is_for_log) return;
+        if (of->log_failures < DOUBLED_MOST) of->log_failures++;
+        of->log_next_ms = coord_now_ms(job->cluster) + ((uint64_t)AGAIN_MS << of->log_failures);
+        return;
+    }
+    if (!snapshot->has_files) return;
+    if (is_for_log) of->for_logs[of->for_log_count++ % CAIRN_FOR_LOGS_MAX] = snapshot->version;
+    of->log_failures = 0;
+    free(of->newest_folder); // logs may stand on this one
+    of->newest_folder = snapshot->folder;
+    of->newest = snapshot->version;
+    snapshot->folder = NULL;
 }
 
 /* True if a shard that is away may have steps in its log. It counts what the log had then; after a restart of

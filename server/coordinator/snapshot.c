@@ -361,7 +361,7 @@ cairn_status coord_snapshot_begin(struct coord_job *job, bool has_files,
 {
     const bool inherits = job->snapshots.running != NULL && is_abandoned(job->snapshots.running);
     const bool follows = job->snapshots.running != NULL &&
-                         job->snapshots.running->cause == CAIRN_SNAPSHOT_PERIODIC && has_files;
+                         snapshot_cause_is_periodic(job->snapshots.running->cause) && has_files;
     CAIRN_TRY(judge_snapshot(job, has_files, why));
     if (!inherits && !follows && job->snapshots.running != NULL) return refuse_second(job, why);
     struct coord_snapshot *snapshot = inherits || follows ? job->snapshots.running
@@ -440,10 +440,10 @@ static cairn_status fill_manifest(struct coord_snapshot *snapshot)
     m->epoch = round_epoch_of(job->core);
     m->origin = job->origin;
     m->created_unix_s = wall_unix_s();
-    m->periodic = snapshot->cause == CAIRN_SNAPSHOT_PERIODIC ? job->id : 0;
+    m->periodic = snapshot_cause_is_periodic(snapshot->cause) ? job->id : 0;
     m->shard_count = job->entry_count;
     m->nonfinite = coord_halts_damage(job);
-    if (snapshot->cause == CAIRN_SNAPSHOT_PERIODIC &&
+    if (snapshot_cause_is_periodic(snapshot->cause) &&
         m->nonfinite.nonfinite > 0) // the results were finite when the snapshot began
         return fail_with(&snapshot->why, CAIRN_ERR_NONFINITE, "the job is damaged");
     // The manifest gets the spec of the pinned step, because the job may be amended while the
@@ -688,7 +688,8 @@ static void periodic_advance(struct coord_job *job)
     if (!is_to_be_saved(job, was, now)) return;
     if (is_damaged)
         coord_periodic_damaged(job);
-    else if (coord_snapshot_begin_unasked(job, CAIRN_SNAPSHOT_PERIODIC, &why) != CAIRN_OK)
+    else if (!coord_logs_give_way(job) &&
+             coord_snapshot_begin_unasked(job, CAIRN_SNAPSHOT_PERIODIC, &why) != CAIRN_OK)
         coord_periodic_failed(job, now.step, why.text);
 }
 
@@ -746,16 +747,6 @@ static void answer_failed(struct coord_snapshot *snapshot)
     coord_waiters_answer(&snapshot->at_cancel, CAIRN_MSG_SNAPSHOT_CANCELED, &canceled.base);
 }
 
-/* Logs may stand on it (logs.c). */
-static void note_newest(struct coord_snapshot *snapshot)
-{
-    struct coord_snapshots *of = &snapshot->job->snapshots;
-    free(of->newest_folder);
-    of->newest_folder = snapshot->folder;
-    of->newest = snapshot->version;
-    snapshot->folder = NULL;
-}
-
 static void finish_snapshot(struct coord_snapshot *snapshot)
 {
     if (snapshot->status == CAIRN_OK)
@@ -766,7 +757,7 @@ static void finish_snapshot(struct coord_snapshot *snapshot)
     struct coord_snapshot_waiters next;
     move_waiters(&snapshot->next, &next);
     coord_snapshot_note_end(snapshot);
-    if (snapshot->status == CAIRN_OK && snapshot->has_files) note_newest(snapshot);
+    coord_logs_saved(snapshot);
     free_snapshot(snapshot);
     follow_snapshot(job, &next);
 }

@@ -122,8 +122,13 @@ void coord_snapshot_note_end(const struct coord_snapshot *snapshot);
 enum snapshot_cause {
     CAIRN_SNAPSHOT_ASKED,
     CAIRN_SNAPSHOT_PERIODIC /* below */,
-    CAIRN_SNAPSHOT_PARTING /* below */
+    CAIRN_SNAPSHOT_PARTING, /* below */
+    CAIRN_SNAPSHOT_LOG      /* periodic, for a log to stand on (logs.c) */
 };
+static inline bool snapshot_cause_is_periodic(enum snapshot_cause cause)
+{
+    return cause == CAIRN_SNAPSHOT_PERIODIC || cause == CAIRN_SNAPSHOT_LOG;
+}
 
 /* Begins a snapshot, or a digest if `has_files` is false. The session is answered later. If a periodic
  * snapshot is being taken, the new one begins after it. */
@@ -360,6 +365,8 @@ bool coord_parting_advance(struct coord_job *job);
  * the next one is tried when that one is due. While results of the job are not finite (round.h), no
  * periodic snapshot is taken. Training does not wait for any of this. */
 
+#define CAIRN_FOR_LOGS_MAX 16
+
 /* A job's snapshots: the snapshot under way, and when the next one is due. */
 struct coord_snapshots {
     struct coord_snapshot *running; /* the snapshot or digest under way; NULL: there is none */
@@ -379,8 +386,12 @@ struct coord_snapshots {
     struct coord_parting parting;
     /* logs.c: the newest that was committed since this process began. NULL: there was none */
     struct cairn_version newest;
-    char *newest_folder;  /* owned */
-    uint64_t log_next_ms; /* coord_now_ms: no snapshot is taken for a log before */
+    char *newest_folder;   /* owned */
+    uint64_t log_next_ms;  /* coord_now_ms: no snapshot is taken for a log before */
+    uint32_t log_failures; /* of those that were taken for a log, in a row */
+    /* a ring of the versions that this process saved for logs alone: each goes when no log stands on it */
+    struct cairn_version for_logs[CAIRN_FOR_LOGS_MAX];
+    uint64_t for_log_count;
 };
 
 /* ---- digests.c ---- */
@@ -461,6 +472,8 @@ void coord_snapshot_words_unlock(void);
  *   - snapshots of another job of the same name, those that somebody asked for, and those with a tag
  *   - the newest verified snapshot, the one that `latest` names, and all that are newer than every verified
  *     one
+ *   - those on which a log of the job stands
+ * A snapshot that was taken for a log alone counts for no rule, and goes when nothing of this keeps it.
  *
  * The caller sorts the snapshots by version: a higher version is newer. The wall clock is used only for
  * keep_within, and can only keep a snapshot longer. A snapshot's time is implausible if it is in the
@@ -490,6 +503,7 @@ enum retention_fate {
     CAIRN_RETENTION_OTHERS, /* kept: it belongs to another job of the name */
     CAIRN_RETENTION_ASKED,
     CAIRN_RETENTION_TAGGED,
+    CAIRN_RETENTION_BASE, /* kept: a log stands on it */
     CAIRN_RETENTION_LATEST,
     CAIRN_RETENTION_VERIFIED, /* kept: it is the newest verified one */
     CAIRN_RETENTION_NEEDED,   /* kept: no newer one is verified */
@@ -505,6 +519,7 @@ struct retention_item {
     bool is_tagged, is_latest;
     bool is_verified;
     bool is_damaged; /* the snapshot counts for no rule */
+    bool is_base, is_for_log;
     /* the job has turned away from the snapshot, so no other snapshot is removed because of this one */
     bool is_left;
     enum retention_fate fate; /* result */

@@ -416,6 +416,22 @@ TEST(a_part_that_a_keeper_has_does_not_wait_for_the_disk)
     bring_back(folder);
 }
 
+TEST(a_snapshot_on_which_a_log_stands_stays)
+{
+    char id[21], command[64];
+    SHARDS(1);
+    begin(3);
+    ask_line("snapshot list tiny");
+    const char *listed = strstr(said.out, "step-");
+    ck_assert_ptr_nonnull(listed);
+    snprintf(id, sizeof id, "%s", listed);
+    says(12, "stands on snapshot", "snapshot rm tiny %s --yes", id);
+    says(0, "", "snapshot create tiny --wait -q");
+    snprintf(command, sizeof command, "snapshot rm tiny %s --yes", id);
+    await((ask_line(command), said.status == 0)); // when the log stands on the newer one
+    expect_power_to_lose_nothing(1);
+}
+
 /* ---- space ---- */
 
 /* A segment of it takes a mebibyte, so the log comes near its budget again and again. */
@@ -424,6 +440,7 @@ TEST(at_half_of_its_budget_a_log_gets_a_snapshot)
     SHARDS(1, "log.budget=6MiB");
     begin(60);
     await(in_log("a snapshot is taken for its log") >= 3);
+    await(in_log("of job tiny is removed") > 0); // one on which no log stands any more
     ck_assert_int_eq(logged("shard-0.log", "gave its log up"), 0);
     expect_power_to_lose_nothing(1);
 }

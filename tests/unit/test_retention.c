@@ -12,8 +12,8 @@
 #define TEN_YEARS (3653L * DAY)
 
 /* "p1000v": of step 1000, an hour older than the one before it, of 100 bytes; p periodic, a asked for, o of
- * another job; behind the step v verified, t tagged, l latest, d damaged, x turned away
- * from, f from the future, F from ten years ahead, B from ten years back. */
+ * another job; behind the step v verified, t tagged, l latest, d damaged, b the base of a log, g taken for
+ * a log, x turned away from, f from the future, F from ten years ahead, B from ten years back. */
 static size_t parse(const char *text, struct retention_item items[16])
 {
     size_t count = 0;
@@ -32,6 +32,8 @@ static size_t parse(const char *text, struct retention_item items[16])
         item->is_latest = strchr(flags, 'l') != NULL;
         item->is_damaged = strchr(flags, 'd') != NULL;
         item->is_left = strchr(flags, 'x') != NULL;
+        item->is_base = strchr(flags, 'b') != NULL;
+        item->is_for_log = strchr(flags, 'g') != NULL;
         if (strchr(flags, 'f') != NULL) item->created_unix_s = NOW + 3600;
         if (strchr(flags, 'F') != NULL) item->created_unix_s += TEN_YEARS;
         if (strchr(flags, 'B') != NULL) item->created_unix_s -= TEN_YEARS;
@@ -50,6 +52,11 @@ static const struct {
     { "asked ones do not count", { .keep_last = 2 }, "p5v a4v p3v p2v", "2" },
     { "and never go", { .keep_last = 1 }, "p5v a4v a3 p2v", "2" },
     { "a tag", { .keep_last = 1 }, "p5v p4vt p3v", "3" },
+    { "a log stands on it", { .keep_last = 1 }, "p5v p4vb p3v", "3" },
+    { "and there it cannot be too much", { .max_bytes = 1 }, "p5v p4vb p3v", "3" },
+    { "taken for a log that left it, without a rule", { 0 }, "p5vg p4vgb p3vg p2v p1vg", "3 1" },
+    { "and such a one counts for no rule", { .keep_last = 2 }, "p5vg p4v p3v p2v", "2" },
+    { "taken for a log, and asked for", { 0 }, "p5v a4vg p3vg", "3" },
     { "another job's", { .keep_last = 1 }, "p5v o4v o3 p2v", "2" },
     { "nothing verified", { .keep_last = 1 }, "p5 p4 p3", "" },
     { "only what is older than a verified one", { .keep_last = 1 }, "p5 p4 p3v p2v p1", "2 1" },
@@ -179,8 +186,9 @@ TEST(whatever_the_rules_are_a_newer_verified_one_stays_for_each_that_goes)
         for (size_t i = 0; i < 12; i++) {
             const uint64_t b = bits[i] >> 40;
             items[i] = (struct retention_item) {
-                NOW - 600 * i, 20 - i,    b % 200,    b % 5 > 0,   b % 11 == 0,         b % 13 == 0,
-                b % 17 == 0,   b % 3 > 0, b % 7 == 0, b % 19 == 0, CAIRN_RETENTION_GOES
+                NOW - 600 * i,       20 - i,    b % 200,    b % 5 > 0, b % 11 == 0, b % 13 == 0,
+                b % 17 == 0,         b % 3 > 0, b % 7 == 0, false,     false,       b % 19 == 0,
+                CAIRN_RETENTION_GOES
             };
         }
         const struct retention_clock clock = { NOW, round % 3 == 0 ? 4000 : UINT64_MAX };
