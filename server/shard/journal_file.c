@@ -807,13 +807,18 @@ static cairn_status follow(struct following *f, size_t i, struct journal_plan *p
     const struct kept_outcome *o = &entry->head.outcome;
     const bool is_ours = f->round != NONE && decides(o, &f->entries->list[f->round].head.outcome);
     if (entry->head.kind == JOURNAL_DECISION && o->kind == CAIRN_DECISION_SKIP) {
-        const bool is_of = f->round != NONE && is_same(o->version, f->version) &&
-                           o->last_round == f->entries->list[f->round].head.outcome.round;
+        const bool is_of = is_same(o->version, f->version) &&
+                           (f->round != NONE
+                                ? o->last_round == f->entries->list[f->round].head.outcome.round
+                                : !f->reached);
         f->round = NONE;
         return is_of ? CAIRN_OK : fail_gap(entry, f->version, why);
     }
     if (entry->head.kind == JOURNAL_DECISION) {
-        if (!is_ours || !is_same(o->version, f->version)) return fail_gap(entry, f->version, why);
+        // The sums of what the snapshot has may be in a segment that is gone.
+        const bool is_in_base = !f->reached && f->round == NONE && o->kind == CAIRN_DECISION_APPLY;
+        if ((!is_ours && !is_in_base) || !is_same(o->version, f->version))
+            return fail_gap(entry, f->version, why);
         return apply_round(f, i, plan, why);
     }
     // A process that died between the decision and its entry: its keeper had the rest.

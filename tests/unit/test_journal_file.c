@@ -257,6 +257,22 @@ TEST(a_log_goes_on_in_segments_and_processes)
     expect_refused(5, "its snapshot is of 1.5");
 }
 
+/* The snapshot has what came of the sums, which went with the segment before. */
+TEST(a_segment_whose_process_found_a_round_prepared_is_read_without_the_one_before)
+{
+    apply(1);
+    reduce(2);
+    begin_segment_as(CAIRN_STEP_REDUCED);
+    decide_unwritten(2);
+    write_entry(JOURNAL_DECISION, 2);
+    update();
+    apply(3);
+    expect(6, 2, 8, 0);
+    journal_segments_remove(folder, 1);
+    expect(7, 1, 8, 0);
+    expect_refused(6, "those before it end at 1.6");
+}
+
 /* A process that died while it made a segment: no number is missing when others are removed. */
 TEST(a_segment_without_entries_is_no_gap)
 {
