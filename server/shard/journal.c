@@ -1,18 +1,13 @@
 /* The log of a job's part, as it is written: journal.h has the picture. */
-#include "server/shard/journal.h"
+#include "server/shard/journal_op.h"
 
-#include <assert.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "proto/base/durable.h"
-#include "proto/store/storage.h"
 #include "proto/wire/wire.h"
 #include "server/shard/jobs.h"
 #include "server/shard/kept.h"
@@ -29,303 +24,10 @@
  * parameter. */
 #define BUDGET_STATES ((uint64_t)8)
 #define BUDGET_LEAST  ((uint64_t)64 << 20)
-#define SEGMENT_MOST  ((uint64_t)64 << 20)
-#define SEGMENT_LEAST ((uint64_t)1 << 20)
-
-enum op_kind { OP_END, OP_BEGIN, OP_SEGMENT, OP_ROUND, OP_DECISION, OP_BASE, OP_PART };
-
-/* A run of chunks whose sums one thread writes. */
-struct run {
-    uint32_t first, end; /* trained chunks */
-    uint64_t at;         /* in the data */
-};
-
-struct journal_op {
-    struct task task; /* first */
-    struct shard_job *job;
-    enum op_kind kind;
-    uint64_t began_ms, said_s;
-    /* owned */
-    struct journal_part *part;    /* BEGIN, PART */
-    struct journal_chunk *chunks; /* ROUND: [head.chunk_count] */
-    struct run *runs;             /* ROUND: [task.item_count] */
-    uint8_t *payload;             /* of the decision in the head */
-    bool *frozen;                 /* [head.frozen_bytes] */
-    char *path;                   /* BASE */
-    /* of START, ROUND and DECISION */
-    struct journal_head head;
-    /* BEGIN, SEGMENT: what is made. BASE: segments below this number are removed */
-    struct journal_segment made;
-    uint64_t number, segment_bytes;
-    uint64_t budget_bytes;        /* BEGIN: what the disk has room for */
-    struct cairn_version version; /* BASE */
-    _Atomic uint32_t left;        /* ROUND: runs that are not written yet */
-    pthread_mutex_t lock;         /* guards the rest */
-    cairn_status status;
-    struct sentence why;
-};
 
 static void pump(struct shard_job *job);
 
-/* ==== on the journal's threads ==== */
-
-static void fail_op(struct journal_op *op, cairn_status status, const struct sentence *why)
-{
-    HOLD_LOCK(&op->lock);
-    if (op->status != CAIRN_OK) return;
-    op->status = status;
-    op->why = *why;
-}
-
-/* Writes both fronts of an entry at the end of the segment, and syncs. */
-static cairn_status write_front(struct journal_op *op, struct journal_segment *segment,
-                                struct sentence *why)
-{
-    const size_t bytes = (size_t)(2 * journal_front_bytes(&op->head));
-    uint8_t *fronts = io_block_new(bytes);
-    if (fronts == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a log");
-    journal_front_make(&op->head, segment, op->chunks, op->payload, op->frozen, fronts);
-    cairn_status status = journal_write(segment, segment->end, fronts, bytes, why);
-    if (status == CAIRN_OK) status = journal_sync(segment, why);
-    io_block_free(fronts, bytes);
-    return status;
-}
-
-static cairn_status make_segment(struct journal_op *op, struct sentence *why)
-{
-    CAIRN_TRY(journal_segment_make(op->job->journal.folder, op->number, op->segment_bytes,
-                                   &op->made, why));
-    CAIRN_TRY(write_front(op, &op->made, why));
-    op->made.end = journal_entry_bytes(&op->head);
-    return CAIRN_OK;
-}
-
-/* Decides how much the journal may take. CAIRN_ERR_NO_SPACE. */
-static cairn_status judge_budget(struct journal_op *op, struct sentence *why)
-{
-    const struct shard_journals *all = &op->job->shard->journals;
-    const uint64_t least = 2 * op->segment_bytes;
-    struct statvfs disk;
-    if (op->budget_bytes < least)
-        return fail_with(why, CAIRN_ERR_NO_SPACE,
-                         "log.budget = %" PRIu64 " has no room for two rounds, %" PRIu64 " bytes",
-                         op->budget_bytes, least);
-    if (statvfs(all->folder, &disk) != 0) return CAIRN_OK; // the writes find out
-    const uint64_t free_bytes = (uint64_t)disk.f_bavail * disk.f_frsize;
-    if (all->budget_bytes == 0 && op->budget_bytes > free_bytes / 2)
-        op->budget_bytes = free_bytes / 2;
-    if (op->budget_bytes >= least && op->budget_bytes <= free_bytes) return CAIRN_OK;
-    return fail_with(why, CAIRN_ERR_NO_SPACE,
-                     "%" PRIu64 " bytes are free in log.path, and the log wants %" PRIu64,
-                     free_bytes, all->budget_bytes != 0 ? op->budget_bytes : 2 * least);
-}
-
-static cairn_status make_files(struct journal_op *op, struct sentence *why)
-{
-    const char *folder = op->job->journal.folder;
-    CAIRN_TRY(judge_budget(op, why));
-    journal_end_others(folder);
-    CAIRN_TRY(durable_folder(folder, 0700, why));
-    CAIRN_TRY(make_segment(op, why));
-    return journal_part_write(folder, op->part, why);
-}
-
-/* Writes what the block has, filled up to whole blocks. */
-static cairn_status flush(struct journal_segment *segment, uint8_t *block, size_t *filled,
-                          uint64_t *at, struct sentence *why)
-{
-    const size_t bytes = ALIGN_UP(*filled, (size_t)JOURNAL_BLOCK);
-    memset(block + *filled, 0, bytes - *filled);
-    CAIRN_TRY(journal_write(segment, *at, block, bytes, why));
-    *at += bytes;
-    *filled = 0;
-    return CAIRN_OK;
-}
-
-/* Copies bytes to the block, which is written whenever it is full. */
-static cairn_status put(struct journal_segment *segment, uint8_t *block, size_t *filled,
-                        uint64_t *at, const uint8_t *from, uint64_t bytes, struct sentence *why)
-{
-    while (bytes > 0) {
-        const size_t room = (size_t)JOURNAL_RUN_BYTES - *filled,
-                     piece = bytes < room ? (size_t)bytes : room;
-        memcpy(block + *filled, from, piece);
-        *filled += piece;
-        from += piece;
-        bytes -= piece;
-        if (*filled == JOURNAL_RUN_BYTES) CAIRN_TRY(flush(segment, block, filled, at, why));
-    }
-    return CAIRN_OK;
-}
-
-static cairn_status write_run(struct journal_op *op, const struct run *run, uint8_t *block,
-                              struct sentence *why)
-{
-    const struct shard_job *job = op->job;
-    const struct chunk_table *table = job->pass.table;
-    struct journal_segment *segment = &op->job->journal.segment;
-    uint64_t at = segment->end + 2 * journal_front_bytes(&op->head) + run->at;
-    size_t filled = 0;
-    cairn_status status = CAIRN_OK;
-    for (uint32_t c = run->first; c < run->end && status == CAIRN_OK; c++) {
-        struct journal_chunk *chunk = &op->chunks[c];
-        const struct chunk_place place = chunk_table_place(table, c);
-        const uint8_t *from = planes_at(&job->planes, CAIRN_PLANE_SUM,
-                                        table->extent_of[table->trained[c]], place.local_elem);
-        chunk->checksum = chunk_checksum(from, (size_t)chunk->bytes);
-        status = put(segment, block, &filled, &at, from, chunk->bytes, why);
-    }
-    if (status == CAIRN_OK && filled > 0) status = flush(segment, block, &filled, &at, why);
-    return status;
-}
-
-/* The thread that ends the last run writes the front, and syncs all of it. */
-static void run_round(struct journal_op *op, uint32_t item, uint32_t thread)
-{
-    struct sentence why;
-    cairn_status status = CAIRN_OK;
-    if (WITH_LOCK(&op->lock, op->status) == CAIRN_OK && op->head.chunk_count > 0)
-        status = write_run(op, &op->runs[item], op->job->shard->journals.blocks[thread], &why);
-    if (status != CAIRN_OK) fail_op(op, status, &why);
-    if (atomic_fetch_sub(&op->left, 1) > 1) return;
-    if (WITH_LOCK(&op->lock, op->status) != CAIRN_OK) return;
-    status = write_front(op, &op->job->journal.segment, &why);
-    if (status != CAIRN_OK) fail_op(op, status, &why);
-}
-
-static cairn_status take_base(struct journal_op *op, struct sentence *why)
-{
-    const struct job_journal *journal = &op->job->journal;
-    CAIRN_TRY(journal_base_write(journal->folder, journal->log, op->version, op->path, why));
-    journal_segments_remove(journal->folder, op->number);
-    return CAIRN_OK;
-}
-
-static cairn_status run_one(struct journal_op *op, struct sentence *why)
-{
-    switch (op->kind) {
-    case OP_END: return journal_end(op->job->journal.folder, why);
-    case OP_BEGIN: return make_files(op, why);
-    case OP_SEGMENT: return make_segment(op, why);
-    case OP_DECISION: return write_front(op, &op->job->journal.segment, why);
-    case OP_BASE: return take_base(op, why);
-    case OP_PART: return journal_part_write(op->job->journal.folder, op->part, why);
-    case OP_ROUND: break;
-    }
-    return CAIRN_OK;
-}
-
-static void run_op(struct task *task, uint32_t item, uint32_t thread)
-{
-    struct journal_op *op = (struct journal_op *)task;
-    struct sentence why;
-    if (op->kind == OP_ROUND) {
-        run_round(op, item, thread);
-        return;
-    }
-    const cairn_status status = run_one(op, &why);
-    if (status != CAIRN_OK) fail_op(op, status, &why);
-}
-
-/* ==== operations ==== */
-
-static void op_free(struct journal_op *op)
-{
-    if (op == NULL) return;
-    journal_segment_close(&op->made);
-    free(op->part);
-    free(op->chunks);
-    free(op->runs);
-    free(op->payload);
-    free(op->frozen);
-    free(op->path);
-    pthread_mutex_destroy(&op->lock);
-    free(op);
-}
-
-static void op_done(struct task *task);
-
-static struct journal_op *op_new(struct shard_job *job, enum op_kind kind)
-{
-    struct journal_op *op = calloc(1, sizeof *op);
-    if (op == NULL) return NULL;
-    op->job = job;
-    op->kind = kind;
-    op->made.fd = -1;
-    op->task = (struct task) { .run = run_op, .done = op_done, .item_count = 1 };
-    pthread_mutex_init(&op->lock, NULL);
-    return op;
-}
-
-static void op_start(struct journal_op *op)
-{
-    struct shard_job *job = op->job;
-    op->began_ms = uv_now(job->shard->loop);
-    job->journal.op = op;
-    shard_job_busy(job);
-    shard_wake(job->shard);
-    pool_submit(job->shard->journals.pool, &op->task);
-}
-
-/* Fills in the head of an entry: how far the machine is, and the frozen tensors of the round. False: no
- * memory. */
-static bool fill_head(struct journal_op *op, enum journal_kind kind)
-{
-    struct shard_job *job = op->job;
-    struct journal_head *head = &op->head;
-    const struct decision *last = step_last(job->collector.step);
-    const size_t groups = job->spec.group_count, tensors = job->spec.tensor_count;
-    head->kind = kind;
-    head->log = job->journal.log;
-    head->entry = job->journal.entry;
-    head->outcome = kept_outcome_of(job);
-    head->frozen_bytes = groups + tensors;
-    op->payload = malloc(last->payload_bytes + 1);
-    op->frozen = malloc(head->frozen_bytes + 1);
-    if (op->payload == NULL || op->frozen == NULL) return false;
-    if (last->payload_bytes > 0) memcpy(op->payload, last->payload, last->payload_bytes);
-    memcpy(op->frozen, job->frozen.groups, groups);
-    memcpy(op->frozen + groups, job->frozen.tensors, tensors);
-    if (kind != JOURNAL_ROUND) return true;
-    head->outcome.phase = CAIRN_STEP_REDUCED;
-    head->outcome.round = step_round_of(job->collector.step);
-    return true;
-}
-
-/* ---- sizes ---- */
-
-/* The most bytes that an entry takes, and of those of a round all that it may need. */
-static uint64_t entry_most(const struct shard_job *job, bool is_round)
-{
-    const struct chunk_table *table = job->pass.table;
-    struct journal_head head = { .frozen_bytes = job->spec.group_count + job->spec.tensor_count };
-    head.outcome.payload_bytes = shard_payload_max(job);
-    if (!is_round) return journal_entry_bytes(&head);
-    head.chunk_count = table->trained_count;
-    uint64_t elems = 0;
-    for (uint32_t c = 0; c < table->trained_count; c++)
-        elems += chunk_table_place(table, c).elem_count;
-    head.data_bytes = elems * sizeof(float);
-    // each run begins at a block
-    return journal_entry_bytes(&head) + (head.data_bytes / JOURNAL_RUN_BYTES + 1) * JOURNAL_BLOCK;
-}
-
-/* A START, a round and its decision. */
-static uint64_t round_bytes(const struct shard_job *job)
-{
-    return entry_most(job, true) + 2 * entry_most(job, false);
-}
-
-static uint64_t segment_size(const struct shard_job *job)
-{
-    const uint64_t least = round_bytes(job), some = 8 * least;
-    uint64_t bytes = some < SEGMENT_LEAST ? SEGMENT_LEAST : some;
-    const uint64_t most = job->journal.budget_bytes / 8 < SEGMENT_MOST
-                              ? job->journal.budget_bytes / 8
-                              : SEGMENT_MOST;
-    if (bytes > most) bytes = most;
-    return ALIGN_UP(bytes < least ? least : bytes, (uint64_t)JOURNAL_BLOCK);
-}
+/* ==== its budget ==== */
 
 static uint64_t bytes_in_segments(const struct job_journal *journal)
 {
@@ -340,84 +42,6 @@ static void want_budget(struct shard_job *job)
     uint64_t bytes = BUDGET_STATES * job->memory.state;
     if (bytes < BUDGET_LEAST) bytes = BUDGET_LEAST;
     job->journal.budget_bytes = wanted != 0 ? wanted : bytes;
-}
-
-/* ---- what each of them is of ---- */
-
-static bool fill_segment(struct journal_op *op)
-{
-    const struct job_journal *journal = &op->job->journal;
-    op->number = journal->segment_count > 0
-                     ? journal->segments[journal->segment_count - 1].number + 1
-                     : journal->segment.number;
-    op->segment_bytes = segment_size(op->job);
-    op->budget_bytes = journal->budget_bytes;
-    return fill_head(op, JOURNAL_START);
-}
-
-/* Lays the chunks out in runs. */
-static bool fill_round(struct journal_op *op)
-{
-    const struct chunk_table *table = op->job->pass.table;
-    const uint32_t count = table->trained_count;
-    op->chunks = calloc((size_t)count + 1, sizeof *op->chunks);
-    op->runs = calloc((size_t)count + 1, sizeof *op->runs);
-    if (op->chunks == NULL || op->runs == NULL) return false;
-    uint64_t at = 0, began = 0;
-    uint32_t runs = 0;
-    for (uint32_t c = 0; c < count; c++) {
-        const struct chunk_place place = chunk_table_place(table, c);
-        if (runs == 0 || at - began >= JOURNAL_RUN_BYTES) {
-            at = began = ALIGN_UP(at, (uint64_t)JOURNAL_BLOCK);
-            op->runs[runs++] = (struct run) { .first = c, .at = at };
-        }
-        op->chunks[c] = (struct journal_chunk) { .tensor = place.tensor,
-                                                 .first_leaf = place.first_leaf,
-                                                 .at = at,
-                                                 .bytes = place.elem_count * sizeof(float) };
-        at += op->chunks[c].bytes;
-        op->runs[runs - 1].end = c + 1;
-    }
-    op->head.chunk_count = count;
-    op->head.data_bytes = at;
-    op->task.item_count = runs > 0 ? runs : 1;
-    atomic_init(&op->left, op->task.item_count);
-    return fill_head(op, JOURNAL_ROUND);
-}
-
-/* From which segment on the journal is needed, if it stands on that version. A segment that begins at it may
- * have been begun by a process that found a round prepared: its sums are in the segment before. */
-static uint64_t first_needed(const struct job_journal *journal, struct cairn_version base)
-{
-    uint64_t number = journal->segments[0].number;
-    for (size_t i = 0; i < journal->segment_count; i++)
-        if (version_compare(journal->segments[i].first, base) < 0)
-            number = journal->segments[i].number;
-    return number;
-}
-
-static bool fill_base(struct journal_op *op)
-{
-    struct job_journal *journal = &op->job->journal;
-    op->path = journal->next_path;
-    journal->next_path = NULL;
-    op->version = journal->next_base;
-    op->number = first_needed(journal, op->version);
-    return op->path != NULL;
-}
-
-static bool fill_op(struct journal_op *op)
-{
-    switch (op->kind) {
-    case OP_BEGIN: op->part = journal_part_of(op->job); return op->part != NULL && fill_segment(op);
-    case OP_SEGMENT: return fill_segment(op);
-    case OP_ROUND: return fill_round(op);
-    case OP_DECISION: return fill_head(op, JOURNAL_DECISION);
-    case OP_BASE: return fill_base(op);
-    case OP_PART: op->part = journal_part_of(op->job); return op->part != NULL;
-    case OP_END: break;
-    }
-    return true;
 }
 
 /* ==== a journal's end ==== */
@@ -606,7 +230,7 @@ static void op_done(struct task *task)
         journal->wants |= again[op->kind]; // goes on when the journal has ended
         give_up(job, &op->why);
     }
-    op_free(op);
+    journal_op_free(op);
     pump(job);
     shard_job_idle(job);
 }
@@ -617,14 +241,15 @@ static void op_done(struct task *task)
 static bool needs_segment(const struct shard_job *job)
 {
     const struct journal_segment *segment = &job->journal.segment;
-    return segment->end + entry_most(job, true) + entry_most(job, false) > segment->bytes;
+    return segment->end + journal_entry_most(job, true) + journal_entry_most(job, false) >
+           segment->bytes;
 }
 
 /* True if no segment may be added: the round waits for a snapshot. */
 static bool is_full(struct shard_job *job)
 {
     struct job_journal *journal = &job->journal;
-    if (bytes_in_segments(journal) + segment_size(job) <= journal->budget_bytes) {
+    if (bytes_in_segments(journal) + journal_segment_size(job) <= journal->budget_bytes) {
         journal->full_ms = 0;
         return false;
     }
@@ -673,11 +298,11 @@ static bool is_void(const struct shard_job *job)
 }
 
 /* Chooses an operation, and takes it off what is wanted. */
-static bool next_op(struct shard_job *job, enum op_kind *kind_out)
+static bool next_op(struct shard_job *job, enum journal_op_kind *kind_out)
 {
     static const struct {
         unsigned want;
-        enum op_kind kind;
+        enum journal_op_kind kind;
     } order[] = { { JOURNAL_WANT_END, OP_END },           { JOURNAL_WANT_BEGIN, OP_BEGIN },
                   { JOURNAL_WANT_BASE, OP_BASE },         { JOURNAL_WANT_ROUND, OP_ROUND },
                   { JOURNAL_WANT_DECISION, OP_DECISION }, { JOURNAL_WANT_PART, OP_PART } };
@@ -707,15 +332,14 @@ static bool next_op(struct shard_job *job, enum op_kind *kind_out)
 static void pump(struct shard_job *job)
 {
     struct job_journal *journal = &job->journal;
-    enum op_kind kind;
+    enum journal_op_kind kind;
     if (journal->op != NULL || job->shard->closing) return;
     if (!next_op(job, &kind)) return;
-    struct journal_op *op = op_new(job, kind);
-    if (op != NULL && fill_op(op)) {
-        op_start(op);
+    struct journal_op *op = journal_op_make(job, kind, op_done);
+    if (op != NULL) {
+        journal_op_start(op);
         return;
     }
-    op_free(op);
     struct sentence why = { "out of memory for a log" };
     if (kind == OP_END) { // a later tick tries again
         journal->wants |= JOURNAL_WANT_END;
@@ -808,13 +432,14 @@ static void go_on(struct shard_job *job, struct journal_resumed *from)
                          : 0;
     sentence_set(&journal->why, "%s",
                  from->has_base ? "" : "waits for a snapshot on which its log may stand");
-    struct journal_op *op = take_segments(journal, entries) ? op_new(job, OP_SEGMENT) : NULL;
-    if (op != NULL && fill_op(op)) {
+    struct journal_op *op = take_segments(journal, entries)
+                                ? journal_op_make(job, OP_SEGMENT, op_done)
+                                : NULL;
+    if (op != NULL) {
         op->number = entries->segments_end;
-        op_start(op);
+        journal_op_start(op);
         return;
     }
-    op_free(op);
     struct sentence why = { "out of memory for a log" };
     give_up(job, &why);
 }
@@ -1019,7 +644,7 @@ static void leave_journal(struct shard_job *job)
 static void free_journal(struct shard_job *job)
 {
     struct job_journal *journal = &job->journal;
-    op_free(journal->op);
+    journal_op_free(journal->op);
     forget_files(journal);
     free(journal->segments);
     free(journal->folder);
