@@ -17,6 +17,8 @@
 #define RETRY_MS ((uint64_t)60000)
 /* A log that is full, and has no snapshot to stand on, waits so long for one. */
 #define BASELESS_MS ((uint64_t)5000)
+/* An operation that failed, and without which no round may go on, is tried again so much later. */
+#define AGAIN_MS ((uint64_t)2000)
 /* A round that takes longer to write is told of. */
 #define SLOW_MS ((uint64_t)1000)
 /* A budget that is not configured is so many times the state. A snapshot writes all of the state, so with
@@ -28,13 +30,6 @@
 static void pump(struct shard_job *job);
 
 /* ==== its budget ==== */
-
-static uint64_t bytes_in_segments(const struct job_journal *journal)
-{
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < journal->segment_count; i++) bytes += journal->segments[i].bytes;
-    return bytes;
-}
 
 static void want_budget(struct shard_job *job)
 {
@@ -69,7 +64,7 @@ static void forget_files(struct job_journal *journal)
 {
     if (journal->folder != NULL) journal_segment_close(&journal->segment);
     journal->segment_count = 0;
-    journal->is_open = journal->is_based = false;
+    journal->is_open = journal->is_based = journal->lacks_room = false;
     journal->round = 0;
     free(journal->next_path);
     journal->next_path = NULL;
@@ -100,16 +95,40 @@ static void give_up(struct shard_job *job, const struct sentence *why)
     want_end(job, said.text);
 }
 
+/* Until the files are gone, the next process would make a part of them. So no round may be reported that is
+ * not in them: the rounds wait, and the end is tried again. */
+static void end_failed(struct shard_job *job, const struct journal_op *op)
+{
+    struct job_journal *journal = &job->journal;
+    journal->wants |= JOURNAL_WANT_END;
+    journal->again_ms = uv_now(job->shard->loop) + AGAIN_MS;
+    journal->end_fails = true;
+    sentence_set(&journal->waits,
+                 "the end of its log in %s, which is behind it and cannot be removed (repair the "
+                 "disk of log.path): %s",
+                 journal->folder, sentence_brief(op->why.text, 300).text);
+    log_limited(&journal->slow_said, CAIRN_LOG_ERROR, "job %s waits for %s", job->spec.name,
+                journal->waits.text);
+    shard_wake(job->shard);
+}
+
 static void end_done(struct shard_job *job, const struct journal_op *op)
 {
+    const bool serves = job->state == CAIRN_JOB_SERVING;
+    if (op->status != CAIRN_OK && serves) {
+        end_failed(job, op);
+        return;
+    }
     if (op->status != CAIRN_OK)
         log_error(
             "job %s: its log could not be removed: %s; remove %s by hand, before this host "
             "starts anew: it would bring back a state that is older than what the job has now",
             job->spec.name, op->why.text, job->journal.folder);
+    if (job->journal.end_fails) log_info("job %s: its log has ended now", job->spec.name);
+    job->journal.end_fails = false;
     forget_files(&job->journal);
-    if (job->state == CAIRN_JOB_SERVING) let_go(job);
-    if (job->state == CAIRN_JOB_SERVING) shard_tell(job, SHARD_COPIES_ENDED);
+    if (serves) let_go(job);
+    if (serves) shard_tell(job, SHARD_COPIES_ENDED);
     if (job->journal.wanted) shard_wake(job->shard);
 }
 
@@ -138,6 +157,7 @@ static void take_segment(struct shard_job *job, struct journal_op *op)
     journal->segment.end = op->made.end;
     atomic_store(&journal->segment.is_direct, atomic_load(&op->made.is_direct));
     op->made.fd = -1;
+    journal->lacks_room = false;
     journal->entry++;
     journal->is_open = true;
 }
@@ -186,6 +206,7 @@ static void base_done(struct shard_job *job, const struct journal_op *op)
         if (journal->segments[i].number >= op->number)
             journal->segments[left++] = journal->segments[i];
     journal->segment_count = left;
+    journal->again_ms = 0; // there is room now
     if (!journal->is_based)
         log_info("job %s: its log stands on the snapshot of version %" PRIu64 ".%" PRIu64,
                  job->spec.name, op->version.generation, op->version.step);
@@ -212,6 +233,35 @@ static void succeed(struct shard_job *job, struct journal_op *op)
     }
 }
 
+/* True if what failed has cost nothing: the files are as they were, and it is tried again. */
+static bool try_again(struct shard_job *job, struct journal_op *op)
+{
+    struct job_journal *journal = &job->journal;
+    if ((journal->wants & JOURNAL_WANT_END) != 0) return false;
+    if (op->kind == OP_BASE) {
+        journal->wants |= JOURNAL_WANT_BASE;
+        if (journal->next_path == NULL) { // no newer one has come meanwhile
+            journal->next_path = op->path;
+            op->path = NULL;
+        }
+    } else if (op->kind == OP_PART) {
+        journal->wants |= JOURNAL_WANT_PART;
+    } else if (op->kind == OP_SEGMENT && op->status == CAIRN_ERR_NO_SPACE && journal->is_based &&
+               journal->is_open) {
+        // As with a log that has reached its budget: a snapshot makes room. The round still waits.
+        journal->lacks_room = true;
+        sentence_set(&journal->waits, "room for its log, which a newer snapshot may make: %s",
+                     sentence_brief(op->why.text, 300).text);
+    } else {
+        return false;
+    }
+    journal->again_ms = uv_now(job->shard->loop) + AGAIN_MS;
+    log_limited(&journal->slow_said, CAIRN_LOG_WARN,
+                "job %s: its log is as it was, and tries again: %s", job->spec.name, op->why.text);
+    shard_wake(job->shard);
+    return true;
+}
+
 static void op_done(struct task *task)
 {
     struct journal_op *op = (struct journal_op *)task;
@@ -221,12 +271,12 @@ static void op_done(struct task *task)
         [OP_ROUND] = JOURNAL_WANT_ROUND, [OP_DECISION] = JOURNAL_WANT_DECISION, [OP_PART] = 0
     };
     journal->op = NULL;
-    journal->waits.text[0] = '\0';
+    if (!journal->end_fails) journal->waits.text[0] = '\0';
     if (op->kind == OP_END) {
         end_done(job, op);
     } else if (op->status == CAIRN_OK) {
         succeed(job, op);
-    } else {
+    } else if (!try_again(job, op)) {
         journal->wants |= again[op->kind]; // goes on when the journal has ended
         give_up(job, &op->why);
     }
@@ -249,7 +299,7 @@ static bool needs_segment(const struct shard_job *job)
 static bool is_full(struct shard_job *job)
 {
     struct job_journal *journal = &job->journal;
-    if (bytes_in_segments(journal) + journal_segment_size(job) <= journal->budget_bytes) {
+    if (journal_bytes(journal) + journal_segment_size(job) <= journal->budget_bytes) {
         journal->full_ms = 0;
         return false;
     }
@@ -297,6 +347,12 @@ static bool is_void(const struct shard_job *job)
     return step_phase_of(job->collector.step) != CAIRN_STEP_REDUCING;
 }
 
+/* True if what failed is tried again now. */
+static bool is_again(const struct shard_job *job)
+{
+    return uv_now(job->shard->loop) >= job->journal.again_ms;
+}
+
 /* Chooses an operation, and takes it off what is wanted. */
 static bool next_op(struct shard_job *job, enum journal_op_kind *kind_out)
 {
@@ -307,15 +363,18 @@ static bool next_op(struct shard_job *job, enum journal_op_kind *kind_out)
                   { JOURNAL_WANT_BASE, OP_BASE },         { JOURNAL_WANT_ROUND, OP_ROUND },
                   { JOURNAL_WANT_DECISION, OP_DECISION }, { JOURNAL_WANT_PART, OP_PART } };
     struct job_journal *journal = &job->journal;
+    if ((journal->wants & JOURNAL_WANT_ROUND) != 0 && is_void(job)) let_go(job);
+    if (journal->op != NULL) return false; // what followed has begun one
+    if ((journal->wants & JOURNAL_WANT_END) != 0 && journal->end_fails && !is_again(job))
+        return false; // nothing comes before an end
     for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
         if ((journal->wants & order[i].want) == 0) continue;
-        if (order[i].kind == OP_ROUND && is_void(job)) {
-            let_go(job);
-            continue;
-        }
+        const bool is_file = order[i].kind == OP_BASE || order[i].kind == OP_PART;
+        if (is_file && !is_again(job)) continue;
         *kind_out = order[i].kind;
         if (order[i].kind == OP_ROUND && needs_segment(job)) {
-            if (!is_full(job)) {
+            const bool lacks = journal->lacks_room && !is_again(job);
+            if (!lacks && !is_full(job)) {
                 *kind_out = OP_SEGMENT;
                 return true;
             }
@@ -535,7 +594,8 @@ static bool is_writing(const struct shard_job *job)
 
 bool journal_takes_round(struct shard_job *job, const struct step_sums *sums)
 {
-    if (!is_writing(job) || job->puts.write != NULL) return false;
+    const bool may_pass = !is_writing(job) || job->puts.write != NULL;
+    if (may_pass && !job->journal.end_fails) return false;
     job->journal.sums = *sums;
     job->journal.wants |= JOURNAL_WANT_ROUND;
     pump(job);
@@ -603,11 +663,21 @@ static void on_base(struct shard_job *job, const void *body)
     pump(job);
 }
 
+/* True if the round, or its update, cannot go on before the operation has ended. */
+static bool is_waited_for(const struct shard_job *job)
+{
+    const struct job_journal *journal = &job->journal;
+    return journal->op->kind == OP_ROUND || journal->op->kind == OP_DECISION ||
+           (journal->wants & (JOURNAL_WANT_ROUND | JOURNAL_WANT_DECISION)) != 0 ||
+           (job->pass.update_waits && journal_holds_update(job));
+}
+
 /* An operation that the disk does not end keeps the round waiting. */
 static void look_at_op(struct shard_job *job, uint64_t now_ms)
 {
     struct job_journal *journal = &job->journal;
-    if (journal->op == NULL || now_ms < journal->op->began_ms + SLOW_MS) return;
+    if (journal->op == NULL || now_ms < journal->op->began_ms + SLOW_MS || !is_waited_for(job))
+        return;
     const uint64_t waits_s = (now_ms - journal->op->began_ms) / 1000;
     sentence_set(&journal->waits,
                  "the disk of its log.path, which has not answered for %" PRIu64 " s", waits_s);

@@ -80,6 +80,9 @@ struct job_journal {
     struct sentence waits; /* why a round waits now; empty: it does not */
     uint64_t retry_ms;     /* uv_now: nothing is begun before */
     uint64_t full_ms;      /* uv_now + 1: since then a round waits for room; 0: none does */
+    uint64_t again_ms;     /* uv_now: what failed, and is wanted still, is not tried before */
+    bool lacks_room;       /* the disk had none for the next segment */
+    bool end_fails;        /* it could not be ended: no round may go on before it is */
     struct journal_resumed *from; /* owned: what the part is being made from again */
     struct log_limit slow_said;
 };
@@ -133,6 +136,8 @@ bool journal_holds_update(const struct shard_job *job);
 
 /* True if the part is made again from its log, if all memory is lost now. */
 bool journal_is_based(const struct shard_job *job);
+/* The bytes of its segments. */
+uint64_t journal_bytes(const struct job_journal *journal);
 /* Fills in what the heartbeat says of the job's log. */
 void journal_tell(const struct shard_job *job, Cairn__LogTold *out);
 

@@ -14,7 +14,6 @@
 
 #include "proto/base/durable.h"
 #include "proto/wire/wire.h"
-#include "server/base/log.h"
 
 #define NONE SIZE_MAX
 
@@ -246,21 +245,22 @@ cairn_status journal_end(const char *folder, struct sentence *why)
     return CAIRN_OK;
 }
 
-void journal_end_others(const char *folder)
+cairn_status journal_end_others(const char *folder, struct sentence *why)
 {
     char parent[PATH_MAX], path[PATH_MAX + 256];
-    struct sentence why;
     path_parent(folder, parent);
     const char *ours = folder + strlen(parent) + 1;
     DIR *names = opendir(parent);
+    if (names == NULL) return fail_step(why, "opening the folder", parent);
+    cairn_status status = CAIRN_OK;
     const struct dirent *name;
-    while (names != NULL && (name = readdir(names)) != NULL) {
+    while (status == CAIRN_OK && (name = readdir(names)) != NULL) {
         if (strncmp(name->d_name, ours, 17) != 0 || strcmp(name->d_name, ours) == 0) continue;
         snprintf(path, sizeof path, "%s/%s", parent, name->d_name);
-        if (journal_end(path, &why) != CAIRN_OK)
-            log_warn("what is left of an older log stays: %s", why.text);
+        status = journal_end(path, why);
     }
-    if (names != NULL) closedir(names);
+    closedir(names);
+    return status;
 }
 
 /* ==== writing ==== */

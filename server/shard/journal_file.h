@@ -114,9 +114,10 @@ CAIRN_MUST_CHECK cairn_status journal_base_write(const char *folder, uint64_t lo
  * removes its files, as far as it can. A folder that is not there is no failure. */
 CAIRN_MUST_CHECK cairn_status journal_end(const char *folder, struct sentence *why);
 
-/* Ends the other journals of the same job, as far as it can: the folders beside this one whose names begin
- * with the same 17 bytes, the job's number and a dash. */
-void journal_end_others(const char *folder);
+/* Ends the other journals of the same job: the folders beside this one whose names begin with the same 17
+ * bytes, the job's number and a dash. After a failure one of them may be valid still, so no other may begin:
+ * of two logs of a job the next process could not tell which one counts. */
+CAIRN_MUST_CHECK cairn_status journal_end_others(const char *folder, struct sentence *why);
 
 /* ---- writing ---- */
 

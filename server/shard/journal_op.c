@@ -58,20 +58,23 @@ static cairn_status judge_budget(struct journal_op *op, struct sentence *why)
                          "log.budget = %" PRIu64 " has no room for two rounds, %" PRIu64 " bytes",
                          op->budget_bytes, least);
     if (statvfs(all->folder, &disk) != 0) return CAIRN_OK; // the writes find out
-    const uint64_t free_bytes = (uint64_t)disk.f_bavail * disk.f_frsize;
+    const uint64_t all_free = (uint64_t)disk.f_bavail * disk.f_frsize;
+    const uint64_t free_bytes = all_free > op->promised_bytes ? all_free - op->promised_bytes : 0;
     if (all->budget_bytes == 0 && op->budget_bytes > free_bytes / 2)
         op->budget_bytes = free_bytes / 2;
     if (op->budget_bytes >= least && op->budget_bytes <= free_bytes) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_NO_SPACE,
-                     "%" PRIu64 " bytes are free in log.path, and the log wants %" PRIu64,
-                     free_bytes, all->budget_bytes != 0 ? op->budget_bytes : 2 * least);
+                     "%" PRIu64 " bytes are free in log.path, beside the %" PRIu64
+                     " that other logs may take, and the log wants %" PRIu64,
+                     free_bytes, op->promised_bytes,
+                     all->budget_bytes != 0 ? op->budget_bytes : 2 * least);
 }
 
 static cairn_status make_files(struct journal_op *op, struct sentence *why)
 {
     const char *folder = op->job->journal.folder;
     CAIRN_TRY(judge_budget(op, why));
-    journal_end_others(folder);
+    CAIRN_TRY(journal_end_others(folder, why));
     CAIRN_TRY(durable_folder(folder, 0700, why));
     CAIRN_TRY(make_segment(op, why));
     return journal_part_write(folder, op->part, why);
@@ -274,6 +277,24 @@ uint64_t journal_segment_size(const struct shard_job *job)
 
 /* ---- what each of them is of ---- */
 
+uint64_t journal_bytes(const struct job_journal *journal)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < journal->segment_count; i++) bytes += journal->segments[i].bytes;
+    return bytes;
+}
+
+/* Sums up what the logs of other jobs may still take of the disk. */
+static uint64_t promised_bytes(const struct shard_job *job)
+{
+    uint64_t bytes = 0;
+    for (const struct shard_job *other = job->shard->jobs; other != NULL; other = other->next) {
+        const uint64_t has = journal_bytes(&other->journal), most = other->journal.budget_bytes;
+        if (other != job && other->journal.is_open && most > has) bytes += most - has;
+    }
+    return bytes;
+}
+
 static bool fill_segment(struct journal_op *op)
 {
     const struct job_journal *journal = &op->job->journal;
@@ -282,6 +303,7 @@ static bool fill_segment(struct journal_op *op)
                      : journal->segment.number;
     op->segment_bytes = journal_segment_size(op->job);
     op->budget_bytes = journal->budget_bytes;
+    op->promised_bytes = promised_bytes(op->job);
     return fill_head(op, JOURNAL_START);
 }
 

@@ -31,6 +31,7 @@ struct journal_op {
     struct journal_segment made;
     uint64_t number, segment_bytes;
     uint64_t budget_bytes;        /* BEGIN: what the disk has room for */
+    uint64_t promised_bytes;      /* BEGIN: what other logs of the shard may still take */
     struct cairn_version version; /* BASE */
     _Atomic uint32_t left;        /* ROUND: runs that are not written yet */
     pthread_mutex_t lock;         /* guards the rest */

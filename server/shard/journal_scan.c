@@ -424,14 +424,14 @@ bool journal_is_based(const struct shard_job *job)
 void journal_tell(const struct shard_job *job, Cairn__LogTold *out)
 {
     const struct job_journal *journal = &job->journal;
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < journal->segment_count; i++) bytes += journal->segments[i].bytes;
+    const uint64_t bytes = journal_bytes(journal);
     cairn__log_told__init(out);
     out->job = job->number;
     out->base_generation = journal->is_based ? journal->base.generation : 0;
     out->base_step = journal->is_based ? journal->base.step : 0;
     out->is_based = journal_is_based(job);
-    out->wants = journal->is_open && (!journal->is_based || bytes > journal->budget_bytes / 2);
+    out->wants = journal->is_open && !journal->end_fails &&
+                 (!journal->is_based || journal->lacks_room || bytes > journal->budget_bytes / 2);
     out->bytes = bytes;
     out->budget_bytes = journal->budget_bytes;
     if (journal->is_open && journal->segment_count > 0) {

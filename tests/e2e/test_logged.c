@@ -267,15 +267,22 @@ static void last_name(int folder_fd, size_t length, char name_out[64])
     closedir(names);
 }
 
+/* Writes the path of a file of the shard's one log. */
+static void log_file(int shard, const char *name, char path_out[256])
+{
+    char at[CAIRN_SCRATCH_BYTES + 16], log[64];
+    snprintf(at, sizeof at, "%s/shard-%d", folder, shard);
+    last_name(open(at, O_RDONLY | O_DIRECTORY), 33, log);
+    snprintf(path_out, 256, "%s/%s/%s", at, log, name);
+}
+
 /* Opens the newest segment of the shard's one log. */
 static int open_newest(int shard)
 {
-    char at[CAIRN_SCRATCH_BYTES + 16], log[64], segment[64], path[256];
-    snprintf(at, sizeof at, "%s/shard-%d", folder, shard);
-    last_name(open(at, O_RDONLY | O_DIRECTORY), 33, log);
-    snprintf(path, sizeof path, "%s/%s", at, log);
+    char segment[64], path[256];
+    log_file(shard, "", path);
     last_name(open(path, O_RDONLY | O_DIRECTORY), 20, segment);
-    snprintf(path, sizeof path, "%s/%s/%s", at, log, segment);
+    log_file(shard, segment, path);
     const int fd = open(path, O_RDWR);
     ck_assert_int_ge(fd, 0);
     return fd;
@@ -323,6 +330,64 @@ TEST(a_damaged_log_is_refused_with_a_sentence)
     ck_assert_int_eq(logged("shard-0.log", "it is restored from a snapshot by its on_shard_loss"),
                      1);
     await(in_log("job tiny is lost: shard-0") > 0);
+}
+
+/* A folder in the place of a file cannot be removed as one: so it is with a disk that takes no writes. If the
+ * rounds went on, a loss of power would bring the older state of that log back. */
+TEST(a_log_that_cannot_be_ended_holds_the_rounds)
+{
+    char part[256], aside[CAIRN_SCRATCH_BYTES + 16];
+    int status;
+    SHARDS(1);
+    begin(3);
+    log_file(0, "part", part);
+    snprintf(aside, sizeof aside, "%s/aside", folder);
+    ck_assert_int_eq(rename(part, aside), 0);
+    ck_assert_int_eq(mkdir(part, 0700), 0);
+    says(0, "", "job durability tiny default -q");
+    await(logged("shard-0.log", "job tiny waits for the end of its log") > 0);
+    const uint64_t step = newest(job).step;
+    const pid_t pid = fork_child();
+    if (pid == 0) { // the trainer is in its step until this has happened
+        poll(NULL, 0, 500);
+        ask_line("job show tiny");
+        char version[32];
+        snprintf(version, sizeof version, "%lu", (unsigned long)step);
+        const bool waited = strstr(said.out, version) != NULL;
+        _exit(waited && rmdir(part) == 0 && rename(aside, part) == 0 ? 0 : 1);
+    }
+    train_pushing(0.5f, 2);
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert_int_eq(status, 0);
+    ck_assert_int_eq(logged("shard-0.log", "job tiny: its log has ended now"), 1);
+    kill_shard(0);
+    cluster_restart_shard(&cluster, 0);
+    await(in_log("job tiny is lost: shard-0 restarted without its part") > 0);
+    ck_assert_int_eq(logged("shard-0.log", "made again from its log"), 0);
+}
+
+/* The file that names the snapshot cannot be written: the log stands on the one before, and tries again. */
+TEST(a_base_that_cannot_be_written_costs_no_log)
+{
+    char base[256], text[64];
+    SHARDS(1);
+    begin(3);
+    log_file(0, "base.new", base);
+    ck_assert_int_eq(mkdir(base, 0700), 0);
+    says(0, "", "snapshot create tiny --wait -q");
+    const uint64_t saved = newest(job).step;
+    train_pushing(0.5f, 3);
+    await(logged("shard-0.log", "job tiny: its log is as it was, and tries again") > 0);
+    expect_in("job show tiny", "durability        log; log is asked for");
+    ck_assert_int_eq(rmdir(base), 0);
+    log_file(0, "base", base);
+    struct stat is, before;
+    ck_assert_int_eq(stat(base, &before), 0);
+    await(stat(base, &is) == 0 && is.st_ino != before.st_ino);
+    expect_power_to_lose_nothing(1);
+    snprintf(text, sizeof text, "from the snapshot of step %lu on", (unsigned long)saved);
+    ck_assert_int_eq(logged("shard-0.log", text), 1);
+    ck_assert_int_eq(logged("shard-0.log", "is given up"), 0);
 }
 
 TEST(a_log_that_is_gone_leaves_the_snapshot)

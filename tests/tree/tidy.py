@@ -69,8 +69,8 @@ ROOMS = {
 HEADERS = {
     "server/coordinator/": "access base store roster operations round reshard snapshot members tenants job "
                            "cluster mirror restore lead",
-    "server/shard/": "need base memory kept_file journal_file collect kept journal read state part move shard jobs "
-                     "relay",
+    "server/shard/": "need base memory kept_file journal_file collect kept journal journal_op read state part move "
+                     "shard jobs relay",
     "client/": "base env admin layouts device op push read session job",
     "client/ctl/": "ctl snapshot",
 }
