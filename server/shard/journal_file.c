@@ -17,7 +17,8 @@
 
 #define NONE SIZE_MAX
 
-static const char head_magic[8] = "cairnle", part_magic[8] = "cairnlp", base_magic[8] = "cairnlb";
+static const char head_magic[8] = "cairnle", part_magic[8] = "cairnlp", base_magic[8] = "cairnlb",
+                  newest_magic[8] = "cairnln";
 
 static uint64_t blocks(uint64_t bytes)
 {
@@ -219,12 +220,46 @@ cairn_status journal_base_write(const char *folder, uint64_t log, struct cairn_v
     return status;
 }
 
+cairn_status journal_newest_write(const char *folder, uint64_t log, uint64_t segment,
+                                  struct sentence *why)
+{
+    char path[PATH_MAX];
+    struct journal_newest newest = { .format = JOURNAL_FORMAT, .log = log, .segment = segment };
+    memcpy(newest.magic, newest_magic, sizeof newest.magic);
+    newest.checksum = checksum_behind(&newest.checksum, &newest, sizeof newest);
+    name_file(path, folder, "newest");
+    return durable_write(path, 0600, &newest, sizeof newest, why);
+}
+
+/* Reads the number of the segment that was begun last. CAIRN_ERR_NOT_FOUND: the process died before it said
+ * so for the first time. */
+static cairn_status read_newest(const char *folder, uint64_t log, uint64_t *segment_out,
+                                struct sentence *why)
+{
+    char path[PATH_MAX];
+    void *file;
+    uint64_t bytes;
+    name_file(path, folder, "newest");
+    CAIRN_TRY(read_file(path, sizeof(struct journal_newest), &file, &bytes, why));
+    const struct journal_newest *newest = file;
+    const bool is_right = memcmp(newest->magic, newest_magic, sizeof newest_magic) == 0 &&
+                          newest->format == JOURNAL_FORMAT && bytes == sizeof *newest &&
+                          checksum_behind(&newest->checksum, newest, bytes) == newest->checksum &&
+                          newest->log == log;
+    *segment_out = newest->segment;
+    free(file);
+    return is_right
+               ? CAIRN_OK
+               : fail_with(why, CAIRN_ERR_CHECKSUM, "%.300s is damaged, or of another log", path);
+}
+
 /* True if the name is one of a log's files. */
 static bool is_of_log(const char *name)
 {
     const size_t length = strlen(name);
     return strcmp(name, "part") == 0 || strcmp(name, "base") == 0 ||
            strcmp(name, "part.new") == 0 || strcmp(name, "base.new") == 0 ||
+           strcmp(name, "newest") == 0 || strcmp(name, "newest.new") == 0 ||
            (length == 20 && strcmp(name + 16, ".seg") == 0);
 }
 
@@ -321,6 +356,14 @@ void journal_segment_close(struct journal_segment *segment)
 {
     if (segment->fd >= 0) close(segment->fd);
     segment->fd = -1;
+}
+
+void journal_segment_drop(const char *folder, struct journal_segment *segment)
+{
+    char path[PATH_MAX];
+    journal_segment_close(segment);
+    name_segment(path, folder, segment->number);
+    (void)unlink(path);
 }
 
 static uint64_t head_checksum(const struct journal_head *head)
@@ -680,6 +723,19 @@ void journal_segments_remove(const char *folder, uint64_t number)
     free(list);
 }
 
+/* Misses the segment that was begun last, if nothing was read of it. */
+static cairn_status judge_newest(const char *folder, uint64_t log,
+                                 const struct journal_entries *entries, struct sentence *why)
+{
+    uint64_t newest;
+    const cairn_status status = read_newest(folder, log, &newest, why);
+    if (status == CAIRN_ERR_NOT_FOUND) return CAIRN_OK;
+    CAIRN_TRY(status);
+    if (entries->list[entries->count - 1].head.segment >= newest) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_CHECKSUM,
+                     "%016" PRIx64 ".seg, which it had begun, is missing or empty", newest);
+}
+
 static cairn_status read_segments(const char *folder, uint64_t log, const uint64_t *list,
                                   size_t count, struct journal_entries *out, struct sentence *why)
 {
@@ -689,7 +745,7 @@ static cairn_status read_segments(const char *folder, uint64_t log, const uint64
                              "the log lacks %016" PRIx64 ".seg, between others", list[i - 1] + 1);
         CAIRN_TRY(read_segment(folder, log, list[i], out, why));
     }
-    if (out->count > 0) return CAIRN_OK;
+    if (out->count > 0) return judge_newest(folder, log, out, why);
     return fail_with(why, CAIRN_ERR_NOT_FOUND, "%.300s has no entries of the log", folder);
 }
 
@@ -870,6 +926,7 @@ void journal_plan_release(struct journal_plan *plan)
 void journal_plan_drop_round(const struct journal_entries *entries, struct journal_plan *plan)
 {
     assert(plan->step.phase == CAIRN_STEP_REDUCED && plan->round == plan->last);
-    plan->last--;
+    // Its front says how far the machine was: a skip before it has no entry of its own.
     plan->step = step_after(&entries->list[plan->last], false);
+    plan->round = NONE;
 }

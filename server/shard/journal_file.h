@@ -4,6 +4,7 @@
  *
  *   FOLDER/part                  what the part is: struct journal_part, spec, layout. Replaced as a whole
  *   FOLDER/base                  the snapshot on which it stands: struct journal_base, the snapshot's path
+ *   FOLDER/newest                which segment was begun last: struct journal_newest
  *   FOLDER/000000000000000a.seg  a segment, of fixed size, with the entries one after the other
  *
  *   entry     front │ the same front once more │ data, of a ROUND
@@ -110,6 +111,17 @@ CAIRN_MUST_CHECK cairn_status journal_base_write(const char *folder, uint64_t lo
                                                  struct cairn_version version, const char *path,
                                                  struct sentence *why);
 
+/* Without it, a newest segment that is missing, or empty, would look like one that was never begun. */
+struct journal_newest {
+    char magic[8];
+    uint32_t format, unused;
+    uint64_t checksum; /* of the bytes after this field */
+    uint64_t log, segment;
+};
+/* Is written as soon as the START of the segment is on disk, and before anything of it is acknowledged. */
+CAIRN_MUST_CHECK cairn_status journal_newest_write(const char *folder, uint64_t log,
+                                                   uint64_t segment, struct sentence *why);
+
 /* Ends a log: when this returns CAIRN_OK, no process makes a part of it any more, even if power is lost. Then
  * removes its files, as far as it can. A folder that is not there is no failure. */
 CAIRN_MUST_CHECK cairn_status journal_end(const char *folder, struct sentence *why);
@@ -140,6 +152,8 @@ CAIRN_MUST_CHECK cairn_status journal_segment_make(const char *folder, uint64_t 
                                                    struct journal_segment *segment_out,
                                                    struct sentence *why);
 void journal_segment_close(struct journal_segment *segment);
+/* Closes a segment in which nothing was acknowledged, and removes it. */
+void journal_segment_drop(const char *folder, struct journal_segment *segment);
 /* Removes the segments below that number, which no replay needs any more, the oldest first. */
 void journal_segments_remove(const char *folder, uint64_t number);
 
@@ -178,8 +192,8 @@ struct journal_entries {
     uint64_t segments_end; /* a number that no segment of the folder has reached */
     bool is_torn;          /* the last entry was cut off, and is left out */
 };
-/* Reads all entries of a log. CAIRN_ERR_NOT_FOUND: there is no segment. CAIRN_ERR_CHECKSUM: an entry that was
- * acknowledged is damaged or missing, and `why` says which. CAIRN_ERR_VERSION, CAIRN_ERR_IO,
+/* Reads all entries of a log. CAIRN_ERR_NOT_FOUND: there is no segment. CAIRN_ERR_CHECKSUM: an entry or a
+ * segment that was acknowledged is damaged or missing, and `why` says which. CAIRN_ERR_VERSION, CAIRN_ERR_IO,
  * CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status journal_read(const char *folder, uint64_t log,
                                            struct journal_entries *out, struct sentence *why);
@@ -215,7 +229,8 @@ CAIRN_MUST_CHECK cairn_status journal_plan_make(const struct journal_entries *en
                                                 struct journal_plan *plan_out,
                                                 struct sentence *why);
 void journal_plan_release(struct journal_plan *plan);
-/* The ROUND that is prepared, and the last entry, was not written to its end: goes on without it. */
+/* The ROUND that is prepared, and the last entry, was not written to its end: goes on without its sums. Its
+ * front is intact, so the decision before it counts. */
 void journal_plan_drop_round(const struct journal_entries *entries, struct journal_plan *plan);
 
 #endif

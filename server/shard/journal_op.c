@@ -40,9 +40,14 @@ static cairn_status write_front(struct journal_op *op, struct journal_segment *s
 
 static cairn_status make_segment(struct journal_op *op, struct sentence *why)
 {
-    CAIRN_TRY(journal_segment_make(op->job->journal.folder, op->number, op->segment_bytes,
-                                   &op->made, why));
-    CAIRN_TRY(write_front(op, &op->made, why));
+    const char *folder = op->job->journal.folder;
+    CAIRN_TRY(journal_segment_make(folder, op->number, op->segment_bytes, &op->made, why));
+    cairn_status status = write_front(op, &op->made, why);
+    if (status == CAIRN_OK) status = journal_newest_write(folder, op->head.log, op->number, why);
+    if (status != CAIRN_OK) {
+        journal_segment_drop(folder, &op->made); // it may be made again, by the same number
+        return status;
+    }
     op->made.end = journal_entry_bytes(&op->head);
     return CAIRN_OK;
 }

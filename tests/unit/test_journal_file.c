@@ -72,6 +72,7 @@ static void begin_segment_as(enum step_phase phase)
     now.phase = phase;
     if (phase == CAIRN_STEP_IDLE) now.round = 0;
     write_entry(JOURNAL_START, 0);
+    ck_assert_int_eq(journal_newest_write(folder, LOG, segment.number, &why), CAIRN_OK);
 }
 
 static void begin_segment(void)
@@ -399,6 +400,32 @@ TEST(a_round_torn_at_any_byte_is_found)
     free(whole);
 }
 
+/* A skip has no entry: the front of the next round has it, also if the sums behind it were cut off. The
+ * workers were told of it. */
+TEST(a_torn_round_keeps_the_skip_before_it)
+{
+    apply(1);
+    reduce(2);
+    now.kind = CAIRN_DECISION_SKIP;
+    now.last_round = 2;
+    now.version_after = now.version;
+    payload[0] = 2;
+    const uint64_t at = segment.end;
+    reduce(3);
+    spoil(at + 2 * JOURNAL_BLOCK + 40, 4, 0);
+    ck_assert_int_eq(read_all(5), CAIRN_ERR_CHECKSUM); // the sums of 3
+    journal_plan_drop_round(&entries, &plan);
+    ck_assert_int_eq(plan.step.phase, CAIRN_STEP_IDLE);
+    ck_assert_uint_eq(plan.step.version.step, 6);
+    ck_assert_int_eq(plan.step.last.kind, CAIRN_DECISION_SKIP);
+    ck_assert_uint_eq(plan.step.last.round, 2);
+    ck_assert_uint_eq(plan.step.last.payload[0], 2);
+    entry = entries.list[entries.count - 1].head.entry + 1; // the next process goes on behind it
+    begin_segment();
+    apply(4);
+    expect(5, 2, 7, 0);
+}
+
 /* Either the other front has it, or the log is refused: with a step less, or with other values, never. */
 TEST(a_flipped_bit_is_healed_or_refused)
 {
@@ -453,6 +480,21 @@ TEST(a_segment_that_is_missing_is_named)
     snprintf(path, sizeof path, "%s/0000000000000002.seg", folder);
     ck_assert_int_eq(unlink(path), 0);
     expect_refused(5, "lacks 0000000000000002.seg");
+}
+
+TEST(the_newest_segment_is_missed_too)
+{
+    char path[CAIRN_SCRATCH_BYTES + 32];
+    apply(1);
+    begin_segment();
+    apply(2);
+    expect(5, 2, 7, 0);
+    snprintf(path, sizeof path, "%s/0000000000000001.seg", folder);
+    ck_assert_int_eq(truncate(path, 0), 0); // as if nothing had been written
+    ck_assert_int_eq(truncate(path, SEGMENT_BYTES), 0);
+    expect_refused(5, "0000000000000001.seg, which it had begun, is missing or empty");
+    ck_assert_int_eq(unlink(path), 0);
+    expect_refused(5, "0000000000000001.seg, which it had begun, is missing or empty");
 }
 
 TEST(the_log_of_another_part_is_none)
