@@ -531,6 +531,7 @@ static void act(struct coord_mirror *mirror, enum mirror_event event, const char
     case CAIRN_MIRROR_DO_UNSTORE:
         say_end(mirror, &before, why);
         part_both(mirror, before.stage >= CAIRN_MIRROR_JOINING);
+        coord_mirror_forget_audits(mirror);
         mirror->entry = NULL;
         randombytes_buf(&mirror->serial, sizeof mirror->serial);
         if (order == CAIRN_MIRROR_DO_UNSTORE)

@@ -76,6 +76,8 @@ void coord_mirror_looked(struct coord_session *session, uint32_t request, const 
 void coord_mirror_join_at_rest(struct coord_mirror *mirror);
 
 void coord_mirror_forget_reports(struct coord_mirror *mirror);
+/* The standby is not asked any more where it differs from the owner, so no report waits for that. */
+void coord_mirror_forget_audits(struct coord_mirror *mirror);
 /* Hands the core those reports of the owner that need not wait any longer. The job may be lost by that, and
  * the mirror with it. */
 void coord_mirror_pass_reports(struct coord_job *job, uint32_t shard);

@@ -23,6 +23,12 @@ void coord_mirror_forget_reports(struct coord_mirror *mirror)
     mirror->look.count = 0;
 }
 
+void coord_mirror_forget_audits(struct coord_mirror *mirror)
+{
+    mirror->look.count = 0;
+    memset(mirror->audited, 0, sizeof mirror->audited);
+}
+
 /* True if the owner's report need not wait any longer. */
 static bool may_pass(const struct coord_mirror *mirror, int kind, struct mirror_report report)
 {

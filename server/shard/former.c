@@ -179,6 +179,7 @@ void former_note(struct shard_job *job)
     if (!is_open(job) || job->pass.updating) return;
     job->former.payload_bytes = last->payload_bytes;
     if (last->payload_bytes > 0) memcpy(job->former.payload, last->payload, last->payload_bytes);
+    job->former.is_noted = true;
 }
 
 void former_begin(struct shard_job *job)
@@ -187,6 +188,11 @@ void former_begin(struct shard_job *job)
     former->saving = NULL;
     atomic_store(&former->misses, false);
     if (!is_open(job)) return;
+    if (!former->is_noted) { // a version without its scalars is none, nor is one before it then
+        former->count = 0;
+        return;
+    }
+    former->is_noted = false;
     if (former->count == versions_max(job)) {
         former->first = (former->first + 1) % versions_max(job);
         former->count--;
@@ -322,6 +328,7 @@ void former_hand_over(struct shard_job *from, struct shard_job *to)
     to->former = from->former;
     to->former.of = to->view;
     to->former.count = index;
+    to->former.is_noted = false;
     to->memory.former = from->memory.former;
     from->former = (struct former) { .of = NULL };
     from->memory.former = 0;

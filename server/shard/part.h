@@ -281,6 +281,7 @@ struct former {
     int32_t updates;    /* how many there were since the layout changed, or there was no memory */
     uint8_t *payload;   /* owned: of the last decision at the newest version */
     size_t payload_bytes;
+    bool is_noted; /* the payload is there; not so if the slots were made after the decision */
     struct log_limit said;
 };
 
