@@ -23,19 +23,24 @@ static int resumed(void)
     return logged("shard-0.log", "as the process before left it");
 }
 
-/* The worker's exit status. A shard without a keeper is started again here. */
-static int await_worker(struct tracer *tracer, pid_t worker)
+/* The worker's exit status. A shard without a keeper is started again here, when it was killed; the worker
+ * may end before that does. */
+static int await_worker(struct tracer *tracer, const struct call_fault *fault, pid_t worker)
 {
     const int64_t end_ms = now_ms() + CLUSTER_WAIT_MS;
+    int status = -1;
     if (is_kept) return tracer_await(tracer, worker, CLUSTER_WAIT_MS);
-    while (tracer->status == -1 && now_ms() < end_ms) {
-        const int status = tracer_await(tracer, worker, TURN_MS);
-        if (status != -1) return status;
+    while (now_ms() < end_ms && (fault->met == NULL ? status : tracer->status) == -1) {
+        if (status == -1)
+            status = tracer_await(tracer, worker, TURN_MS);
+        else
+            (void)tracer_await(tracer, tracer->process, TURN_MS);
     }
+    if (fault->met == NULL) return status;
     tracer_detach(tracer);
     cluster.shards[0] = 0;
     cluster_restart_shard(&cluster, 0);
-    return cluster_wait(worker, CLUSTER_WAIT_MS);
+    return status != -1 ? status : cluster_wait(worker, CLUSTER_WAIT_MS);
 }
 
 /* A worker comes, trains a few steps and goes while the shard is traced. The calls that the shard made are
@@ -48,7 +53,7 @@ static void train_traced(struct elastic_shared *shared, struct call_fault *fault
     tracer_attach(&tracer, is_kept ? cluster_shard_process(&cluster, 0) : cluster.shards[0],
                   call_fault_judge, fault);
     const pid_t worker = elastic_start(cluster.address, &elastic_models[0], 0, shared);
-    const int status = await_worker(&tracer, worker);
+    const int status = await_worker(&tracer, fault, worker);
     tracer_detach(&tracer);
     ck_assert_msg(status == 0, "a worker ends with %d, a shard killed before call %u, %s", status,
                   fault->nth, fault->met != NULL ? fault->met : "which never came");
