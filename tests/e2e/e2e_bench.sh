@@ -71,17 +71,19 @@ PATH=$1 "$disk/alone/cairn" bench layout --params 1G --shards 10 --tensors 100 -
     fail "cairn-bench of PATH does not run"
 [ "$("$1/cairn-bench" --help)" = "$("$cairn" bench --help)" ] || fail "cairn-bench has another usage"
 
-# Without torch; with a shard whose process dies, is exchanged, or dies with its keeper.
-recover() {
-    TMPDIR=$disk/here PYTHONPATH=$disk of recover recover --params 300K --tensors 4 --shards 1 "$@" 2>"$disk/said"
-}
-recover --kills 1
-for word in 'note: this takes up to .* of memory, and .* in ' 'skip: torchrun'; do
-    grep -q "^$word" "$disk/said" || fail "it did not say \"$word\": $(cat "$disk/said")"
+# Without torch; with a shard whose process dies, is exchanged, or dies with its keeper, and with all of them dead. They
+# wait for heartbeats most of the time, so they run beside each other.
+recovers=()
+for how in "--tier process" --planned "--tier peer" "--tier log"; do
+    read -ra words <<<"$how"
+    TMPDIR=$disk/here PYTHONPATH=$disk of recover recover --params 300K --tensors 4 --shards 1 --kills 1 "${words[@]}" \
+        2>"$disk/said.${words[*]: -1}" &
+    recovers+=($!)
 done
-recover --kills 1 --planned
-recover --kills 1 --tier peer
-recover --kills 1 --tier log
+for one in "${recovers[@]}"; do wait "$one" || fail "a bench of recovery"; done
+for word in 'note: this takes up to .* of memory, and .* in ' 'skip: torchrun'; do
+    grep -q "^$word" "$disk/said.process" || fail "it did not say \"$word\": $(cat "$disk/said.process")"
+done
 [ -z "$(ls "$disk/here")" ] || fail "the bench of recovery leaves $(ls "$disk/here")"
 [ -z "$(pgrep -P $$ cairn)" ] || fail "a process of the bench is left"
 status=0
