@@ -39,7 +39,7 @@ static const struct storm_plan plans[] = {
                   [STORM_SNAPSHOT] = 1 } },
     { .name = "log",
       .tier = STORM_LOG,
-      .faults = 40,
+      .faults = 20,
       .shards = 3,
       .shards_max = 5,
       .weight = { [STORM_CHANGE] = 2,
@@ -66,13 +66,9 @@ static const struct storm_plan plans[] = {
                   [STORM_SNAPSHOT] = 4 } },
 };
 
-/* A part on a device is neither kept nor mirrored. Logs, which take 40 faults half a minute, are for the long
- * run, or CAIRN_STORM_PLAN=log. */
+/* A part on a device is neither kept nor mirrored. */
 static bool is_possible(const struct storm_plan *plan)
 {
-    if (plan->tier == STORM_LOG && getenv("CAIRN_TEST_LONG") == NULL &&
-        getenv("CAIRN_STORM_PLAN") == NULL)
-        return false;
     const bool is_host = getenv("CAIRN_TEST_BACKENDS") == NULL &&
                          strcmp(cairn_test_backend(), "host") == 0;
     return storm_is_wanted(plan) && (is_host || plan->tier == STORM_VOLATILE);
