@@ -131,6 +131,7 @@ static void swap_in_staged_job(struct coord_job *job, struct coord_job *staged)
     job->shape = staged->shape;
     staged->shape = was;
     job->origin = staged->origin;
+    job->turns = staged->turns;
     job->reserved.generation = staged->reserved.generation;
     job->members.read_bytes = 0;
 }
@@ -366,6 +367,7 @@ static void make_former(struct coord_steps *steps, struct coord_job *staged)
     const struct cairn_version back_to = steps->job->amends.extension.back_to;
     staged->base_step = back_to.step;
     staged->origin = (struct origin) { staged->generation, back_to };
+    turns_before(steps->job, back_to, &staged->turns);
     const struct coord_create load = { .extend = true,
                                        .back = true,
                                        .back_generation = back_to.generation,
@@ -387,6 +389,7 @@ static cairn_status make_parts(struct coord_steps *steps, struct sentence *why)
         return CAIRN_OK;
     }
     staged->base_step = now.step;
+    staged->turns = job->turns;
     staged->origin = job->origin;                  // the job continues at the same step
     struct decision last = *round_last(job->core); // the schedule and the loss scale continue
     last.kind = CAIRN_DECISION_NONE;

@@ -337,6 +337,7 @@ struct coord_job {
         struct COORD_SHAPE; /* the same, by the names of its fields */
     };
     struct origin origin;
+    struct turns turns;
     struct coord_reserved reserved;
     struct coord_tenant tenant;
     struct coord_sharing sharing;

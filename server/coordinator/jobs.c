@@ -547,6 +547,7 @@ cairn_status coord_job_load(struct coord *cluster, const struct stored_job *row,
     job->reserved.round = row->round_reserved;
     job->base_step = row->base_step;
     job->origin = row->origin;
+    job->turns = row->turns;
     load_tenant(&job->tenant, row->tenant);
     load_begun(&job->init.source, row->begun);
     job->initialized = row->initialized;

@@ -306,6 +306,7 @@ struct keeping {
     struct coord_work work;
     uint64_t number;      /* the job's number; 0: the job is not in the cluster */
     struct origin origin; /* the job's origin */
+    struct turns turns;   /* the job's turns before it */
     struct retention_rules rules;
     struct retention_clock clock; /* at the start of the sweep */
     bool is_plan;                 /* true: the sweep only reports what it would remove */
@@ -416,7 +417,7 @@ static void run_sweep(struct coord_work *work)
     if (work->status == CAIRN_OK)
         work->status = look_at_snapshots(work->cluster, k->job, &k->found, &k->words, &work->why);
     if (work->status != CAIRN_OK) return;
-    if (k->number != 0) find_line(&k->found, &k->origin);
+    if (k->number != 0) find_line(&k->found, &k->origin, &k->turns);
     k->items = calloc(k->found.count + 1, sizeof *k->items);
     if (k->items == NULL) {
         work->status = fail_with(&work->why, CAIRN_ERR_NO_MEMORY, "out of memory");
@@ -520,6 +521,7 @@ static struct keeping *new_keeping(struct coord *cluster, const char *job)
     const struct policy *policy = &known->spec.policy;
     k->number = known->id;
     k->origin = known->origin;
+    k->turns = known->turns;
     k->rules = (struct retention_rules) { .keep_last = policy->snapshot_keep,
                                           .keep_every = policy->snapshot_keep_every,
                                           .keep_within_s = policy->snapshot_keep_within_s,

@@ -132,6 +132,8 @@ static void inherit_former(struct coord_job *restored, const struct coord_job *o
     restored->tenant = restore->maker;
     snprintf(restored->tenant.owner, sizeof restored->tenant.owner, "%s", owner_of(restore));
     if (old == NULL) return;
+    if (restore->is_its_own && on_line(&old->origin, &old->turns, restored->origin.from))
+        turns_before(old, restored->origin.from, &restored->turns);
     restored->tenant = old->tenant;
     restored->init.source = old->init.source;
     restored->id = old->id;
@@ -868,6 +870,7 @@ bool coord_restore_latest(struct coord *cluster, const char *job, uint64_t of_jo
     restore->latest.behind = *behind;
     restore->latest.has_origin = lost != NULL;
     if (lost != NULL) restore->latest.origin = lost->origin;
+    if (lost != NULL) restore->latest.turns = lost->turns;
     restore->latest.is_resumed = by != NULL;
     if (by != NULL) restore->maker = by->maker;
     if (by != NULL) restore->who = by->who;

@@ -30,10 +30,11 @@ struct restore_latest {
     /* id of the lost job that is restored; 0: the job of that name, whichever it is */
     uint64_t of_job;
     struct cairn_version newest; /* no snapshot of a later version is taken */
-    /* true: `origin` is the origin of the lost job, and no snapshot from which the lost job turned away is
-     * taken. false: the origin of the newest snapshot is used */
+    /* true: `origin` and `turns` are those of the lost job, and no snapshot from which the lost job turned
+     * away is taken. false: the origin of the newest snapshot is used */
     bool has_origin;
     struct origin origin;
+    struct turns turns;
     /* only a snapshot older than this place is taken. After a snapshot was chosen, this is the place of
      * that snapshot */
     struct snapshot_place behind;

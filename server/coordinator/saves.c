@@ -161,6 +161,7 @@ cairn_status coord_save_job(struct coord_job *job, enum store_change change, str
                                         .round_reserved = job->reserved.round,
                                         .base_step = job->base_step,
                                         .origin = job->origin,
+                                        .turns = job->turns,
                                         .initialized = job->initialized };
     const struct stored_tenant tenant = coord_tenant_row(job);
     struct coord_save *save = save_new(job->cluster, change, &scalars, 1, number, then);

@@ -369,7 +369,8 @@ static void restore_find_latest(struct coord_restore *restore)
     const char *job = restore->job_name;
     restore->steps.status = coord_find_snapshots(restore->steps.cluster, job, NULL, &found,
                                                  &restore->steps.why);
-    if (restore->latest.has_origin) find_line(&found, &restore->latest.origin);
+    if (restore->latest.has_origin)
+        find_line(&found, &restore->latest.origin, &restore->latest.turns);
     struct found_snapshot *chosen = choose_latest(restore, &found);
     if (restore->steps.status == CAIRN_OK && chosen == NULL) {
         restore->latest.none_found = true;

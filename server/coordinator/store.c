@@ -171,6 +171,16 @@ static const struct column mirror_columns[] = {
 };
 #undef ROW
 
+#define ROW struct stored_turn
+static const struct column turn_columns[] = {
+    { COLUMN("job", NUMBER, job), .constraint = "NOT NULL REFERENCES jobs(id) ON DELETE CASCADE" },
+    { COLUMN("place", NUMBER, place) },
+    { COLUMN("origin", NUMBER, origin.generation) },
+    { COLUMN("origin_from_generation", NUMBER, origin.from.generation) },
+    { COLUMN("origin_from_step", NUMBER, origin.from.step) },
+};
+#undef ROW
+
 /* A change finds its rows by the table's first column. So the table's key begins with this
  * column. */
 #define TABLE(text, row, list, primary, by)                                         \
@@ -206,6 +216,7 @@ static const struct table {
     [CAIRN_STORED_AUDIT_APART] = TABLE("audit_apart", struct stored_event, event_apart_columns,
                                        "place", "place"),
     [CAIRN_STORED_MIRRORS] = TABLE("mirrors", struct stored_mirror, mirror_columns, "part", "part"),
+    [CAIRN_STORED_TURNS] = TABLE("turns", struct stored_turn, turn_columns, "job, place", "place"),
 };
 
 static const struct change {
@@ -240,6 +251,8 @@ static const struct change {
     [CAIRN_STORE_START] = { CAIRN_STORED_META, SET },
     [CAIRN_STORE_SHARDS] = { CAIRN_STORED_SHARDS, PUT },
     [CAIRN_STORE_SHARDS_DROP] = { CAIRN_STORED_SHARDS, DROP },
+    [CAIRN_STORE_TURNS] = { CAIRN_STORED_TURNS, PUT },
+    [CAIRN_STORE_TURNS_DROP] = { CAIRN_STORED_TURNS, DROP },
 };
 
 /* The triggers run in the same transaction as the change. The store remembers a dropped job,
@@ -541,6 +554,18 @@ static cairn_status put_begun(struct coord_store *store, const struct stored_job
     return job->begun != NULL ? apply_change(store, CAIRN_STORE_BEGUN, &row, 1, why) : CAIRN_OK;
 }
 
+/* Replaces the stored turns of the job. */
+static cairn_status put_turns(struct coord_store *store, const struct stored_job *job,
+                              struct sentence *why)
+{
+    struct stored_turn rows[CAIRN_TURNS_MAX];
+    for (uint32_t i = 0; i < job->turns.count; i++)
+        rows[i] = (struct stored_turn) { job->id, i, job->turns.list[i] };
+    const struct stored_turn all = { .job = job->id };
+    CAIRN_TRY(apply_change(store, CAIRN_STORE_TURNS_DROP, &all, 1, why));
+    return apply_change(store, CAIRN_STORE_TURNS, rows, job->turns.count, why);
+}
+
 /* Applies a change to its rows. The caller has begun a transaction. */
 static cairn_status apply_change(struct coord_store *store, enum store_change change,
                                  const void *rows, size_t count, struct sentence *why)
@@ -555,6 +580,7 @@ static cairn_status apply_change(struct coord_store *store, enum store_change ch
         status = run_change(store, change, s, row, why);
         if (status == CAIRN_OK && has_shards) status = put_shards(store, row, why);
         if (status == CAIRN_OK && change == CAIRN_STORE_JOB) status = put_tenant(store, row, why);
+        if (status == CAIRN_OK && change == CAIRN_STORE_JOB) status = put_turns(store, row, why);
         if (status == CAIRN_OK && has_begun) status = put_begun(store, row, why);
     }
     sqlite3_finalize(s);
@@ -888,6 +914,15 @@ static cairn_status take_begun(void *context, const void *row, struct sentence *
     return CAIRN_OK;
 }
 
+static cairn_status take_turn(void *context, const void *row, struct sentence *why)
+{
+    struct turns *turns = &((struct giving *)context)->job->turns;
+    if (turns->count == CAIRN_TURNS_MAX)
+        return fail_with(why, CAIRN_ERR_CORRUPT, "a job has more turns than %d", CAIRN_TURNS_MAX);
+    turns->list[turns->count++] = ((const struct stored_turn *)row)->origin;
+    return CAIRN_OK;
+}
+
 static cairn_status give_with_tenant(void *context, const void *row, struct sentence *why)
 {
     struct giving *giving = context;
@@ -909,6 +944,8 @@ static cairn_status give_job(void *context, const void *row, struct sentence *wh
     giving->has_tenant = false;
     if (status == CAIRN_OK)
         status = load_rows(g.store, CAIRN_STORED_BEGUN, &job.id, take_begun, giving, why);
+    if (status == CAIRN_OK)
+        status = load_rows(g.store, CAIRN_STORED_TURNS, &job.id, take_turn, giving, why);
     if (status == CAIRN_OK)
         status = load_rows(g.store, CAIRN_STORED_TENANTS, &job.id, give_with_tenant, giving, why);
     if (status == CAIRN_OK && !giving->has_tenant)

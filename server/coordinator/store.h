@@ -169,6 +169,20 @@ struct stored_begun {
     const char *digest;
 };
 
+/* Where a job went back before its origin, the newest first. Each of them holds besides the origin: a version
+ * is on the job's line only if all of them say so. A rollback begins at a version of which there need be no
+ * snapshot, so no manifest says where that version's generation began. All are of higher generations than
+ * those that the snapshots' manifests have to tell about. */
+#define CAIRN_TURNS_MAX 15
+struct turns {
+    uint32_t count;
+    struct origin list[CAIRN_TURNS_MAX];
+};
+struct stored_turn {
+    uint64_t job, place;
+    struct origin origin;
+};
+
 struct stored_job {
     uint64_t id;
     const char *name;
@@ -183,6 +197,7 @@ struct stored_job {
     uint64_t base_step;      /* the step at which the generation began */
     bool initialized;
     struct origin origin;
+    struct turns turns; /* written and read together with the job */
     /* The next fields are for a change of layout. layout_at_...: the job's version when `layout` came into
      * force. layout_before: [layout_before_bytes]: the layout in which that version is published; NULL: it
      * is published in `layout`. */
@@ -286,6 +301,7 @@ enum store_kind {
     CAIRN_STORED_EVENTS_APART,
     CAIRN_STORED_AUDIT_APART,
     CAIRN_STORED_MIRRORS, /* struct stored_mirror, by part */
+    CAIRN_STORED_TURNS,   /* struct stored_turn: written and read together with the job */
     CAIRN_STORED_KINDS
 };
 
@@ -325,6 +341,8 @@ enum store_change {
     CAIRN_STORE_START,
     CAIRN_STORE_SHARDS,
     CAIRN_STORE_SHARDS_DROP,
+    CAIRN_STORE_TURNS,
+    CAIRN_STORE_TURNS_DROP,
     CAIRN_STORE_CHANGES
 };
 

@@ -228,4 +228,37 @@ TEST(whoever_dies_on_the_way_the_job_is_where_it_was_or_where_it_went_back_to)
     if (asked != NULL) fprintf(stderr, "%d of %d times gone back\n", gone_back, kills);
 }
 
+/* A job that goes back twice, and loses a shard before there is a snapshot of it, is restored from one that
+ * it descends from, and not from one that it gave up. */
+TEST(what_was_given_up_twice_ago_is_not_restored)
+{
+    const struct tiny_job *tiny = TINY(ELEMS, .keep_versions = 8,
+                                       .on_shard_loss = CAIRN_SHARD_LOSS_RESTORE_LATEST);
+    char root[65];
+    start(2, .coordinator_set = SETTINGS("lease.heartbeat=100ms"));
+    join("tiny", tiny);
+    step_to(2);
+    bits(root);
+    says(0, "committed", "snapshot create tiny --wait");
+    step_to(5);
+    says(0, "committed", "snapshot create tiny --wait");
+    step_to(6);
+    says(0, "step 3", "job rollback tiny --to-version 1:3 --yes");
+    leave();
+    join("tiny", tiny);
+    step_to(5);
+    says(0, "step 4", "job rollback tiny --to-version 2:4 --yes");
+    leave();
+    join("tiny", tiny);
+    step_to(7);
+    kill_coordinator(); // the store knows, too
+    restart_coordinator();
+    leave();
+    restart_shard(0);
+    await(logged("coordinator.log", "job tiny restored from") == 1);
+    join("tiny", tiny);
+    ck_assert_uint_eq(newest(job).step, 2);
+    expect_bits(root);
+}
+
 SUITE(60, .tear_down = stop);

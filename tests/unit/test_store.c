@@ -175,6 +175,7 @@ static struct stored_job full_job(void)
     job.origin.generation = 23;
     job.origin.from.generation = 24;
     job.origin.from.step = 25;
+    job.turns = (struct turns) { 2, { { 20, { 19, 18 } }, { 17, { 16, 15 } } } };
     job.tenant = &tenant;
     return job;
 }
@@ -212,6 +213,12 @@ static cairn_status expect_job(void *context, const void *row, struct sentence *
     SAME(origin.generation);
     SAME(origin.from.generation);
     SAME(origin.from.step);
+    SAME(turns.count);
+    for (uint32_t i = 0; i < want->turns.count; i++) {
+        SAME(turns.list[i].generation);
+        SAME(turns.list[i].from.generation);
+        SAME(turns.list[i].from.step);
+    }
     SAME(layout_at_generation);
     SAME(layout_at_step);
     SAME(layout_before_bytes);
@@ -248,6 +255,7 @@ TEST(every_field_of_a_job_comes_back_and_a_change_sets_no_more_than_it_says)
     other.generation = other.generation_reserved = other.epoch = other.round_reserved = 5000;
     other.base_step = other.layout_at_generation = other.layout_at_step = 5001;
     other.origin = (struct origin) { 0 };
+    other.turns = (struct turns) { 0 };
     other.initialized = true;
     other.layout_before = NULL;
     other.layout_before_bytes = 0;
@@ -273,6 +281,7 @@ TEST(every_field_of_a_job_comes_back_and_a_change_sets_no_more_than_it_says)
     want.generation = full.generation;
     want.base_step = full.base_step;
     want.origin = full.origin;
+    want.turns = full.turns;
     put(CAIRN_STORE_LAYOUT, &other);
     expect_stored(want);
     want.tenant = &else_s;
