@@ -229,6 +229,8 @@ void take_publish(struct sim *sim, uint32_t shard);
 /* A worker fetches that version, of the chunk's owner in the layout. */
 void take_fetch(struct sim *sim, const struct sim_layout *layout, uint32_t chunk,
                 struct cairn_version version);
+/* Shards that had joined are dead, and in the layout. */
+bool take_some_are_lost(const struct sim *sim);
 bool take_is_fresh(const struct sim *sim, uint32_t shard); /* nothing is lost with it */
 void shard_join(struct sim *sim); /* a process is started that holds nothing */
 void shard_end(struct sim *sim, uint32_t shard);

@@ -282,12 +282,15 @@ bool oracle_has_executed(const struct sim *sim, uint32_t id, uint32_t index)
 void oracle_takes_place(struct sim *sim, uint32_t place)
 {
     struct sim_shard *s = &sim->shards[place];
-    const bool is_first = s->standby.ahead != 0 && !has_caught_up(&sim->oracle, s);
-    s->executed += has_caught_up(&sim->oracle, s);
+    const bool was_ahead = s->standby.ahead != 0, is_known = has_caught_up(&sim->oracle, s),
+               is_done = step_phase_of(s->core) != CAIRN_STEP_UPDATING;
     s->standby.ahead = 0;
-    if (!is_first) return;
-    oracle_executes(sim, place, step_last(s->core));
-    if (step_phase_of(s->core) != CAIRN_STEP_UPDATING) oracle_compare(sim, place);
+    if (!was_ahead) return;
+    if (!is_known) oracle_executes(sim, place, step_last(s->core));
+    if (is_done && is_known)
+        s->executed++; // its bits are compared after its next update
+    else if (is_done)
+        oracle_compare(sim, place);
 }
 
 void oracle_executes(struct sim *sim, uint32_t shard, const struct decision *decision)

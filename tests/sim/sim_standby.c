@@ -915,7 +915,7 @@ static bool is_safe(const struct sim *sim, uint32_t place)
     return c->alive && c->mirrors[place].state.stage == CAIRN_MIRROR_IN_STEP && may_mirror(sim) &&
            c->mirrors[place].layout == c->layout && standby_is_in_step(sim, place) &&
            sim->shards[place].alive && sim->shards[place].core != NULL &&
-           sim->others[place].control.up;
+           sim->others[place].control.up && !take_some_are_lost(sim);
 }
 
 /* The owner is lost for good, and the other process has not its place yet. */

@@ -181,7 +181,9 @@ void take_fence(struct sim *sim, uint32_t shard, const struct message *message)
                  message->layout);
         return;
     }
-    if (s->prepared->empty) {
+    // One that died before its last layout was settled goes over from the one before.
+    const bool stays = memcmp(s->prepared->owner, s->layout->owner, sizeof s->layout->owner) == 0;
+    if (s->prepared->empty && stays) {
         take_number(sim, shard);
         return;
     }
@@ -350,13 +352,19 @@ static void on_settled(struct sim *sim, uint32_t shard, const struct message *me
     if (waited) shard_core_event(sim, shard, &whole);
 }
 
+bool take_some_are_lost(const struct sim *sim)
+{
+    for (uint32_t i = sim->scenario.shards; i < sim->shard_count; i++)
+        if (!sim->shards[i].alive && layout_has(sim->oracle.layout, i)) return true;
+    return false;
+}
+
 bool take_may_die(const struct sim *sim, uint32_t shard)
 {
     const struct sim_shard *s = shard_at(sim, shard);
     // nor two faults in the other order, of which the first may not be known yet
     if (move_stage_of(sim->coordinator.move) == CAIRN_MOVE_LOST) return false;
-    for (uint32_t i = sim->scenario.shards; i < sim->shard_count; i++)
-        if (!sim->shards[i].alive && layout_has(sim->oracle.layout, i)) return false;
+    if (take_some_are_lost(sim)) return false;
     return !s->joining && (s->before == NULL || (s->awaits_settled && s->prepared == NULL));
 }
 
