@@ -253,6 +253,7 @@ struct coord_amends {
     uint64_t revision;
     struct coord_extension extension;
     struct coord_waiters rollbacks; /* owned: who has the job taken back to a former version */
+    uint64_t rollbacks_asked;       /* so many were asked for: tells late answers of shards apart */
 };
 
 /* A member's requests to amend its job. */

@@ -173,11 +173,20 @@ static cairn_status judge_rollback(const struct coord_job *job, struct sentence 
     return coord_operation_judge(job, CAIRN_OPERATION_EXTEND, why);
 }
 
-/* All shards have told which versions they have. */
+/* What the shards are asked about: `asked` is the number of the request. */
+struct going_back {
+    struct cairn_version version;
+    uint64_t asked;
+};
+
+/* All shards have told which versions they have. An asker who is gone meanwhile has changed his mind, and
+ * another request may have come since. */
 static void on_told(struct coord_job *job, const void *about, cairn_status status, const char *text)
 {
-    struct cairn_version version = *(const struct cairn_version *)about;
+    struct cairn_version version = ((const struct going_back *)about)->version;
+    const uint64_t asked = ((const struct going_back *)about)->asked;
     struct sentence why;
+    if (asked != job->amends.rollbacks_asked || LIST_EMPTY(&job->amends.rollbacks)) return;
     sentence_set(&why, "job %s was not taken back, it goes on as it is: %s", job->spec.name, text);
     // To the asker, CLOSED would mean that the asker's own connection was lost.
     if (status == CAIRN_ERR_CLOSED) status = CAIRN_ERR_NOT_READY;
@@ -190,7 +199,8 @@ static void on_told(struct coord_job *job, const void *about, cairn_status statu
 static cairn_status ask_shards(const struct coord_job *job, struct cairn_version version,
                                struct sentence *why)
 {
-    struct coord_gather *gather = coord_gather_open_job(job, on_told, &version, sizeof version);
+    const struct going_back about = { version, job->amends.rollbacks_asked };
+    struct coord_gather *gather = coord_gather_open_job(job, on_told, &about, sizeof about);
     if (gather == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     Cairn__PartFormer message = CAIRN__PART_FORMER__INIT;
     message.job = job->id;
@@ -236,6 +246,7 @@ static cairn_status on_job_rollback(struct coord_session *session, uint32_t requ
         return fail_with(why, CAIRN_ERR_BUSY, "job %s is being taken back already", job->spec.name);
     CAIRN_TRY(coord_waiters_add(&job->amends.rollbacks, session, request, why));
     const struct cairn_version version = { message->generation, message->step };
+    job->amends.rollbacks_asked++;
     const cairn_status status = ask_shards(job, version, why);
     if (status != CAIRN_OK) coord_waiters_fail(&job->amends.rollbacks, status, why->text);
     return CAIRN_OK;

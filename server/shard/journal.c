@@ -546,7 +546,8 @@ void journal_changed(struct shard_job *job)
 {
     struct job_journal *journal = &job->journal;
     struct sentence lack;
-    if (job->state != CAIRN_JOB_SERVING || journal_is_scanning(job->shard)) return;
+    // a staged part may be given up, and the log is that of the part that serves
+    if (job->state != CAIRN_JOB_SERVING || job->staged || journal_is_scanning(job->shard)) return;
     if (!journal->is_open && journal->op == NULL && !take_left(job)) return;
     if (!journal->wanted) {
         want_end(job, "");
