@@ -157,7 +157,7 @@ static const char *side_name(const struct coord_mirror *mirror, int side)
 static void take_digests(struct audit_told *out, const uint64_t *digests, size_t count)
 {
     out->count = (uint32_t)(count < CAIRN_AUDIT_RANGES ? count : CAIRN_AUDIT_RANGES);
-    memcpy(out->digests, digests, out->count * sizeof *digests);
+    if (out->count > 0) memcpy(out->digests, digests, out->count * sizeof *digests);
 }
 
 /* Finds the first range in which both are known, and differ. */
