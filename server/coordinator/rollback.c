@@ -173,7 +173,7 @@ static cairn_status judge_rollback(const struct coord_job *job, struct sentence 
     return coord_operation_judge(job, CAIRN_OPERATION_EXTEND, why);
 }
 
-/* What the shards are asked about: `asked` is the number of the request. */
+/* The shards are asked about this; `asked` is the number of the request. */
 struct going_back {
     struct cairn_version version;
     uint64_t asked;
