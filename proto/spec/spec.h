@@ -298,7 +298,7 @@ typedef enum cairn_worker_loss {
 } cairn_worker_loss;
 #endif
 
-/* The losses that cost a job no step. server/core/standing.h judges whether a job has what it asks for. */
+/* The losses that cost a job no step. server/core/safety.h judges whether a job has what it asks for. */
 #ifndef CAIRN_DURABILITY_DEFINED
 #define CAIRN_DURABILITY_DEFINED
 typedef enum cairn_durability {

@@ -19,6 +19,7 @@
 #include "server/coordinator/operations.h"
 #include "server/coordinator/tenants.h"
 #include "server/core/decision.h"
+#include "server/core/safety.h"
 
 /* ==== openings ==== */
 
@@ -660,8 +661,6 @@ void coord_drops_close(struct coord *cluster);
 
 /* ==== rollback ==== */
 
-/* The most versions that a shard tells, of all its jobs together. */
-#define CAIRN_FORMER_TOLD_MAX 1024
 /* Takes the versions to which the shard's parts can go back. */
 void coord_former_take(struct coord_shard_entry *entry, const Cairn__Heartbeat *message);
 /* Adds the versions to which the job can go back, the newest first, to the field `former` of a message. */
@@ -673,7 +672,7 @@ const char *coord_former_say(const struct coord_job *job, struct coord_answer *a
 /* ==== mirror ==== */
 
 /* Standbys: shards that mirror the parts of another shard, their owner, and take its place if it is lost. A
- * standby owns no part, unless it has taken a place. server/core/standing.h has the rule.
+ * standby owns no part, unless it has taken a place. server/core/mirror.h has the rule.
  *
  *   a standby is connected ─► its part is made ─► the owner lets it in ─► it takes part in the next round,
  *       and is filled ─► the store says that it is in step ─► the owner is lost: the store says that the
@@ -741,7 +740,7 @@ struct coord_shard_entry *coord_mirrors_standby(const struct coord_job *job,
 
 /* ==== durability ==== */
 
-/* A job asks for a durability (cairn_durability), server/core/standing.h judges what it has, and operators
+/* A job asks for a durability (cairn_durability), server/core/safety.h judges what it has, and operators
  * are told if that is less. Loop thread. */
 
 /* Takes what a shard can do; NULL: it does not say. */

@@ -13,8 +13,7 @@
 
 bool coord_logs_wanted(const struct coord_job *job)
 {
-    return job->spec.policy.durability == CAIRN_DURABILITY_LOG ||
-           job->spec.policy.durability == CAIRN_DURABILITY_LOG_PEER;
+    return safety_logs(job->spec.policy.durability);
 }
 
 static struct coord_log *log_of(const struct coord_job *job, uint32_t shard)

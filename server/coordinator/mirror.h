@@ -2,7 +2,7 @@
 #define CAIRN_COORDINATOR_MIRROR_H
 
 #include "server/coordinator/cluster.h"
-#include "server/core/standing.h"
+#include "server/core/mirror.h"
 
 /* The mirror of a shard's part of a job, as the files see it that make mirrors: mirror.c has a mirror's life,
  * and mirror_rounds.c a mirror's part in the rounds. job.h has what others call. Loop thread. */

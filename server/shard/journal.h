@@ -112,12 +112,6 @@ CAIRN_MUST_CHECK cairn_status journals_open(struct shard_daemon *shard,
 bool journals_close(struct shard_daemon *shard, void (*on_closed)(void *context), void *context);
 void journals_release(struct shard_daemon *shard);
 
-/* True if a job of this policy wants a journal. */
-static inline bool policy_logs(const struct policy *policy)
-{
-    return policy->durability == CAIRN_DURABILITY_LOG ||
-           policy->durability == CAIRN_DURABILITY_LOG_PEER;
-}
 /* The newest terms want a journal, or none. */
 void journal_want(struct shard_job *job, bool wanted);
 /* The part serves, or its spec has changed. */

@@ -6,6 +6,7 @@
 #include "proto/link/push.h"
 #include "proto/spec/spec.h"
 #include "server/core/buffer_pool.h"
+#include "server/core/mirror.h"
 #include "server/core/move.h"
 #include "server/core/standing.h"
 #include "tests/sim/messages.h"

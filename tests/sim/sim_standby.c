@@ -1,5 +1,5 @@
 /* Standbys: of each place there are two processes, one that has it, and another one that mirrors it and may
- * take it. The coordinator's side is as thin as can be around mirror_on (server/core/standing.h), as
+ * take it. The coordinator's side is as thin as can be around mirror_on (server/core/mirror.h), as
  * server/coordinator/mirror.c; the standby's side is as server/shard/mirror.c. Hosts die with all that is in
  * their memory, shards are cut off, and a process that lost its place comes back. */
 #include <inttypes.h>

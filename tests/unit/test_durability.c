@@ -2,7 +2,7 @@
 #include <check.h>
 #include <string.h>
 
-#include "server/core/standing.h"
+#include "server/core/safety.h"
 #include "tests/support/suite.h"
 
 #define HAS                                      \

@@ -1,7 +1,7 @@
 /* When a standby takes the place of the shard that it mirrors, and what waits for it. */
 #include <check.h>
 
-#include "server/core/standing.h"
+#include "server/core/mirror.h"
 #include "tests/support/suite.h"
 
 #define IN_STEP .stage = CAIRN_MIRROR_IN_STEP, .is_stored = true
