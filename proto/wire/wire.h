@@ -663,6 +663,11 @@ CAIRN_MUST_CHECK cairn_status outbox_take(struct outbox *box, struct outbox_fram
 void outbox_release(struct outbox *box);
 void outbox_frames_release(struct outbox_frames *frames);
 
+/* ==== former versions ==== */
+
+/* The most versions that the heartbeat of a shard tells, of all its jobs together. */
+#define CAIRN_FORMER_TOLD_MAX 1024
+
 /* ==== audits ==== */
 
 /* A range of checksums is split into at most so many equal ranges, the last of which may be short. */

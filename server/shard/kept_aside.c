@@ -215,8 +215,9 @@ static bool read_head(const struct handed *all, uint32_t part, struct kept_recor
 {
     uint32_t edition = 0;
     for (size_t i = 0; i < all->count; i++) {
+        if (!kept_name_may_be(all->fds[i].name, part, 'r')) continue;
         const struct kept_name name = kept_name_read(all->fds[i].name);
-        if (name.what == 'r' && name.part == part && name.number > edition) edition = name.number;
+        if (name.what == 'r' && name.number > edition) edition = name.number;
     }
     const int record = find_fd(all, part, 'r', edition);
     return record >= 0 && pread(record, head_out, sizeof *head_out, 0) == (ssize_t)sizeof *head_out;
@@ -303,6 +304,13 @@ static bool is_of_another(const struct handed *all, uint32_t part)
     return read_head(all, part, &head) && is_strange(&head);
 }
 
+/* The same, for one record of each part: a start looks at all descriptors. */
+static bool is_record_of_another(const struct handed *all, const struct kept_fd *one)
+{
+    const struct kept_name name = kept_name_read(one->name);
+    return name.what == 'r' && is_of_another(all, name.part);
+}
+
 static void set_parts_aside(const struct handed *all, bool is_refused)
 {
     for (size_t i = 0; i < all->count; i++) {
@@ -348,11 +356,9 @@ static size_t report_others(const struct handed *all)
         parts++;
         log_error(
             "a part of a job is set aside: build %.*s keeps state in format %u, and this build "
-            "reads "
-            "%d; to go on with it, start that build again, and give the part back by `cairn-shard "
-            "--inspect`; else its job is restored from a snapshot by its on_shard_loss, or by "
-            "`cairn "
-            "snapshot restore`",
+            "reads %d; to go on with it, start that build again, and give the part back by "
+            "`cairn-shard --inspect`; else its job is restored from a snapshot by its "
+            "on_shard_loss, or by `cairn snapshot restore`",
             KEPT_BUILD_BYTES, head.build, head.head.format, KEPT_FORMAT);
     }
     return parts;
@@ -364,7 +370,7 @@ size_t kept_set_aside(const char *state, const char *shard, struct kept_fd *fds,
     struct handed all = { .fds = fds, .count = count };
     size_t aside = 0;
     for (size_t i = 0; i < count; i++)
-        aside += is_aside(&fds[i]) || is_of_another(&all, kept_name_read(fds[i].name).part);
+        aside += is_aside(&fds[i]) || is_record_of_another(&all, &fds[i]);
     if (aside > 0 || is_refused) {
         const enum order order = aside > 0 ? take_order(state, shard) : KEEP;
         obey(&all, order);

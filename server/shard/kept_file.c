@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -37,6 +38,12 @@ void kept_name_segment(char name[CAIRN_KEEPER_NAME_MAX + 1], uint32_t part, int 
                        uint64_t segment)
 {
     snprintf(name, CAIRN_KEEPER_NAME_MAX + 1, "%x.p%d.%" PRIx64, part, plane, segment);
+}
+
+bool kept_name_may_be(const char *text, uint32_t part, char what)
+{
+    char *end;
+    return strtoul(text, &end, 16) == part && end[0] == '.' && end[1] == what;
 }
 
 struct kept_name kept_name_read(const char *text)

@@ -47,6 +47,8 @@ struct kept_name {
     uint64_t segment;
 };
 struct kept_name kept_name_read(const char *text);
+/* False if the name is none of that part and kind. Much quicker than to read it. */
+bool kept_name_may_be(const char *text, uint32_t part, char what);
 
 /* ---- memory ---- */
 
