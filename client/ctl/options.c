@@ -595,8 +595,7 @@ static const struct option_row rows[] = {
       "on the disk that is measured; what is written there is removed" },
     { "tier", "process|peer|log", AS(CHOICE, bench.tier, 0),
       "what the shards survive: the end of their process, by a keeper; of their host, by a "
-      "standby; "
-      "of all hosts at once, by logs" },
+      "standby; of all hosts at once, by logs" },
     { "kills", "N", AS(NUMBER, bench.kills, 501),
       "how many shards are killed, one after the other (30)" },
     { "planned", NULL, AS(FLAG, bench.is_planned, 0),

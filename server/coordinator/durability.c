@@ -111,11 +111,13 @@ static void fill_log(struct safety_part *part, const struct coord_job *job, uint
 /* True if the part's standby is lost together with the owner, from which it takes the place if only the
  * owner's process is lost. */
 static bool is_beside(const struct coord_job *job, const struct coord_shard_entry *owner,
-                      const struct coord_mirrored *mirrored)
+                      const struct coord_mirrored *mirrored,
+                      const struct coord_shard_entry *offered)
 {
-    const struct coord_shard_entry *standby = coord_mirrors_standby(job, owner);
-    if (mirrored->state == CAIRN_MIRRORED_NOW || mirrored->state == CAIRN_MIRRORED_SOON)
-        standby = coord_shard_find(job->cluster, mirrored->standby);
+    const bool has_one = mirrored->state == CAIRN_MIRRORED_NOW ||
+                         mirrored->state == CAIRN_MIRRORED_SOON;
+    const struct coord_shard_entry *standby =
+        has_one ? coord_shard_find(job->cluster, mirrored->standby) : offered;
     return standby != NULL && share_domain(owner, standby);
 }
 
@@ -127,14 +129,15 @@ static void fill_peer(struct safety_part *part, const struct coord_job *job, uin
     const bool is_new = mirrored.state == CAIRN_MIRRORED_NEVER;
     // a shard that is somebody's standby, and has a part, has taken the other's place
     const bool took = is_new && entry->told.standby_of[0] != '\0';
-    const bool is_offered = coord_mirrors_standby(job, entry) != NULL;
+    const struct coord_shard_entry *offered = coord_mirrors_standby(job, entry);
+    const bool is_offered = offered != NULL;
     of->is_due = !is_new || took || is_offered;
     if (mirrored.state == CAIRN_MIRRORED_NOT)
         of->why = mirrored.why;
     else if (took)
         of->why = "it took the place of the shard whose standby it was, and has no standby itself: "
                   "start another shard, with shard.standby_of = its name";
-    if (is_beside(job, entry, &mirrored)) {
+    if (is_beside(job, entry, &mirrored, offered)) {
         of->why = "there is no second domain: its standby is on the same host, or has the same "
                   "shard.domain";
         return;

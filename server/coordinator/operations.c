@@ -358,6 +358,15 @@ const char *coord_job_state_name(const struct coord_job *job)
     return "?";
 }
 
+cairn_status coord_job_fail_not_running(const struct coord_job *job, struct sentence *why)
+{
+    if (job->state == CAIRN_CLUSTER_JOB_LOST)
+        return fail_with(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
+                         job->loss.why.text);
+    return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
+                     job->spec.name, coord_job_state_name(job));
+}
+
 static struct operations stages_of(const struct coord_job *job)
 {
     struct operations all;

@@ -156,6 +156,9 @@ extern const struct coord_operation coord_making, coord_restoring, coord_droppin
 enum operation_stage coord_stage(const struct coord_job *job, enum operation operation);
 /* Returns what the job is at, as status shows it: "running", "parked". */
 const char *coord_job_state_name(const struct coord_job *job);
+/* Says why a request that needs a running job is refused. CAIRN_ERR_JOB_LOST, CAIRN_ERR_NOT_READY. */
+CAIRN_MUST_CHECK cairn_status coord_job_fail_not_running(const struct coord_job *job,
+                                                         struct sentence *why);
 /* Returns what the operations under way hold, as bits of enum operation_hold. */
 unsigned coord_operations_hold(const struct coord_job *job);
 /* Checks that no operation under way excludes `asked`. CAIRN_ERR_BUSY, or CAIRN_ERR_NOT_READY if the other

@@ -127,12 +127,8 @@ static cairn_status refuse_parked(const struct coord_job *job, struct sentence *
 
 static cairn_status judge_park(const struct coord_job *job, bool parked, struct sentence *why)
 {
-    if (job->state == CAIRN_CLUSTER_JOB_LOST)
-        return fail_with(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
-                         job->loss.why.text);
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized)
-        return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
-                         job->spec.name, coord_job_state_name(job));
+        return coord_job_fail_not_running(job, why);
     CAIRN_TRY(coord_operation_judge(job, CAIRN_OPERATION_PARK, why));
     // If the change under way leads to the requested state, the request waits for this change.
     // Otherwise the request is refused. A change that an earlier incarnation of the coordinator

@@ -83,12 +83,8 @@ static uint64_t reshard_slice_most(const struct coord_job *job)
 static cairn_status judge_wish(const struct coord_job *job, const struct coord_reshard_wish *wish,
                                struct sentence *why)
 {
-    if (job->state == CAIRN_CLUSTER_JOB_LOST)
-        return fail_with(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
-                         job->loss.why.text);
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized || job->core == NULL)
-        return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
-                         job->spec.name, coord_job_state_name(job));
+        return coord_job_fail_not_running(job, why);
     if (coord_job_has_device(job) && job->spec.offload_fraction > 0)
         return fail_with(
             why, CAIRN_ERR_UNSUPPORTED,

@@ -164,12 +164,8 @@ static cairn_status choose(const struct coord_job *job, struct cairn_version *ve
 
 static cairn_status judge_rollback(const struct coord_job *job, struct sentence *why)
 {
-    if (job->state == CAIRN_CLUSTER_JOB_LOST)
-        return fail_with(why, CAIRN_ERR_JOB_LOST, "job %s is %s", job->spec.name,
-                         job->loss.why.text);
     if (job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized)
-        return fail_with(why, CAIRN_ERR_NOT_READY, "job %s is %s: ask again when it runs",
-                         job->spec.name, coord_job_state_name(job));
+        return coord_job_fail_not_running(job, why);
     return coord_operation_judge(job, CAIRN_OPERATION_EXTEND, why);
 }
 

@@ -207,7 +207,7 @@ CAIRN_MUST_CHECK cairn_status journal_read_chunk(int fd, const struct journal_en
                                                  const struct journal_chunk *chunk, void *to,
                                                  struct sentence *why);
 
-/* ---- the plan ---- */
+/* ---- the plan (journal_plan.c) ---- */
 
 /* Whose sums are applied, and by which decision. */
 struct journal_step {

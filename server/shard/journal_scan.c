@@ -229,11 +229,7 @@ struct journal_part *journal_part_of(const struct shard_job *job)
         snprintf(part->build, sizeof part->build, "%s", job->shard->build);
         snprintf(part->name, sizeof part->name, "%s", job->spec.name);
         snprintf(part->shard, sizeof part->shard, "%s", job->shard->name);
-        uint8_t *at = (uint8_t *)(part + 1);
-        memcpy(at, spec->bytes, spec->size);
-        at += spec->size;
-        if (amended > 0) memcpy(at, job->terms.amended.bytes, amended);
-        memcpy(at + amended, layout->bytes, layout->size);
+        kept_terms_write(job, spec, layout, (uint8_t *)(part + 1));
         journal_part_seal(part);
     }
     packed_release(spec);
@@ -244,19 +240,8 @@ struct journal_part *journal_part_of(const struct shard_job *job)
 static struct kept_create create_of(const struct journal_resumed *from)
 {
     const struct journal_part *part = from->part;
-    uint8_t *at = (uint8_t *)(uintptr_t)(part + 1);
-    uint8_t *layout = at + part->spec_bytes + part->amended_bytes;
-    struct kept_create create = {
-        .spec = { .what = CAIRN_PAGE_SPEC,
-                  .bytes = at,
-                  .have_bytes = (size_t)part->spec_bytes,
-                  .total_bytes = part->spec_bytes },
-        .layout = { .what = CAIRN_PAGE_LAYOUT,
-                    .bytes = layout,
-                    .have_bytes = (size_t)part->layout_bytes,
-                    .total_bytes = part->layout_bytes },
-    };
-    cairn__job_create__init(&create.message);
+    struct kept_create create = kept_create_of(&(struct kept_terms) {
+        (const uint8_t *)(part + 1), part->spec_bytes, part->amended_bytes, part->layout_bytes });
     create.message.job = part->job;
     create.message.generation = part->generation;
     create.message.step = part->base_step;

@@ -202,16 +202,21 @@ static uint8_t *write_places(const struct shard_map *map, void *places)
     return at;
 }
 
+void kept_terms_write(const struct shard_job *job, const struct packed *spec,
+                      const struct packed *layout, uint8_t *at)
+{
+    const struct paged *amended = &job->terms.amended;
+    memcpy(at, spec->bytes, spec->size);
+    at += spec->size;
+    if (amended->have_bytes > 0) memcpy(at, amended->bytes, amended->have_bytes);
+    memcpy(at + amended->have_bytes, layout->bytes, layout->size);
+}
+
 static void write_record(const struct shard_job *job, const struct kept_record *head,
                          const struct packed *spec, const struct packed *layout,
                          struct kept_record *out)
 {
-    uint8_t *at = write_places(&kept_view(job)->table.map, out + 1);
-    memcpy(at, spec->bytes, spec->size);
-    at += spec->size;
-    if (head->amended_bytes > 0) memcpy(at, job->terms.amended.bytes, head->amended_bytes);
-    at += head->amended_bytes;
-    memcpy(at, layout->bytes, layout->size);
+    kept_terms_write(job, spec, layout, write_places(&kept_view(job)->table.map, out + 1));
     *out = *head;
     kept_record_seal(out);
 }

@@ -127,6 +127,16 @@ struct kept_create {
     Cairn__JobCreate message;
     struct paged spec, layout;
 };
+/* The bytes of the spec, the amended spec and the layout, as they lie one behind the other. */
+struct kept_terms {
+    const uint8_t *bytes; /* borrowed */
+    uint64_t spec_bytes, amended_bytes, layout_bytes;
+};
+/* Makes the message, which borrows the terms; the caller fills in the rest. */
+struct kept_create kept_create_of(const struct kept_terms *terms);
+/* Writes the terms of the job, whose newest ones are `spec` and `layout` but for an amended spec. */
+void kept_terms_write(const struct shard_job *job, const struct packed *spec,
+                      const struct packed *layout, uint8_t *at);
 /* The job is made from the part: kept_take_part ─► the other functions ─► kept_is_pending ─►
  * kept_resumed; or, if it cannot be made, kept_leave_part: the part stays the caller's. */
 void kept_take_part(struct shard_job *job, struct kept_part *part);

@@ -195,16 +195,23 @@ static struct paged borrow(enum page_what what, const uint8_t *bytes, uint64_t s
                             .total_bytes = size };
 }
 
+struct kept_create kept_create_of(const struct kept_terms *terms)
+{
+    struct kept_create create = {
+        .spec = borrow(CAIRN_PAGE_SPEC, terms->bytes, terms->spec_bytes),
+        .layout = borrow(CAIRN_PAGE_LAYOUT, terms->bytes + terms->spec_bytes + terms->amended_bytes,
+                         terms->layout_bytes),
+    };
+    cairn__job_create__init(&create.message);
+    return create;
+}
+
 static struct kept_create create_of(const struct kept_part *part)
 {
     const struct kept_record *record = part->record;
-    const uint8_t *at = kept_record_spec(record);
-    struct kept_create create = {
-        .spec = borrow(CAIRN_PAGE_SPEC, at, record->spec_bytes),
-        .layout = borrow(CAIRN_PAGE_LAYOUT, at + record->spec_bytes + record->amended_bytes,
-                         record->layout_bytes),
-    };
-    cairn__job_create__init(&create.message);
+    struct kept_create create = kept_create_of(
+        &(struct kept_terms) { kept_record_spec(record), record->spec_bytes, record->amended_bytes,
+                               record->layout_bytes });
     create.message.job = record->job;
     create.message.generation = record->generation;
     create.message.step = record->base_step;
@@ -302,8 +309,7 @@ static cairn_status want_as_amended(struct shard_job *job, const struct paged *a
 {
     struct job_spec_data spec;
     CAIRN_TRY(spec_unpack(amended->bytes, amended->have_bytes, optimizer_names(), &spec, why));
-    audit_want(job, spec.policy.audit_every);
-    journal_want(job, policy_logs(&spec.policy));
+    terms_want(job, &spec.policy);
     spec_release(&spec);
     return CAIRN_OK;
 }

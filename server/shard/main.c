@@ -290,12 +290,10 @@ static const struct config_option options[] = {
       "wrote." },
     { "log", "path", CAIRN_OPTION_STRING, offsetof(struct values, log_path), "", 0, 0,
       "A folder on a disk of this host, for jobs with durability = log: the sums of each round are "
-      "on "
-      "it before the round counts. Empty: none; such jobs are refused." },
+      "on it before the round counts. Empty: none; such jobs are refused." },
     { "log", "budget", CAIRN_OPTION_BYTES, offsetof(struct values, log_budget), "0", 0, INT64_MAX,
       "How much of log.path the log of each job may take. At half of it a snapshot is taken; at "
-      "all of "
-      "it rounds wait. 0: 8 times the job's state here, at most half of what is free." },
+      "all of it rounds wait. 0: 8 times the job's state here, at most half of what is free." },
     CAIRN_LOG_CONFIG(struct values, log),
 };
 

@@ -216,8 +216,7 @@ static cairn_status draft_open(struct shard_daemon *shard, const Cairn__JobCreat
     }
     leaf_hash(spec->bytes, spec->have_bytes, &job->terms.digest);
     const cairn_status status = decode(job, message, spec, layout, &draft->need, why);
-    audit_want(job, job->spec.policy.audit_every);
-    journal_want(job, policy_logs(&job->spec.policy));
+    terms_want(job, &job->spec.policy);
     if (status != CAIRN_OK) {
         free_tables(job);
         free(draft);

@@ -40,6 +40,8 @@ struct terms {
     struct paged amended;
     struct hash digest; /* of the bytes of the newest spec, as they were received */
 };
+/* The newest terms have this policy: audits and the journal follow it. */
+void terms_want(struct shard_job *job, const struct policy *policy);
 
 /* ==== pass ==== */
 
@@ -318,7 +320,6 @@ const uint8_t *former_chunk(const struct shard_job *job, uint32_t index, uint64_
 void former_hand_over(struct shard_job *from, struct shard_job *to);
 
 /* The former versions of all jobs, for a heartbeat. */
-#define CAIRN_FORMER_TOLD_MAX 1024
 struct former_told {
     size_t count;
     Cairn__FormerTold told[CAIRN_FORMER_TOLD_MAX];

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/core/safety.h"
 #include "server/shard/jobs.h"
 #include "server/shard/part.h"
 #include "server/shard/shard.h"
@@ -37,6 +38,12 @@ static cairn_status judge_terms(const struct shard_job *job, const struct job_sp
                      job->spec.name, next->revision);
 }
 
+void terms_want(struct shard_job *job, const struct policy *policy)
+{
+    audit_want(job, policy->audit_every);
+    journal_want(job, safety_logs(policy->durability));
+}
+
 /* Takes terms whose pages have all been received. */
 static cairn_status take_terms(struct shard_daemon *shard, struct arriving *terms,
                                struct sentence *why)
@@ -60,8 +67,7 @@ static cairn_status take_terms(struct shard_daemon *shard, struct arriving *term
     *spec = (struct paged) { .bytes = NULL };
     job->terms.revision = revision;
     leaf_hash(job->terms.amended.bytes, job->terms.amended.have_bytes, &job->terms.digest);
-    audit_want(job, next->policy.audit_every);
-    journal_want(job, policy_logs(&next->policy));
+    terms_want(job, &next->policy);
     log_info("job %s: amended, revision %" PRIu64, job->spec.name, revision);
     kept_begin(job);
     return CAIRN_OK;
