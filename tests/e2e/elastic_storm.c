@@ -348,7 +348,7 @@ static bool end_owner(struct storm *s, int shard, int how)
     shard = await_mirrored(s, shard);
     pause_ms(wait_ms);
     if (how == KILLED) cluster_kill_shard(&cluster, shard);
-    if (how == STOPPED) ck_assert_int_eq(kill(cluster.shards[shard], SIGSTOP), 0);
+    if (how == STOPPED) cluster_freeze(cluster.shards[shard]);
     if (how == CUT_OFF) cut_host(FIRST_SHARD + shard);
     await(is_taken(s, shard));
     if (how == STOPPED) ck_assert_int_eq(kill(cluster.shards[shard], SIGCONT), 0);
@@ -519,7 +519,7 @@ static bool stop_for(struct storm *s, bool is_long)
     if (is_long && s->plan->tier == STORM_PEER && shard >= 0 && s->owns[shard])
         return s->standby[shard] >= 0 && end_owner(s, shard, STOPPED);
     say(s, "%s is stopped for %d ms", name, ms);
-    kill(pid, SIGSTOP);
+    cluster_freeze(pid);
     pause_ms(ms);
     kill(pid, SIGCONT);
     return true;

@@ -50,7 +50,7 @@ static void give_up(struct worker workers[WORKERS], uint32_t who, bool hangs)
     const uint32_t other = 1 - who;
     ck_assert_int_eq(commit(&workers[other], 1), CAIRN_ERR_TIMEOUT);
     if (hangs) {
-        kill(cluster.coordinator, SIGSTOP);
+        cluster_freeze(cluster.coordinator);
         ck_assert_int_eq(cairn_round_abandon(workers[who].t.job, &workers[who].round, 50),
                          CAIRN_ERR_TIMEOUT);
         kill(cluster.coordinator, SIGCONT);

@@ -297,7 +297,7 @@ TEST(the_command_line_exits_as_documented)
     says(0, "1 shard expected, 0 jobs", "cluster status");
     says(4, "nosuch", "job show nosuch");
     says(4, "/nosuch/folder", "snapshot restore --path /nosuch/folder");
-    kill(cluster.coordinator, SIGSTOP);
+    cluster_freeze(cluster.coordinator);
     ask("--timeout 0.3 job list");
     kill(cluster.coordinator, SIGCONT);
     expect_said(124, cluster.address);

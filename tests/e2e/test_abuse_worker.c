@@ -315,7 +315,7 @@ TEST(a_stopped_shard_is_named_and_training_goes_on_when_it_wakes)
 {
     open_tiny();
     struct cairn_result result;
-    kill(cluster.shards[1], SIGSTOP);
+    cluster_freeze(cluster.shards[1]);
     cairn_status status = CAIRN_OK;
     for (int i = 0; i < 20 && status != CAIRN_ERR_TIMEOUT; i++)
         status = try_round(0.5f, 3500, &result); // longer than a lease
@@ -381,8 +381,8 @@ TEST(a_job_closed_while_a_commit_waits_ends_the_commit)
     struct cairn_round round = { .struct_size = sizeof round };
     struct cairn_result result = { .struct_size = sizeof result };
     good(cairn_round_begin(job, WAIT_MS, &round));
-    kill(cluster.shards[0], SIGSTOP); // so that no commit can end
-    kill(cluster.shards[1], SIGSTOP);
+    cluster_freeze(cluster.shards[0]); // so that no commit can end
+    cluster_freeze(cluster.shards[1]);
     ck_assert_int_eq(cairn_commit(job, &round, 0, NULL, 0, 100, &result), CAIRN_ERR_TIMEOUT);
     pthread_t thread;
     void *status = NULL;
@@ -404,8 +404,8 @@ TEST(a_session_closed_with_operations_in_flight_is_closed_within_two_seconds)
     const struct cairn_mem mem = trainer_mem(data, CAIRN_F32);
     cairn_op *op = NULL;
     const struct cairn_version version = newest(job);
-    kill(cluster.shards[0], SIGSTOP);
-    kill(cluster.shards[1], SIGSTOP);
+    cluster_freeze(cluster.shards[0]);
+    cluster_freeze(cluster.shards[1]);
     good(cairn_fetch(job, version, "w", "param", NULL, &mem, &op));
     fails(cairn_wait(op, 50), CAIRN_ERR_TIMEOUT, "tiny");
     const int64_t before_ms = now_ms();

@@ -218,7 +218,7 @@ TEST(with_a_shard_away_nothing_is_adopted_and_with_it_back_the_run_goes_on)
     // So long adopt waits for the shard that does not come.
     start(2, .coordinator_set = SETTINGS("lease.heartbeat=200ms", "lease.timeout=1s"));
     enter_and_train();
-    ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
+    cluster_freeze(cluster.shards[1]);
     slip_store(LOST);
     await(times_said("of another store") == 1);
     snprintf(store, sizeof store, "%.31s", strstr(said.out, "store ")); // its number, and start 1
@@ -240,7 +240,7 @@ TEST(a_shard_that_is_stopped_when_it_is_asked_is_named_and_waited_for_no_longer_
     enter_and_train();
     slip_store(LOST);
     await(times_said("of another store") == 2);
-    ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
+    cluster_freeze(cluster.shards[1]);
     ask("cluster adopt --yes");
     expect_said(1, "these shards do not say what they hold: shard-1",
                 "shard shard-1 did not say what it holds, and stays as it is");

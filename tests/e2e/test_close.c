@@ -37,7 +37,7 @@ TEST(closing_a_session_does_not_wait_for_a_stopped_shard)
     const struct cairn_mem to = trainer_mem(copy, CAIRN_F32);
     const struct cairn_mem from = trainer_mem(values, CAIRN_F32);
     good(cairn_fetch(job, round.version, "w", NULL, NULL, &to, &fetch));
-    kill(cluster.shards[1], SIGSTOP);
+    cluster_freeze(cluster.shards[1]);
     good(cairn_push(job, &round, 0, "w", NULL, &from, NULL));
     const int64_t begin_ms = now_ms();
     leave();
@@ -105,7 +105,7 @@ TEST(a_job_given_up_while_it_was_opened_can_be_opened_again)
     start(2);
     float *values = calloc(ELEMS, sizeof *values);
     session = trainer_session(cluster.address, NULL);
-    kill(cluster.shards[0], SIGSTOP); // nobody can attach
+    cluster_freeze(cluster.shards[0]); // nobody can attach
     ck_assert_int_eq(open_job(1, 100, &job), CAIRN_ERR_TIMEOUT);
     kill(cluster.shards[0], SIGCONT);
     good(open_job(1, CLUSTER_WAIT_MS, &job));

@@ -93,7 +93,7 @@ TEST(what_an_operator_gives_up_leaves_no_files_and_the_next_snapshot_is_taken)
     start_with_short_lease();
     says(4, "no snapshot or digest of job tiny", "snapshot cancel tiny");
     says(4, "no job", "snapshot cancel none");
-    kill(cluster.shards[1], SIGSTOP); // as if its disk hung
+    cluster_freeze(cluster.shards[1]); // as if its disk hung
     word_of(id, "snapshot create tiny -q");
     ck_assert_ptr_nonnull(strstr(id, "step-"));
     const char *folder = snapshot_folder("tiny", id);

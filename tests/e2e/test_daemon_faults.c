@@ -360,7 +360,7 @@ static void part_for_a_while(void)
     const char *const away = "shard one is away", *up = "shard one is up";
     for (int i = 0; i < 2; i++) {
         const int64_t deadline_ms = now_ms() + CALL_MS;
-        if (i == 0) kill(pids[SHARD], SIGSTOP);
+        if (i == 0) cluster_freeze(pids[SHARD]);
         const char *left = NULL;
         while (left == NULL && now_ms() < deadline_ms) {
             poll(NULL, 0, 5);

@@ -130,7 +130,7 @@ static void happen(struct points *p, const struct cell *c, pid_t at_point)
         cluster_kill(pid);
         *victim = 0;
     } else {
-        kill(pid, SIGSTOP);
+        cluster_freeze(pid);
     }
     if (at_point != pid) kill(at_point, SIGCONT);
     points_pause(wait_ms);

@@ -174,7 +174,7 @@ TEST(a_trainer_that_is_stopped_holds_the_others_up_for_a_lease)
         await_steps(3 + (uint64_t)rand() % 3);
         pause_ms(rand() % 30);
         begin_watch();
-        kill(workers[1], SIGSTOP);
+        cluster_freeze(workers[1]);
         await_steps(6);
         printf("note: stopped: %" PRId64 " ms\n", elastic_watch_longest_ms());
         fflush(stdout);

@@ -166,7 +166,7 @@ static bool has_handler(pid_t pid)
 TEST(what_is_watched_is_interrupted_while_the_coordinator_hangs)
 {
     struct cluster_command list;
-    kill(cluster.coordinator, SIGSTOP);
+    cluster_freeze(cluster.coordinator);
     cluster_cli_begin(&cluster, &list, "job list --watch");
     await(has_handler(list.pid));
     kill(list.pid, SIGINT);

@@ -153,7 +153,7 @@ TEST(a_write_whose_shard_was_killed_when_it_was_reduced_is_refused_with_a_senten
     bits(root);
     good(cairn_write_begin(job, CLUSTER_WAIT_MS));
     const pid_t other = cluster_shard_process(&cluster, 1);
-    ck_assert_int_eq(kill(other, SIGSTOP), 0);
+    cluster_freeze(other);
     good(cairn_put(job, "w", "param", &box, &mem, NULL));
     fails(cairn_write_end(job, 100, &after), CAIRN_ERR_TIMEOUT, "");
     await(logged(log_of(0), "values of a write wait for the decision") == 1);
@@ -356,7 +356,7 @@ TEST_EACH(what_is_damaged_is_refused_with_a_sentence_and_the_job_waits_for_a_sna
     says(0, "committed", "snapshot create tiny --wait");
     bits(root);
     await(held(keeper, "cairn-record") == 1);
-    ck_assert_int_eq(kill(keeper, SIGSTOP), 0);
+    cluster_freeze(keeper);
     const int fd = open_held(keeper, damages[_i].label);
     kill_process(0);
     damages[_i].change(fd);
@@ -440,7 +440,7 @@ TEST(a_part_that_another_build_keeps_is_set_aside_until_that_build_is_back)
     await(held(keeper, "cairn-record") == 1);
     const int fd = open_held(keeper, "cairn-record");
     leave();
-    ck_assert_int_eq(kill(keeper, SIGSTOP), 0);
+    cluster_freeze(keeper);
     kill_process(0);
     other_format(fd);
     ck_assert_int_eq(kill(keeper, SIGCONT), 0);
@@ -494,7 +494,7 @@ TEST(what_went_on_while_its_keeper_was_stopped_is_refused_with_a_sentence)
     join("tiny", TINY(ELEMS));
     train_pushing(0.5f, 3);
     await(held(keeper, "cairn-record") == 1);
-    ck_assert_int_eq(kill(keeper, SIGSTOP), 0);
+    cluster_freeze(keeper);
     for (int i = 1; logged(log_of(0), "does not outlive this process") == 0; i++)
         says(0, "", "job amend tiny --clip-norm %d", i);
     train_pushing(0.5f, 3);

@@ -78,7 +78,7 @@ TEST(the_leader_is_killed_and_steps_go_on)
 
 TEST(a_leader_that_was_stopped_wakes_up_and_changes_nothing)
 {
-    kill(cluster.coordinator, SIGSTOP);
+    cluster_freeze(cluster.coordinator);
     train_pushing(1, 2);
     says(0, "start 2", "cluster status");
     kill(cluster.coordinator, SIGCONT);
@@ -95,7 +95,7 @@ TEST(a_leader_that_was_stopped_wakes_up_and_changes_nothing)
 
 TEST(etcd_does_not_answer_and_trainers_wait_until_it_does)
 {
-    kill(etcd.pid, SIGSTOP);
+    cluster_freeze(etcd.pid);
     train_pushing(1, 1); // no step writes to it
     await(logged("coordinator.log", "steps down: ") > 0);
     kill(etcd.pid, SIGCONT);

@@ -143,7 +143,7 @@ TEST(a_lease_that_timed_out_was_not_begun_and_its_error_names_the_shard)
     const struct cairn_version latest = { 0, 0 };
     struct cairn_version leased = advance(1);
     good(read_all(reads, leased, &copy));
-    kill(cluster.shards[1], SIGSTOP);
+    cluster_freeze(cluster.shards[1]);
     fails(cairn_lease(reads, latest, LONG_MS, 100, &leased), CAIRN_ERR_TIMEOUT, "shard-1");
     kill(cluster.shards[1], SIGCONT);
     ck_assert(!is_shown("lease"));

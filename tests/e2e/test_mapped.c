@@ -170,7 +170,7 @@ TEST(a_wait_that_times_out_names_the_shard_that_owes_it)
     const struct cairn_version version = train_from(1, false);
     const struct cairn_mem mem = trainer_mem(param, CAIRN_F32);
     cairn_op *op;
-    kill(cluster.shards[1], SIGSTOP);
+    cluster_freeze(cluster.shards[1]);
     good(cairn_fetch(job, version, "big", "param", NULL, &mem, &op));
     fails(cairn_wait(op, 300), CAIRN_ERR_TIMEOUT, "shard-1");
     ck_assert_msg(strstr(cairn_error(), "shard-0") == NULL, "%s", cairn_error());

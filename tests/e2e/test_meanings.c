@@ -248,7 +248,7 @@ TEST(a_timeout_is_kept_and_says_what_it_waited_for)
     tiny_step(t.job);
     int64_t begun_ms = now_ms();
     in_time(cairn_version_wait(t.job, far, 300, &out), begun_ms, 300, "nobody has begun");
-    kill(cluster.coordinator, SIGSTOP);
+    cluster_freeze(cluster.coordinator);
     begun_ms = now_ms();
     in_time(cairn_lease(t.job, none, 60000, 600, &out), begun_ms, 600, "does not answer");
     begun_ms = now_ms();
@@ -256,7 +256,7 @@ TEST(a_timeout_is_kept_and_says_what_it_waited_for)
     kill(cluster.coordinator, SIGCONT);
     good(cairn_lease(t.job, none, 60000, CLUSTER_WAIT_MS, &out)); // none was left over
     // A job whose opening was not awaited is found by the next call.
-    kill(cluster.shards[0], SIGSTOP);
+    cluster_freeze(cluster.shards[0]);
     struct trainer late = { .session = trainer_session(cluster.address, NULL) };
     struct tiny_job *tiny = TINY(ELEMS);
     begun_ms = now_ms();

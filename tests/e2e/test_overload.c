@@ -201,9 +201,9 @@ TEST_EACH(members_that_are_stopped_hold_nobody_up, 0, 2)
     plan.job = "held";
     overload_start(&holder, &plan, overload_hold);
     ck_assert(overload_said(&holder, 'm', CLUSTER_WAIT_MS));
-    kill(holder.pid, SIGSTOP);
+    cluster_freeze(holder.pid);
     ck_assert(overload_said(&reader, 'f', CLUSTER_WAIT_MS));
-    kill(reader.pid, SIGSTOP); // with fetches under way
+    cluster_freeze(reader.pid); // with fetches under way
     for (int i = 0; i < STEPS; i++) {
         const int64_t took_ms = train_under(&trainer, bound);
         // who waits for a member that is stopped waits until it is taken for lost: 5 s

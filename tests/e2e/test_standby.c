@@ -119,7 +119,7 @@ TEST(an_owner_that_is_stopped_and_wakes_up_has_lost_its_place)
     char root[65];
     begin();
     bits(root);
-    ck_assert_int_eq(kill(cluster.shards[0], SIGSTOP), 0);
+    cluster_freeze(cluster.shards[0]);
     await(taken() == 1);
     train_pushing(0.25f, 3);
     bits(root);
@@ -198,12 +198,12 @@ TEST(an_owner_that_falls_silent_before_its_sums_are_fetched_is_replaced)
     const struct crew crew = both(STEPS);
     crew_start(&run, &crew);
     await(mirrored() == 1);
-    ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
+    cluster_freeze(cluster.shards[1]);
     do { // until the round waits for the standby alone
         step = run.step;
         poll(NULL, 0, 150);
     } while (run.step != step);
-    ck_assert_int_eq(kill(cluster.shards[0], SIGSTOP), 0);
+    cluster_freeze(cluster.shards[0]);
     ck_assert_int_eq(kill(cluster.shards[1], SIGCONT), 0);
     await(taken() == 1 || in_log("did not keep up") > 0);
     ck_assert_int_eq(taken(), 1);
@@ -240,7 +240,7 @@ TEST(a_job_goes_on_without_its_standby_and_says_so)
 TEST(a_standby_that_was_lost_before_takes_no_place)
 {
     begin();
-    ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
+    cluster_freeze(cluster.shards[1]);
     train_pushing(0.5f, 3);
     kill_shard(0);
     ck_assert_int_eq(kill(cluster.shards[1], SIGCONT), 0);

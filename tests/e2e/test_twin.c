@@ -53,7 +53,7 @@ TEST(a_stopped_shard_takes_its_place_back_from_an_empty_one_and_lost_ends)
 {
     char before[65];
     bits(before);
-    ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
+    cluster_freeze(cluster.shards[1]);
     const pid_t twin = start_twin();
     train_until_lost();
     expect_error("the job goes on when it is");
@@ -72,7 +72,7 @@ TEST(a_shard_whose_job_was_restored_without_it_ends_when_it_wakes)
     says(0, "", "snapshot create tiny --wait -q");
     ask("snapshot list tiny --no-headers");
     ck_assert_msg(sscanf(said.out, "tiny %63s", id) == 1, "%s", said.out);
-    ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
+    cluster_freeze(cluster.shards[1]);
     const pid_t twin = start_twin();
     train_until_lost();
     leave();

@@ -168,7 +168,7 @@ TEST(a_node_as_planned)
 
 TEST(the_network)
 {
-    ck_assert_int_eq(kill(cluster.shards[1], SIGSTOP), 0);
+    cluster_freeze(cluster.shards[1]);
     await_said("away", "cluster status");
     follow("the network", "cairn cluster status", NULL);
     follow("the network", "cairn job show JOB", NULL);

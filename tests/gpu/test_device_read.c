@@ -315,7 +315,7 @@ TEST(memory_that_no_shard_knows_is_freed_while_a_stream_waits_and_goes_when_none
     emulated_set(&card, "export_fails=801,quiet=1");
     good(cairn_alloc(t.session, ROOM, CAIRN_GPU(0), &memory));
     const uint64_t left = card.cairn_emulator_left();
-    for (int i = 0; i < SHARDS; i++) ck_assert_int_eq(kill(cluster.shards[i], SIGSTOP), 0);
+    for (int i = 0; i < SHARDS; i++) cluster_freeze(cluster.shards[i]);
     cairn_op *op = fetch_plane(&t, version, "param");
     struct CUstream_st *stream = wait_on_a_stream(op);
     good(cairn_free(t.session, memory));
@@ -351,7 +351,7 @@ TEST(what_shards_leave_behind_while_a_stream_waits_is_unmapped_when_none_does)
     const struct cairn_version version = worker_train(&t, 1);
     await_card(&t, version);
     const uint64_t left = card.cairn_emulator_left();
-    for (int i = 0; i < SHARDS; i++) ck_assert_int_eq(kill(cluster.shards[i], SIGSTOP), 0);
+    for (int i = 0; i < SHARDS; i++) cluster_freeze(cluster.shards[i]);
     cairn_op *op = fetch_plane(&t, version, "param");
     struct CUstream_st *stream = wait_on_a_stream(op);
     for (int i = 0; i < SHARDS; i++) kill_shard(i);
@@ -383,7 +383,7 @@ TEST(a_unit_that_is_gathered_while_a_stream_waits_holds_up_its_caller_alone)
     struct worker t = worker_open("gathered", ALLOCATED);
     const struct cairn_version version = worker_train(&t, 1);
     await_card(&t, version);
-    for (int i = 0; i < SHARDS; i++) ck_assert_int_eq(kill(cluster.shards[i], SIGSTOP), 0);
+    for (int i = 0; i < SHARDS; i++) cluster_freeze(cluster.shards[i]);
     cairn_op *op = fetch_plane(&t, version, "param");
     struct CUstream_st *stream = wait_on_a_stream(op);
     ck_assert_int_eq(pthread_create(&waker, NULL, wake_shards, NULL), 0);

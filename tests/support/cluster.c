@@ -3,6 +3,7 @@
 #include "tests/support/test_backend.h"
 
 #include <check.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -80,6 +81,35 @@ void cluster_kill(pid_t pid)
     ck_assert_int_gt(pid, 0);
     kill(pid, SIGKILL);
     ck_assert_int_eq(cluster_wait(pid, CLUSTER_WAIT_MS), 128 + SIGKILL);
+}
+
+/* True if a thread of the process is neither stopped nor ended. */
+static bool has_thread_that_runs(pid_t pid)
+{
+    char path[64];
+    bool runs = false;
+    snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    DIR *folder = opendir(path);
+    ck_assert_msg(folder != NULL, "%s: %s", path, strerror(errno));
+    for (const struct dirent *e; !runs && (e = readdir(folder)) != NULL;) {
+        char state;
+        snprintf(path, sizeof path, "/proc/%d/task/%d/stat", (int)pid, atoi(e->d_name));
+        FILE *file = e->d_name[0] == '.' ? NULL : fopen(path, "re");
+        if (file == NULL) continue;
+        runs = fscanf(file, "%*d (%*[^)]) %c", &state) == 1 && strchr("TtZX", state) == NULL;
+        fclose(file);
+    }
+    closedir(folder);
+    return runs;
+}
+
+void cluster_freeze(pid_t pid)
+{
+    ck_assert_int_gt(pid, 0);
+    ck_assert_int_eq(kill(pid, SIGSTOP), 0);
+    for (const int64_t deadline_ms = now_ms() + CLUSTER_WAIT_MS; has_thread_that_runs(pid);
+         usleep(500))
+        ck_assert_msg(now_ms() < deadline_ms, "process %d does not stop", (int)pid);
 }
 
 /* ---- the daemons ---- */

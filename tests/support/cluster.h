@@ -162,5 +162,8 @@ pid_t cluster_run(const struct cluster *cluster, const char *netns, const char *
 int cluster_wait(pid_t pid, int timeout_ms);
 /* SIGKILL, and reaped. */
 void cluster_kill(pid_t pid);
+/* SIGSTOP to a process, whosever child; returns when none of its threads runs any more. kill() alone returns
+ * while they still do, and what they should not have done is done. */
+void cluster_freeze(pid_t pid);
 
 #endif

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "proto/fabric/remote.h"
+#include "tests/support/cluster.h"
 #include "tests/support/fabric_node.h"
 #include "tests/support/netns.h"
 #include "tests/support/now.h"
@@ -842,7 +843,7 @@ TEST_EACH(a_node_that_is_stopped_is_not_given_up_and_gets_everything_later, 0, K
     node_send(&a, to_b, 0, bytes, EACH);
     pump(&a, NULL, &a.sent, 1);
     pump_for_ms(&a, NULL, 200);
-    kill(pid, SIGSTOP);
+    cluster_freeze(pid);
     for (unsigned i = 1; i < COUNT; i++) node_send(&a, to_b, i, bytes, EACH); // 60 MB
     pump_for_ms(&a, NULL, STOPPED_MS);
     ck_assert_uint_eq(a.downs, 0);
@@ -873,15 +874,16 @@ TEST_EACH(a_closed_peers_buffers_come_back_though_the_other_end_holds_its_messag
     ck_assert_uint_eq(a.downs + b.downs, 0);
 }
 
-/* Takes two payloads, and is stopped while they come. */
-static void stop_in_the_midst(int fd, const char *kind, const struct fabric_options *options)
+/* Takes the payloads of `huge` bytes, in whichever order they come, and is stopped while they do. */
+static void stop_in_the_midst(int fd, const char *kind, const struct fabric_options *options,
+                              size_t huge)
 {
     node_open(&b, kind, options);
     node_tell_address(fd, &b);
     node_tell_address(fd, &b);
     pump(&b, NULL, &b.arrived, 3);
-    node_receive(&b, 1);
-    node_receive(&b, 2);
+    for (unsigned i = 0; i < 3; i++)
+        if (b.arrivals[i].payload_bytes == huge) node_receive(&b, i);
     pump_for_ms(&b, NULL, 20);
     raise(SIGSTOP);
     _exit(0);
@@ -893,7 +895,7 @@ TEST_EACH(a_closed_peers_payload_that_is_half_written_ends_with_the_link_and_hol
     const struct fabric_options options = { .max_payload = HUGE };
     int fd, status;
     const pid_t pid = node_fork(&fd);
-    if (pid == 0) stop_in_the_midst(fd, kinds[_i], &options);
+    if (pid == 0) stop_in_the_midst(fd, kinds[_i], &options, HUGE);
     node_open(&a, kinds[_i], &options);
     node_open(&c, kinds[_i], &options);
     fabric_set_patience(a.fabric, PATIENCE_MS);

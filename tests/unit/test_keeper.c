@@ -22,6 +22,7 @@
 
 #include "server/base/daemon.h"
 #include "server/base/keeper.h"
+#include "tests/support/cluster.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/scratch.h"
 #include "tests/support/suite.h"
@@ -521,7 +522,7 @@ TEST(states_go_to_the_keepers_own_supervisor_and_nothing_else)
 TEST(a_keeper_that_does_not_read_is_not_waited_for_longer_than_said)
 {
     start();
-    kill(keeper, SIGSTOP);
+    cluster_freeze(keeper);
     ck_assert_int_eq(asked(SYNC, "", 20), CAIRN_ERR_TIMEOUT);
     int stored = 0;
     while (asked(STORE, "x", 0) == CAIRN_OK) stored++; // until its socket is full

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "server/coordinator/lead.h"
+#include "tests/support/cluster.h"
 #include "tests/support/etcd_server.h"
 #include "tests/support/now.h"
 #include "tests/support/scratch_folder.h"
@@ -430,7 +431,7 @@ TEST(a_leader_that_etcd_does_not_answer_steps_down)
     struct sentence why = { "" };
     stand(&a);
     open_store(&a);
-    kill(server.pid, SIGSTOP);
+    cluster_freeze(server.pid);
     ck_assert_int_eq(put_job(&a, 1, "job", 10, &why), CAIRN_ERR_UNREACHABLE);
     ck_assert_msg(strstr(why.text, "does not answer") != NULL, "%s", why.text);
     await(a.has_led);
