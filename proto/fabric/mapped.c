@@ -419,8 +419,9 @@ static cairn_status map_host(struct fabric_mapping *mapping, struct mapped_fabri
     mapping->memory = memory != MAP_FAILED ? memory : NULL;
     mapping->bytes = bytes;
     mapping->fd = fd;
-    mapping->is_whole = fstat(fd, &file) == 0 &&
-                        (uint64_t)file.st_blocks * 512 >= (uint64_t)file.st_size;
+    const bool is_whole = fstat(fd, &file) == 0 &&
+                          (uint64_t)file.st_blocks * 512 >= (uint64_t)file.st_size;
+    mapping->exists_to = is_whole ? bytes : 0;
     return CAIRN_OK;
 }
 
@@ -437,11 +438,18 @@ bool mapped_mapping_copy(const struct fabric_mapping *mapping, uint64_t offset, 
     return true;
 }
 
-bool mapped_mapping_has(const struct fabric_mapping *mapping, uint64_t offset, size_t bytes)
+/* Looking for a hole costs time for every page up to it, so what was found once is not looked at again. */
+bool mapped_mapping_has(struct fabric_mapping *mapping, uint64_t offset, size_t bytes)
 {
-    if (mapping->is_whole) return true;
-    const off_t hole = lseek(mapping->fd, (off_t)offset, SEEK_HOLE);
-    return hole >= 0 && (uint64_t)hole >= offset + bytes;
+    const uint64_t end = offset + bytes;
+    if (offset >= mapping->exists_from && end <= mapping->exists_to) return true;
+    const off_t found = lseek(mapping->fd, (off_t)offset, SEEK_HOLE);
+    const uint64_t hole = (uint64_t)found;
+    if (found < 0 || hole < end) return false;
+    const bool is_beside = offset <= mapping->exists_to && hole >= mapping->exists_from;
+    if (!is_beside || offset < mapping->exists_from) mapping->exists_from = offset;
+    if (!is_beside || hole > mapping->exists_to) mapping->exists_to = hole;
+    return true;
 }
 
 static void tell_refused(const struct fabric_options *options, const char *what_comes,
@@ -498,7 +506,7 @@ static cairn_status import_device(struct fabric_mapping *mapping, struct mapped_
     mapping->bytes = frame->bytes;
     mapping->device = device;
     memcpy(mapping->uuid, frame->uuid, sizeof mapping->uuid);
-    mapping->is_whole = true;
+    mapping->exists_to = mapping->bytes;
     return CAIRN_OK;
 }
 
@@ -532,7 +540,7 @@ cairn_status mapped_mapping_open(struct mapped_in *in, const struct frame_region
     mapping->is_staging = frame->memory == FRAME_MEMORY_STAGING;
     mapping->note_bytes = frame->note_bytes;
     memcpy(mapping->note, frame->note, sizeof mapping->note);
-    if (mapping->fd >= 0 && mapping->is_whole && mapping->memory != NULL) {
+    if (mapping->fd >= 0 && mapping->exists_to == mapping->bytes && mapping->memory != NULL) {
         close(mapping->fd);
         mapping->fd = -1;
     }

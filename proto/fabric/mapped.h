@@ -318,9 +318,9 @@ struct fabric_mapping {
     /* borrowed: the device that imported this memory; NULL: host memory */
     const struct fabric_device *device;
     uint8_t uuid[CAIRN_FABRIC_UUID_BYTES]; /* the UUID of the card */
-    int fd;                                /* owned; -1: is_whole and mapped, or memory of a card */
-    /* every page exists, and stays: the seals forbid taking a page out */
-    bool is_whole;
+    int fd; /* owned; -1: every page exists and is mapped, or memory of a card */
+    /* the pages of these bytes exist, and stay: the seals forbid taking a page out */
+    uint64_t exists_from, exists_to;
     bool is_staging, is_shown;
     size_t note_bytes;
     uint8_t note[CAIRN_FABRIC_NOTE_MAX];
@@ -444,7 +444,7 @@ bool mapped_mapping_copy(const struct fabric_mapping *mapping, uint64_t offset, 
                          size_t bytes);
 /* True if every page of these bytes exists: then to read them allocates no memory, and cannot fail for lack
  * of memory. */
-bool mapped_mapping_has(const struct fabric_mapping *mapping, uint64_t offset, size_t bytes);
+bool mapped_mapping_has(struct fabric_mapping *mapping, uint64_t offset, size_t bytes);
 /* Call this when the peer has withdrawn the mapping or is gone: the slot's reference is given up. */
 void mapped_mapping_end(struct fabric_mapping *mapping);
 

@@ -378,9 +378,15 @@ TEST_EACH(memory_that_is_none_or_too_much_is_refused_and_all_of_it_is_closed, 0,
     ck_assert_uint_gt(own, descriptors);
 }
 
-/* Of sparse memory, as a staging area is: what was written is read, what was not is refused. */
-TEST(only_pages_that_are_there_are_read)
+/* Of sparse memory, as a staging area is: what was written is read, in any order and again, what was not is
+ * refused, beside what was read and between it. */
+TEST_EACH(only_pages_that_are_there_are_read, 0, 3)
 {
+    enum { PAGE = 4096, MIDDLE = BYTES / 2 };
+    static const uint64_t there[] = { MIDDLE, MIDDLE + 2 * PAGE, MIDDLE - 2 * PAGE, MIDDLE,
+                                      MIDDLE + PAGE };
+    static const uint64_t missing[] = { MIDDLE + 3 * PAGE, MIDDLE - PAGE, MIDDLE - 3 * PAGE };
+    enum { THERE = sizeof there / sizeof *there };
     const struct frame_region region = region_frame(5, BYTES);
     struct {
         struct frame_message frame;
@@ -388,26 +394,30 @@ TEST(only_pages_that_are_there_are_read)
     } say_it = { .frame = { .head = frame_head(FRAME_MESSAGE),
                             .header_bytes = 16,
                             .slot = 5,
-                            .offset = BYTES / 2 - 4096,
-                            .payload_bytes = 4096 } };
+                            .payload_bytes = PAGE } };
     const int memory = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     uint8_t byte = 1;
     ck_assert_int_eq(ftruncate(memory, BYTES), 0);
-    ck_assert_int_eq(pwrite(memory, &byte, 1, BYTES / 2 - 4096), 1);
+    for (int i = 0; i < THERE; i++) ck_assert_int_eq(pwrite(memory, &byte, 1, (off_t)there[i]), 1);
     ck_assert_int_eq(fcntl(memory, F_ADD_SEALS, SEALS), 0);
     here.manner = NODE_DROPS;
     int fd = enter();
     say(fd, &region, sizeof region, &memory, 1);
-    say(fd, &say_it, sizeof say_it, NULL, 0);
-    pump(&here, NULL, &here.arrived, 1);
-    say_it.frame.serial = 1;
-    say_it.frame.payload_bytes = 4097;
+    for (uint64_t i = 0; i < THERE; i++) {
+        say_it.frame.serial = i;
+        say_it.frame.offset = there[i];
+        say(fd, &say_it, sizeof say_it, NULL, 0);
+    }
+    pump(&here, NULL, &here.arrived, THERE);
+    say_it.frame.serial = THERE;
+    say_it.frame.offset = missing[_i] -
+                          1; // a byte of a page that is there, or of another that is not
     say(fd, &say_it, sizeof say_it, NULL, 0);
     union frame frame;
     size_t heard;
     while ((heard = hear(fd, &frame)) != 0) ck_assert_uint_eq(frame.head.kind, FRAME_RELEASE);
     ck_assert_uint_eq(refused(), 1);
-    ck_assert_uint_eq(here.arrived, 1);
+    ck_assert_uint_eq(here.arrived, THERE);
     close(fd);
     close(memory);
 }
