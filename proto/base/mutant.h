@@ -129,8 +129,12 @@
  * 115  a row that could not be removed counts as removed
  * 116  a decision that reached a standby alone is forgotten
  * 117  a standby is late as soon as its owner would be missed
- * 118  a report of a round that will be void is looked at */
-#define CAIRN_MUTANT_COUNT 118
+ * 118  a report of a round that will be void is looked at
+ * 119  a log applies the round that the snapshot under it has already
+ * 120  a prepared round is forgotten where the log goes on in a new segment
+ * 121  the decision before a round that was torn is forgotten
+ * 122  of a log the segment goes that has the sums of a round prepared at its snapshot */
+#define CAIRN_MUTANT_COUNT 122
 
 /* ==== order on a GPU: cairn-home-seeds-mutant-<n>, which the emulated card catches (tests/gpu) ==== */
 

@@ -49,12 +49,6 @@ enum journal_want {
     JOURNAL_WANT_PART = 32,
 };
 
-/* A segment that is complete, or the one that is written. */
-struct journal_kept_segment {
-    uint64_t number, bytes;
-    struct cairn_version first; /* of its START */
-};
-
 struct job_journal {
     bool wanted;  /* by the newest terms */
     bool is_open; /* there are files, which the next process would use */

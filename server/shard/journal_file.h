@@ -30,8 +30,8 @@
 #include <stdint.h>
 
 #include "proto/base/text.h"
+#include "server/core/journal.h"
 #include "server/core/standing.h"
-#include "server/core/step.h"
 #include "server/shard/kept_file.h"
 
 /* Another format is refused by name. */
@@ -41,8 +41,6 @@
 /* The data of a ROUND lies in runs of whole chunks, each run at a block of its own, so that several threads
  * write it. A run is at least as large, unless it is the last one. */
 #define JOURNAL_RUN_BYTES ((uint64_t)4 << 20)
-
-enum journal_kind { JOURNAL_START = 1, JOURNAL_ROUND = 2, JOURNAL_DECISION = 3 };
 
 struct journal_head {
     char magic[8];
@@ -209,28 +207,13 @@ CAIRN_MUST_CHECK cairn_status journal_read_chunk(int fd, const struct journal_en
 
 /* ---- the plan (journal_plan.c) ---- */
 
-/* Whose sums are applied, and by which decision. */
-struct journal_step {
-    size_t round, decided; /* entries; the payload of the decision is in `decided` */
-};
-
-struct journal_plan {
-    struct journal_step *steps; /* owned: [count]: from the base's version to the last one */
-    size_t count;
-    size_t last;  /* the entry that says how far the machine is */
-    size_t round; /* the ROUND that is prepared, if step.phase is REDUCED */
-    /* how it continues: IDLE or REDUCED. The payload is borrowed from the entries */
-    struct step_kept step;
-};
-/* Makes the plan by which the state of the base's version comes to the newest one. CAIRN_ERR_CHECKSUM: the
- * entries do not begin at that version or before, or do not follow each other. CAIRN_ERR_NO_MEMORY. */
+/* Makes the plan of core/journal.h, which owns its steps. CAIRN_ERR_CHECKSUM, CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status journal_plan_make(const struct journal_entries *entries,
                                                 struct cairn_version base,
                                                 struct journal_plan *plan_out,
                                                 struct sentence *why);
 void journal_plan_release(struct journal_plan *plan);
-/* The ROUND that is prepared, and the last entry, was not written to its end: goes on without its sums. Its
- * front is intact, so the decision before it counts. */
+/* The ROUND that is prepared, and the last entry, was not written to its end. */
 void journal_plan_drop_round(const struct journal_entries *entries, struct journal_plan *plan);
 
 #endif

@@ -342,24 +342,13 @@ static bool fill_round(struct journal_op *op)
     return fill_head(op, JOURNAL_ROUND);
 }
 
-/* From which segment on the journal is needed, if it stands on that version. A segment that begins at it may
- * have been begun by a process that found a round prepared: its sums are in the segment before. */
-static uint64_t first_needed(const struct job_journal *journal, struct cairn_version base)
-{
-    uint64_t number = journal->segments[0].number;
-    for (size_t i = 0; i < journal->segment_count; i++)
-        if (version_compare(journal->segments[i].first, base) < 0)
-            number = journal->segments[i].number;
-    return number;
-}
-
 static bool fill_base(struct journal_op *op)
 {
     struct job_journal *journal = &op->job->journal;
     op->path = journal->next_path;
     journal->next_path = NULL;
     op->version = journal->next_base;
-    op->number = first_needed(journal, op->version);
+    op->number = journal_first_needed(journal->segments, journal->segment_count, op->version);
     return op->path != NULL;
 }
 

@@ -22,7 +22,7 @@
 #define PLACED_MAX  3 /* and for those that are read in place */
 #define SLOTS_MAX   (PROCS_MAX * (WINDOW_MAX + SMALL_MAX + PLACED_MAX))
 #define GROUPS      2
-#define FAULTS      20
+#define FAULTS      21
 #define LEDGER_MAX  1024
 #define STATE_MAX   40 /* of a trainer, bytes */
 #define PAYLOAD_MAX 800
@@ -206,6 +206,9 @@ enum event_kind {
     E_MIRROR_SUMS,  /* b = the chunk, by its number on the shard; conn = the round */
     E_HOST_START,
     E_ROW_SAVED, /* conn = the incarnation */
+    /* of logs: a = shard */
+    E_LOGGED,   /* an operation on its files has ended; conn = its number */
+    E_LOG_BASE, /* a snapshot was committed */
 };
 
 #define OWNED(owner, what) ((owner) << 8 | (what))

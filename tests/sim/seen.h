@@ -145,6 +145,13 @@
     X(restart_storing, "coordinators killed while a standby was stored as in step")    \
     X(restart_taking, "coordinators killed while a place was being stored")            \
     X(restart_ending, "coordinators killed while a mirror was being ended")            \
+    X(log_all, "losses of all shards' memory")                                         \
+    X(log_one, "losses of one shard's memory")                                         \
+    X(log_replayed, "updates made again from a log")                                   \
+    X(log_prepared, "shards that came back from their log prepared")                   \
+    X(log_unsynced, "entries of logs that were not synced, and were there")            \
+    X(log_torn, "entries of logs that were torn")                                      \
+    X(log_ended, "logs that a write ended")                                            \
     X(went_back, "slices in force that were taken back")                               \
     X(left_out, "shards with nothing that were left out")                              \
     X(fetched_before, "versions fetched by the layout before")                         \

@@ -24,6 +24,7 @@
  *   sim_twin.c         a second process under a shard's name, and who has the seat
  *   sim_store.c        the coordinator's store, mixed up and adopted
  *   sim_standby.c      standbys, the coordinator's mirrors, and whose host dies
+ *   sim_log.c          the logs of parts, out of which they are made again
  *   sim_faults.c       what happens
  *   sim_attack.c       who meddles with the network
  *   sim_names.c        names for --verbose
@@ -94,6 +95,7 @@ struct scenario {          /* drawn from the seed */
     /* faults */
     double fault_gap, kill_midway, break_midway;
     uint32_t weight[FAULTS]; /* of each kind of fault */
+    bool logs;               /* each shard has one, and all memory may be lost */
     bool standbys;           /* each place has one */
     uint64_t patience_ms;    /* for an owner that is away */
     double owner_dies;       /* whenever a standby fetches its sums, or carries out a decision */
@@ -139,6 +141,7 @@ struct sim {
     uint64_t revision; /* of the terms; every coordinator knows the newest */
     struct oracle oracle;
     struct attack *attack; /* owned */
+    struct sim_logs *logs; /* owned */
 
     /* memory and scratch of the cores, made once and used for all seeds */
     void *round_memory, *step_memory[2][ROOMS_MAX], *push_memory[PROCS_MAX], *move_memory;
@@ -377,6 +380,27 @@ bool take_may_die(const struct sim *sim, uint32_t shard);
 void take_dies(struct sim *sim, uint32_t shard);
 void shard_connect(struct sim *sim, uint32_t shard);
 void shard_core_event(struct sim *sim, uint32_t shard, const struct step_event *event);
+
+/* Its process dies. */
+void shard_dies(struct sim *sim, uint32_t shard);
+/* Its next process goes on from what the one before left. */
+void shard_comes_again(struct sim *sim, uint32_t shard, const struct step_kept *kept);
+/* Makes an update that was decided once more, of the sums that are there, and publishes the version. */
+void shard_update_again(struct sim *sim, uint32_t shard, const struct decision *decision);
+void shard_begin_update(struct sim *sim, uint32_t shard, const struct decision *decision);
+void shard_report_published(struct sim *sim, uint32_t shard, const struct step_action *action);
+
+/* sim_log.c */
+struct sim_logs *logs_open(void);
+void logs_close(struct sim_logs *logs);
+void log_start(struct sim *sim, uint32_t shard);
+void log_event(struct sim *sim, const struct event *event);
+/* True: it goes on when that is on disk. */
+bool log_takes_round(struct sim *sim, uint32_t shard, const struct step_sums *sums);
+bool log_takes_update(struct sim *sim, uint32_t shard, const struct decision *decision);
+bool log_takes_skip(struct sim *sim, uint32_t shard, const struct step_action *action);
+void log_updated(struct sim *sim, uint32_t shard); /* to another version */
+void log_fault(struct sim *sim);
 
 /* sim_relay.c */
 void relay_start(struct sim *sim, uint32_t shard);

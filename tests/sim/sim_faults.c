@@ -24,7 +24,8 @@ enum fault {
     OWNER_DIES,
     STANDBY_DIES,
     CUT_OFF,
-    STANDBY_CUT_OFF
+    STANDBY_CUT_OFF,
+    LOSE_MEMORY
 };
 
 void faults_start(struct sim *sim)
@@ -127,6 +128,10 @@ static void do_fault(struct sim *sim, uint32_t kind)
     const uint32_t proc = any_process(sim);
     sim_trace(sim, "fault", kind, shard, proc);
     if (shard == NOBODY) return; // its standby has not its place yet
+    if (kind == LOSE_MEMORY) {
+        log_fault(sim);
+        return;
+    }
     if (kind >= OWNER_DIES)
         standby_fault(sim, (enum sim_standby_fault)(kind - OWNER_DIES),
                       (uint32_t)rng_below(&sim->fault, sim->scenario.shards));

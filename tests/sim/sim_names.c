@@ -66,6 +66,8 @@ const char *event_name(enum event_kind kind)
         "sums of a chunk",
         "host starts",
         "row saved",
+        "logged",
+        "snapshot",
     };
     return NAME(names, kind);
 }

@@ -98,7 +98,7 @@ void sim_forget_work(struct sim *sim, uint32_t shard)
         const bool is_work = event->kind == E_LANDED || event->kind == E_FOLDED ||
                              event->kind == E_SUMMED || event->kind == E_UPDATED ||
                              event->kind == E_MIRROR_FEED || event->kind == E_MIRROR_PIECE ||
-                             event->kind == E_MIRROR_SUMS;
+                             event->kind == E_MIRROR_SUMS || event->kind == E_LOGGED;
         if (is_work && event->a == shard) event->kind = E_NOTHING; // its place in the heap stays
     }
 }

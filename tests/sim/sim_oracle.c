@@ -318,6 +318,23 @@ void oracle_executes(struct sim *sim, uint32_t shard, const struct decision *dec
                  decision->round);
 }
 
+static void compare_bits(struct sim *sim, uint32_t shard)
+{
+    const struct sim_shard *s = shard_at(sim, shard);
+    const struct oracle *o = &sim->oracle;
+    for (uint32_t c = 0; c < s->layout->count[PLACE(shard)]; c++) {
+        const uint32_t chunk = s->layout->chunk[PLACE(shard)][c];
+        if (shard >= OTHER && !standby_is_whole(s, chunk)) continue;
+        const size_t bytes = sim->scenario.elems[chunk] * sizeof(float);
+        const bool same = memcmp(s->param[chunk], o->param[chunk], bytes) == 0 &&
+                          memcmp(s->m[chunk], o->m[chunk], bytes) == 0 &&
+                          memcmp(s->v[chunk], o->v[chunk], bytes) == 0;
+        if (!same)
+            sim_fail(sim, "chunk %u on shard %u has other bits than the reference at step %" PRIu64,
+                     chunk, shard, o->step);
+    }
+}
+
 void oracle_compare(struct sim *sim, uint32_t shard)
 {
     struct sim_shard *s = shard_at(sim, shard);
@@ -331,16 +348,25 @@ void oracle_compare(struct sim *sim, uint32_t shard)
     if (shard >= OTHER && !s->standby.on) return; // it had the place
     if (s->executed != o->ledger_count && !sim->failed)
         sim_fail(sim, "shard %u is %u rounds behind", shard, o->ledger_count - s->executed);
-    for (uint32_t c = 0; c < s->layout->count[PLACE(shard)]; c++) {
-        const uint32_t chunk = s->layout->chunk[PLACE(shard)][c];
-        if (shard >= OTHER && !standby_is_whole(s, chunk)) continue;
-        const size_t bytes = sim->scenario.elems[chunk] * sizeof(float);
-        const bool same = memcmp(s->param[chunk], o->param[chunk], bytes) == 0 &&
-                          memcmp(s->m[chunk], o->m[chunk], bytes) == 0 &&
-                          memcmp(s->v[chunk], o->v[chunk], bytes) == 0;
-        if (!same)
-            sim_fail(sim, "chunk %u on shard %u has other bits than the reference at step %" PRIu64,
-                     chunk, shard, o->step);
+    compare_bits(sim, shard);
+}
+
+void oracle_comes_back(struct sim *sim, uint32_t shard, const struct decision *last)
+{
+    const struct oracle *o = &sim->oracle;
+    const struct sim_shard *s = shard_at(sim, shard);
+    uint32_t index = 0;
+    const bool is_known = find_entry(o, last->round, &index) != NULL;
+    const uint32_t done = is_known ? index + 1 : last->round == 0 ? 0 : o->ledger_count + 1;
+    if (sim->failed) return;
+    if (done != s->executed && done != s->executed + 1) {
+        sim_fail(sim, "shard %u comes back from its log with %u rounds done, and had done %u",
+                 shard, done, s->executed);
+    } else if (done > s->executed) {
+        oracle_executes(sim, shard, last);
+        oracle_compare(sim, shard);
+    } else if (done == o->ledger_count) {
+        compare_bits(sim, shard);
     }
 }
 

@@ -16,6 +16,7 @@ void shard_start(struct sim *sim, uint32_t shard)
                         NULL);
     s->noted_of = NULL;
     take_publish(sim, shard);
+    log_start(sim, shard);
     sim_at(sim, rng_exponential(&sim->schedule, 500), E_CONTROL_RECONNECT, shard, NOBODY, 0);
 }
 
@@ -201,7 +202,7 @@ static void to_coordinator(struct sim *sim, uint32_t shard, enum message_kind ki
                      &message);
 }
 
-static void begin_update(struct sim *sim, uint32_t shard, const struct decision *decision)
+void shard_begin_update(struct sim *sim, uint32_t shard, const struct decision *decision)
 {
     struct sim_shard *s = shard_at(sim, shard);
     oracle_executes(sim, shard, decision);
@@ -227,6 +228,12 @@ static void see_skip(struct sim *sim, uint32_t shard)
     if (last->kind != CAIRN_DECISION_SKIP || known) return;
     oracle_executes(sim, shard, last);
     oracle_compare(sim, shard);
+}
+
+void shard_report_published(struct sim *sim, uint32_t shard, const struct step_action *action)
+{
+    see_skip(sim, shard);
+    to_coordinator(sim, shard, M_PUBLISHED, action);
 }
 
 /* Into the slot's memory; or it stays where it is, and is there. */
@@ -297,11 +304,13 @@ static void do_action(struct sim *sim, uint32_t shard, const struct step_action 
         s->untouched[action->chunk] = true;
         return;
     case CAIRN_STEP_REDUCE: sim_at(sim, work, E_SUMMED, shard, 0, 0); return;
-    case CAIRN_STEP_UPDATE: begin_update(sim, shard, action->decision); return;
+    case CAIRN_STEP_UPDATE:
+        if (!log_takes_update(sim, shard, action->decision))
+            shard_begin_update(sim, shard, action->decision);
+        return;
     case CAIRN_STEP_REDUCED_REPORT: to_coordinator(sim, shard, M_REDUCED, action); return;
     case CAIRN_STEP_PUBLISHED_REPORT:
-        see_skip(sim, shard);
-        to_coordinator(sim, shard, M_PUBLISHED, action);
+        if (!log_takes_skip(sim, shard, action)) shard_report_published(sim, shard, action);
         return;
     case CAIRN_STEP_ANSWER: to_coordinator(sim, shard, M_ANSWER, action); return;
     case CAIRN_STEP_FORWARD:
@@ -604,6 +613,38 @@ static void see_kept(struct sim *sim, const struct sim_shard *s, const struct st
         sim->seen[phase == CAIRN_STEP_IDLE ? SEEN_kept_idle : SEEN_kept_void]++;
 }
 
+void shard_dies(struct sim *sim, uint32_t shard)
+{
+    struct sim_shard *s = shard_at(sim, shard);
+    sim_forget_work(sim, shard);
+    for (uint32_t p = 0; p < PROCS_MAX; p++) fabric_break(sim, shard, p);
+    memset(s->peers, 0, sizeof s->peers);
+    s->endpoints = 0;
+}
+
+void shard_comes_again(struct sim *sim, uint32_t shard, const struct step_kept *kept)
+{
+    struct sim_shard *s = shard_at(sim, shard);
+    const struct step_config config = sim_step_config(sim, s->layout, shard);
+    s->core_place = 1 - s->core_place;
+    s->core = step_init_kept(sim->step_memory[s->core_place][s->room], &config, kept);
+    note(s);
+    if (step_epoch(s->core) != kept->epoch || step_round_seen(s->core) != kept->round_seen)
+        sim_fail(sim, "shard %u would obey a coordinator that it is past", shard);
+    shard_link_break(sim, shard, NOTICE);
+    s->unfenced = true;
+    s->life = ++sim->starts;
+    s->control.drains_until = 0; // what came over it died with the process
+}
+
+void shard_update_again(struct sim *sim, uint32_t shard, const struct decision *decision)
+{
+    struct sim_shard *s = shard_at(sim, shard);
+    s->updating = *decision;
+    update(sim, s);
+    take_updated(sim, shard);
+}
+
 void shard_kill_kept(struct sim *sim, uint32_t shard)
 {
     struct sim_shard *s = shard_at(sim, shard);
@@ -615,10 +656,7 @@ void shard_kill_kept(struct sim *sim, uint32_t shard)
     kept.last.payload = payload;
     sim_trace(sim, "shard dies, and is kept", shard, kept.phase, kept.round);
     see_kept(sim, s, &kept);
-    sim_forget_work(sim, shard);
-    for (uint32_t p = 0; p < PROCS_MAX; p++) fabric_break(sim, shard, p);
-    memset(s->peers, 0, sizeof s->peers);
-    s->endpoints = 0;
+    shard_dies(sim, shard);
     if (kept.phase == CAIRN_STEP_UPDATING) {
         s->publish_asked = false; // the answer goes nowhere
         update(sim, s);
@@ -626,16 +664,7 @@ void shard_kill_kept(struct sim *sim, uint32_t shard)
         take_updated(sim, shard);
     }
     take_dies(sim, shard);
-    const struct step_config config = sim_step_config(sim, s->layout, shard);
-    s->core_place = 1 - s->core_place;
-    s->core = step_init_kept(sim->step_memory[s->core_place][s->room], &config, &kept);
-    note(s);
-    if (step_epoch(s->core) != kept.epoch || step_round_seen(s->core) != kept.round_seen)
-        sim_fail(sim, "shard %u would obey a coordinator that it is past", shard);
-    shard_link_break(sim, shard, NOTICE);
-    s->unfenced = true;
-    s->life = ++sim->starts;
-    s->control.drains_until = 0; // what came over it died with the process
+    shard_comes_again(sim, shard, &kept);
 }
 
 static void landed(struct sim *sim, uint32_t shard, uint32_t slot)
@@ -658,6 +687,8 @@ static void do_shard_event(struct sim *sim, const struct event *in)
     case E_SHARD_FROM_COORDINATOR: from_coordinator(sim, in->a, in->message); return;
     case E_SHARD_FROM_WORKER: from_worker(sim, in->a, in); return;
     case E_LANDED: landed(sim, in->a, in->b); return;
+    case E_LOGGED:
+    case E_LOG_BASE: log_event(sim, in); return;
     case E_ENDPOINT_DOWN: peer_endpoint_down(sim, in->a, in->b, in->conn); return;
     case E_PEER_DOWN: peer_down(sim, in->a, in->b, in->conn); return;
     case E_RELAY_LANDED:
@@ -669,6 +700,7 @@ static void do_shard_event(struct sim *sim, const struct event *in)
         break;
     case E_SUMMED:
         sum(sim, s, &sums);
+        if (log_takes_round(sim, in->a, &sums)) return;
         event.kind = CAIRN_STEP_SUMMED;
         event.sums = &sums;
         break;
@@ -681,7 +713,10 @@ static void do_shard_event(struct sim *sim, const struct event *in)
     default: return;
     }
     do_event(sim, in->a, &event, NULL);
-    if (event.kind == CAIRN_STEP_UPDATED) note(shard_at(sim, in->a));
+    if (event.kind == CAIRN_STEP_UPDATED) {
+        note(shard_at(sim, in->a));
+        log_updated(sim, in->a);
+    }
 }
 
 void shard_event(struct sim *sim, const struct event *in)

@@ -176,6 +176,19 @@ static void draw_standbys(struct sim *sim)
     sc->faults_end += MS(200);
 }
 
+/* In some seeds each shard has a log, and its memory may be lost: that of all at once, too. An older store,
+ * or a change of layout, would be a second fault. */
+static void draw_logs(struct sim *sim)
+{
+    struct rng rng = { mix(sim->seed, 116) };
+    struct scenario *sc = &sim->scenario;
+    if (sc->hosts > 0 || sc->standbys || sc->reshards || !rng_chance(&rng, 0.4)) return;
+    sc->logs = true;
+    sc->weight[10] = sc->weight[12] = sc->weight[15] = 0;
+    sc->weight[20] = 1 + (uint32_t)rng_below(&rng, 8);
+    sc->faults_end += MS(100);
+}
+
 /* In some seeds workers and shards share hosts, and the shards of a host of several workers relay. */
 static void draw_hosts(struct sim *sim)
 {
@@ -309,6 +322,7 @@ struct sim *sim_open(void)
 {
     struct sim *sim = reserve(sizeof *sim);
     sim->attack = attack_open();
+    sim->logs = logs_open();
     sim->scenario.shards = sim->scenario.room = SHARDS_MAX;
     sim->scenario.window = WINDOW_MAX;
     sim->scenario.small = SMALL_MAX;
@@ -344,6 +358,7 @@ void sim_close(struct sim *sim)
 {
     sim_net_reset(sim);
     attack_close(sim->attack);
+    logs_close(sim->logs);
     for (size_t i = 0; i < sim->free_count; i++) free(sim->free_list[i]);
     free(sim->free_list);
     free(sim->heap);
@@ -402,6 +417,7 @@ static void start(struct sim *sim, uint64_t seed, bool verbose)
     draw_scenario(sim);
     draw_kept(sim);
     draw_standbys(sim);
+    draw_logs(sim);
     if (sim->has_others) memset(sim->others, 0, sizeof sim->others);
     sim->has_others = sim->scenario.standbys;
     for (uint32_t s = 0; s < SHARDS_MAX; s++) {
@@ -511,7 +527,9 @@ static void dispatch(struct sim *sim, const struct event *event)
     case E_RELAY_FOLDED:
     case E_RELAY_TICK:
     case E_PEER_DOWN:
-    case E_ENDPOINT_DOWN: shard_event(sim, event); return;
+    case E_ENDPOINT_DOWN:
+    case E_LOGGED:
+    case E_LOG_BASE: shard_event(sim, event); return;
     case E_MIRROR_FEED:
     case E_MIRROR_PIECE:
     case E_MIRROR_SUMS:

@@ -100,6 +100,8 @@ void oracle_joins(struct sim *sim, uint32_t shard, const struct decision *last);
 void oracle_opened(struct sim *sim, const struct round_action *open);
 /* A shard begins to do as the decision says. */
 void oracle_executes(struct sim *sim, uint32_t shard, const struct decision *decision);
+/* A shard was made from its log; `last` is the last decision that it knows. All that it had done is there. */
+void oracle_comes_back(struct sim *sim, uint32_t shard, const struct decision *last);
 /* A shard has done so: every bit of its state. */
 void oracle_compare(struct sim *sim, uint32_t shard);
 void oracle_result(struct sim *sim, const struct message *result);
