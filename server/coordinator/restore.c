@@ -207,6 +207,17 @@ static void take_results(struct coord_job *job, const struct results *saved)
     job->shards[0].results.published = *saved;
 }
 
+/* A durability that the operator asks for must be there; that of a snapshot need not, for its job is better
+ * restored with less. */
+static cairn_status judge_durability(const struct coord_restore *restore,
+                                     const struct coord_job *restored, struct sentence *why)
+{
+    const cairn_durability asked = spec_of(restore)->policy.durability;
+    if (restore->settings == NULL || asked == restore->manifest.spec.policy.durability)
+        return CAIRN_OK;
+    return coord_durability_may(restored, spec_of(restore), why);
+}
+
 /* Replaces the job of that name by the snapshot's job, and asks the shards to create that job. A failure
  * leaves the former job as it was. */
 static cairn_status replace_job(struct coord_steps *steps, struct sentence *why)
@@ -230,6 +241,7 @@ static cairn_status replace_job(struct coord_steps *steps, struct sentence *why)
     if (old != NULL) coord_job_keep_pauses(old);
     inherit_former(restored, old, restore);
     status = coord_groups_restored(restored, &m->reduce_groups);
+    if (status == CAIRN_OK) status = judge_durability(restore, restored, why);
     if (status == CAIRN_OK) status = await_parts(restore, restored, why);
     if (status != CAIRN_OK) {
         free(payload);

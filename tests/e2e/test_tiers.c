@@ -31,6 +31,10 @@ TEST(what_cannot_be_had_is_refused_when_it_is_asked_for)
          "job durability tiny process");
     says(2, "have no standby", "job amend tiny --set durability=peer");
     says(2, "there is no durability \"tape\"", "job durability tiny tape");
+    says(0, "", "snapshot create tiny --wait -q");
+    says(2, "durability peer cannot be had: shards shard-",
+         "job create --from tiny/latest --as other --set durability=peer");
+    says(4, "", "job show other");
     cluster_add_standby(&cluster, 2, 0);
     await(in_log("shard shard-2 is up") == 1);
     says(2, "durability peer cannot be had: shard shard-1 has no standby",
