@@ -73,6 +73,9 @@ static void tell_newest(const struct coord_job *job, uint64_t now_ms)
     message.generation = job->snapshots.newest.generation;
     message.step = job->snapshots.newest.step;
     message.path = job->snapshots.newest_folder;
+    message.content_root =
+        (ProtobufCBinaryData) { sizeof job->snapshots.newest_root.byte,
+                                (uint8_t *)(uintptr_t)job->snapshots.newest_root.byte };
     CAIRN_EACH_SHARD (job, i) {
         const struct coord_job_shard *s = &job->shards[i];
         struct coord_log *log = log_of(job, i);
@@ -143,6 +146,7 @@ void coord_logs_saved(struct coord_snapshot *snapshot)
     free(of->newest_folder); // logs may stand on this one
     of->newest_folder = snapshot->folder;
     of->newest = snapshot->version;
+    memcpy(of->newest_root.byte, snapshot->manifest.content_root, sizeof of->newest_root.byte);
     snapshot->folder = NULL;
 }
 

@@ -394,9 +394,10 @@ struct coord_snapshots {
     struct coord_parting parting;
     /* logs.c: the newest that was committed since this process began. NULL: there was none */
     struct cairn_version newest;
-    char *newest_folder;   /* owned */
-    uint64_t log_next_ms;  /* coord_now_ms: no snapshot is taken for a log before */
-    uint32_t log_failures; /* of those that were taken for a log, in a row */
+    struct hash newest_root; /* its content root */
+    char *newest_folder;     /* owned */
+    uint64_t log_next_ms;    /* coord_now_ms: no snapshot is taken for a log before */
+    uint32_t log_failures;   /* of those that were taken for a log, in a row */
     /* a ring of the versions that this process saved for logs alone: each goes when no log stands on it */
     struct cairn_version for_logs[CAIRN_FOR_LOGS_MAX];
     uint64_t for_log_count;

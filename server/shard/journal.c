@@ -66,8 +66,8 @@ static void forget_files(struct job_journal *journal)
     journal->segment_count = 0;
     journal->is_open = journal->is_based = journal->lacks_room = false;
     journal->round = 0;
-    free(journal->next_path);
-    journal->next_path = NULL;
+    free(journal->next_base.path);
+    journal->next_base.path = NULL;
 }
 
 /* Ends the journal, if there is one: its state is not the part's any more. */
@@ -209,8 +209,8 @@ static void base_done(struct shard_job *job, const struct journal_op *op)
     journal->again_ms = 0; // there is room now
     if (!journal->is_based)
         log_info("job %s: its log stands on the snapshot of version %" PRIu64 ".%" PRIu64,
-                 job->spec.name, op->version.generation, op->version.step);
-    journal->base = op->version;
+                 job->spec.name, op->base.version.generation, op->base.version.step);
+    journal->base = op->base.version;
     journal->is_based = true;
     journal->why.text[0] = '\0';
     connection_beat(job->shard);
@@ -240,9 +240,9 @@ static bool try_again(struct shard_job *job, struct journal_op *op)
     if ((journal->wants & JOURNAL_WANT_END) != 0) return false;
     if (op->kind == OP_BASE) {
         journal->wants |= JOURNAL_WANT_BASE;
-        if (journal->next_path == NULL) { // no newer one has come meanwhile
-            journal->next_path = op->path;
-            op->path = NULL;
+        if (journal->next_base.path == NULL) { // no newer one has come meanwhile
+            journal->next_base = op->base;
+            op->base.path = NULL;
         }
     } else if (op->kind == OP_PART) {
         journal->wants |= JOURNAL_WANT_PART;
@@ -484,13 +484,13 @@ static void go_on(struct shard_job *job, struct journal_resumed *from)
     journal->entry = entries->list[entries->count - 1].head.entry + 1;
     journal->segment.fd = -1;
     journal->segment.number = entries->segments_end;
-    journal->base = from->base;
-    journal->is_based = from->has_base;
+    journal->base = from->base.version;
+    journal->is_based = journal_has_base(from);
     journal->round = step_phase_of(job->collector.step) == CAIRN_STEP_REDUCED
                          ? step_round_of(job->collector.step)
                          : 0;
     sentence_set(&journal->why, "%s",
-                 from->has_base ? "" : "waits for a snapshot on which its log may stand");
+                 journal->is_based ? "" : "waits for a snapshot on which its log may stand");
     struct journal_op *op = take_segments(journal, entries)
                                 ? journal_op_make(job, OP_SEGMENT, op_done)
                                 : NULL;
@@ -649,6 +649,7 @@ static void on_base(struct shard_job *job, const void *body)
 {
     const Cairn__LogBase *message = body;
     struct job_journal *journal = &job->journal;
+    const bool has_root = message->content_root.len == CAIRN_HASH_BYTES;
     const struct cairn_version version = { message->generation, message->step },
                                now = step_version(job->collector.step);
     if (!is_writing(job) || journal->segment_count == 0 || message->path[0] == '\0' ||
@@ -656,10 +657,15 @@ static void on_base(struct shard_job *job, const void *body)
         version_compare(version, now) > 0 ||
         (journal->is_based && version_compare(version, journal->base) <= 0))
         return;
-    free(journal->next_path);
-    journal->next_path = strdup(message->path);
-    journal->next_base = version;
-    if (journal->next_path == NULL) return;
+    if (!has_root) {
+        sentence_set(&journal->why, "has a log that stands on no snapshot, because the coordinator "
+                                    "is older than this shard: exchange it, too");
+        return;
+    }
+    free(journal->next_base.path);
+    journal->next_base = (struct log_base) { .version = version, .path = strdup(message->path) };
+    if (journal->next_base.path == NULL) return;
+    memcpy(journal->next_base.root.byte, message->content_root.data, CAIRN_HASH_BYTES);
     journal->wants |= JOURNAL_WANT_BASE;
     pump(job);
 }

@@ -64,9 +64,7 @@ struct job_journal {
     struct journal_kept_segment *segments; /* owned: [segment_count], the last one is written */
     size_t segment_count;
     uint64_t budget_bytes;
-    /* of the LogBase that arrived last; the path is owned */
-    struct cairn_version next_base;
-    char *next_path;
+    struct log_base next_base; /* owned: of the LogBase that arrived last */
     struct step_sums sums; /* of the round that waits to be SUMMED */
     bool skips;            /* a skip is being written, and this PUBLISHED_REPORT waits for it */
     struct step_action skip;
@@ -135,12 +133,11 @@ void journal_tell(const struct shard_job *job, Cairn__LogTold *out);
 struct journal_resumed {
     struct journal_resumed *next;
     struct shard_job *job; /* borrowed: that is made from it */
-    char *folder, *base_path;
+    char *folder;
     struct journal_part *part;
     struct journal_entries entries;
     struct journal_plan plan;
-    struct cairn_version base;
-    bool has_base;
+    struct log_base base;
     struct sentence why; /* why no part can be made of it; empty: one can */
     size_t at;           /* the step of the plan that is done next */
     /* the sums that are being read; see journal_replay.c */
@@ -151,6 +148,10 @@ struct journal_resumed {
     cairn_status status;
 };
 void journal_resumed_free(struct journal_resumed *from); /* NULL is fine */
+static inline bool journal_has_base(const struct journal_resumed *from)
+{
+    return from->base.path != NULL;
+}
 /* How far the machine was, and whom the shard obeyed. */
 static inline const struct kept_outcome *journal_last(const struct journal_resumed *from)
 {

@@ -178,8 +178,8 @@ static cairn_status judge_base(const char *path, const struct journal_base *base
     return CAIRN_OK;
 }
 
-cairn_status journal_base_read(const char *folder, uint64_t log, struct cairn_version *version_out,
-                               char **path_out, struct sentence *why)
+cairn_status journal_base_read(const char *folder, uint64_t log, struct log_base *base_out,
+                               struct sentence *why)
 {
     char path[PATH_MAX];
     void *file;
@@ -191,31 +191,51 @@ cairn_status journal_base_read(const char *folder, uint64_t log, struct cairn_ve
     char *text = status == CAIRN_OK ? strdup((const char *)(base + 1)) : NULL;
     if (status == CAIRN_OK && text == NULL)
         status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read %.300s", path);
-    if (status == CAIRN_OK) {
-        *version_out = base->version;
-        *path_out = text;
-    }
+    if (status == CAIRN_OK)
+        *base_out =
+            (struct log_base) { .version = base->version, .root = base->root, .path = text };
     free(file);
     return status;
 }
 
-cairn_status journal_base_write(const char *folder, uint64_t log, struct cairn_version version,
-                                const char *path, struct sentence *why)
+cairn_status journal_base_write(const char *folder, uint64_t log, const struct log_base *of,
+                                struct sentence *why)
 {
     char at[PATH_MAX];
-    const size_t path_bytes = strlen(path) + 1, bytes = sizeof(struct journal_base) + path_bytes;
+    const size_t path_bytes = strlen(of->path) + 1,
+                 bytes = sizeof(struct journal_base) + path_bytes;
     struct journal_base *base = calloc(1, bytes);
     if (base == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a log's base");
-    *base = (struct journal_base) {
-        .format = JOURNAL_FORMAT, .log = log, .version = version, .path_bytes = path_bytes
-    };
+    *base = (struct journal_base) { .format = JOURNAL_FORMAT,
+                                    .log = log,
+                                    .version = of->version,
+                                    .root = of->root,
+                                    .path_bytes = path_bytes };
     memcpy(base->magic, base_magic, sizeof base->magic);
-    memcpy(base + 1, path, path_bytes);
+    memcpy(base + 1, of->path, path_bytes);
     base->checksum = checksum_behind(&base->checksum, base, bytes);
     name_file(at, folder, "base");
     const cairn_status status = durable_write(at, 0600, base, bytes, why);
     free(base);
     return status;
+}
+
+cairn_status journal_base_judge(const struct log_base *base, struct cairn_version version,
+                                const uint8_t root[CAIRN_HASH_BYTES], struct sentence *why)
+{
+    const struct cairn_version wanted = base->version;
+    if (version_compare(version, wanted) == 0 &&
+        memcmp(base->root.byte, root, sizeof base->root.byte) == 0)
+        return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_MISMATCH,
+                     "the log stands on the snapshot of version %" PRIu64 ".%" PRIu64
+                     " with content root %02x%02x%02x%02x..., and what lies at %.300s is another "
+                     "one, of version %" PRIu64 ".%" PRIu64
+                     " with content root %02x%02x%02x%02x...: it was replaced since; bring the one "
+                     "back that was there, and start this shard again",
+                     wanted.generation, wanted.step, base->root.byte[0], base->root.byte[1],
+                     base->root.byte[2], base->root.byte[3], base->path, version.generation,
+                     version.step, root[0], root[1], root[2], root[3]);
 }
 
 cairn_status journal_newest_write(const char *folder, uint64_t log, uint64_t segment,

@@ -31,11 +31,12 @@
 
 #include "proto/base/text.h"
 #include "server/core/journal.h"
+#include "proto/snapshot/digest_tree.h"
 #include "server/core/standing.h"
 #include "server/shard/kept_file.h"
 
-/* Another format is refused by name. */
-#define JOURNAL_FORMAT 1
+/* Another format is refused by name. 2: the base has the snapshot's content root. */
+#define JOURNAL_FORMAT 2
 /* Everything in a segment begins at a multiple of it, because writes pass by the page cache. */
 #define JOURNAL_BLOCK 4096u
 /* The data of a ROUND lies in runs of whole chunks, each run at a block of its own, so that several threads
@@ -98,15 +99,25 @@ struct journal_base {
     uint64_t checksum; /* of the bytes after this field */
     uint64_t log;
     struct cairn_version version;
+    struct hash root;
     uint64_t path_bytes;
 };
-/* CAIRN_ERR_NOT_FOUND: the log has no base yet, or one of another log. The statuses of journal_part_read.
- * The path is malloc'ed, the caller's. */
+/* The snapshot on which a log stands. Another one may lie at its path by the time that it is loaded: only
+ * one with the same content root has the bits to which the sums of the log were added. */
+struct log_base {
+    struct cairn_version version;
+    struct hash root;
+    char *path; /* owned; NULL: there is none */
+};
+/* CAIRN_ERR_NOT_FOUND: the log has no base yet, or one of another log. The statuses of journal_part_read. */
 CAIRN_MUST_CHECK cairn_status journal_base_read(const char *folder, uint64_t log,
-                                                struct cairn_version *version_out, char **path_out,
-                                                struct sentence *why);
+                                                struct log_base *base_out, struct sentence *why);
 CAIRN_MUST_CHECK cairn_status journal_base_write(const char *folder, uint64_t log,
-                                                 struct cairn_version version, const char *path,
+                                                 const struct log_base *base, struct sentence *why);
+/* Judges the snapshot that lies at the base's path. CAIRN_ERR_MISMATCH: it is another one. */
+CAIRN_MUST_CHECK cairn_status journal_base_judge(const struct log_base *base,
+                                                 struct cairn_version version,
+                                                 const uint8_t root[CAIRN_HASH_BYTES],
                                                  struct sentence *why);
 
 /* Without it, a newest segment that is missing, or empty, would look like one that was never begun. */

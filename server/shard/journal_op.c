@@ -151,7 +151,7 @@ static void run_round(struct journal_op *op, uint32_t item, uint32_t thread)
 static cairn_status take_base(struct journal_op *op, struct sentence *why)
 {
     const struct job_journal *journal = &op->job->journal;
-    CAIRN_TRY(journal_base_write(journal->folder, journal->log, op->version, op->path, why));
+    CAIRN_TRY(journal_base_write(journal->folder, journal->log, &op->base, why));
     journal_segments_remove(journal->folder, op->number);
     return CAIRN_OK;
 }
@@ -193,7 +193,7 @@ void journal_op_free(struct journal_op *op)
     free(op->runs);
     free(op->payload);
     free(op->frozen);
-    free(op->path);
+    free(op->base.path);
     pthread_mutex_destroy(&op->lock);
     free(op);
 }
@@ -345,11 +345,10 @@ static bool fill_round(struct journal_op *op)
 static bool fill_base(struct journal_op *op)
 {
     struct job_journal *journal = &op->job->journal;
-    op->path = journal->next_path;
-    journal->next_path = NULL;
-    op->version = journal->next_base;
-    op->number = journal_first_needed(journal->segments, journal->segment_count, op->version);
-    return op->path != NULL;
+    op->base = journal->next_base;
+    journal->next_base.path = NULL;
+    op->number = journal_first_needed(journal->segments, journal->segment_count, op->base.version);
+    return op->base.path != NULL;
 }
 
 static bool fill_op(struct journal_op *op)

@@ -24,17 +24,16 @@ struct journal_op {
     struct journal_run *runs;     /* ROUND: [task.item_count] */
     uint8_t *payload;             /* of the decision in the head */
     bool *frozen;                 /* [head.frozen_bytes] */
-    char *path;                   /* BASE */
+    struct log_base base;         /* BASE */
     /* of START, ROUND and DECISION */
     struct journal_head head;
     /* BEGIN, SEGMENT: what is made. BASE: segments below this number are removed */
     struct journal_segment made;
     uint64_t number, segment_bytes;
-    uint64_t budget_bytes;        /* BEGIN: what the disk has room for */
-    uint64_t promised_bytes;      /* BEGIN: what other logs of the shard may still take */
-    struct cairn_version version; /* BASE */
-    _Atomic uint32_t left;        /* ROUND: runs that are not written yet */
-    pthread_mutex_t lock;         /* guards the rest */
+    uint64_t budget_bytes;   /* BEGIN: what the disk has room for */
+    uint64_t promised_bytes; /* BEGIN: what other logs of the shard may still take */
+    _Atomic uint32_t left;   /* ROUND: runs that are not written yet */
+    pthread_mutex_t lock;    /* guards the rest */
     cairn_status status;
     struct sentence why;
 };

@@ -29,7 +29,7 @@ void journal_resumed_free(struct journal_resumed *from)
     journal_plan_release(&from->plan);
     journal_entries_release(&from->entries);
     free(from->part);
-    free(from->base_path);
+    free(from->base.path);
     free(from->folder);
     pthread_mutex_destroy(&from->lock);
     free(from);
@@ -68,8 +68,8 @@ static cairn_status check_round(struct journal_resumed *from, struct sentence *w
 static cairn_status make_plan(struct journal_resumed *from, struct sentence *why)
 {
     const struct cairn_version first = from->entries.list[0].head.outcome.version;
-    CAIRN_TRY(
-        journal_plan_make(&from->entries, from->has_base ? from->base : first, &from->plan, why));
+    CAIRN_TRY(journal_plan_make(&from->entries, journal_has_base(from) ? from->base.version : first,
+                                &from->plan, why));
     if (from->plan.step.phase != CAIRN_STEP_REDUCED) return CAIRN_OK;
     cairn_status status = check_round(from, why);
     if (status != CAIRN_ERR_CHECKSUM || from->plan.round != from->plan.last) return status;
@@ -89,27 +89,25 @@ static cairn_status await_base(const struct journal_scan *scan, const struct jou
                                struct sentence *why)
 {
     for (int s = 0; s < BASE_WAIT_S && !atomic_load(&scan->canceled); s++) {
-        if (is_there(from->base_path)) return CAIRN_OK;
+        if (is_there(from->base.path)) return CAIRN_OK;
         if (s == 0)
             log_warn("job %s: its log stands on %s, which is not there: waiting for it, for %d s "
                      "at most",
-                     from->part->name, from->base_path, BASE_WAIT_S);
+                     from->part->name, from->base.path, BASE_WAIT_S);
         sleep(1);
     }
     return fail_with(why, CAIRN_ERR_NOT_FOUND, "the snapshot on which it stands is gone: %s",
-                     from->base_path);
+                     from->base.path);
 }
 
 static cairn_status read_journal(const struct journal_scan *scan, struct journal_resumed *from,
                                  struct sentence *why)
 {
     CAIRN_TRY(journal_read(from->folder, from->part->log, &from->entries, why));
-    const cairn_status based = journal_base_read(from->folder, from->part->log, &from->base,
-                                                 &from->base_path, why);
-    from->has_base = based == CAIRN_OK;
+    const cairn_status based = journal_base_read(from->folder, from->part->log, &from->base, why);
     if (based != CAIRN_OK && based != CAIRN_ERR_NOT_FOUND) return based;
     CAIRN_TRY(make_plan(from, why));
-    if (from->has_base) return await_base(scan, from, why);
+    if (journal_has_base(from)) return await_base(scan, from, why);
     return fail_with(why, CAIRN_ERR_NOT_FOUND, "it had no snapshot to stand on yet");
 }
 
@@ -247,7 +245,7 @@ static struct kept_create create_of(const struct journal_resumed *from)
     create.message.step = part->base_step;
     create.message.shard_index = part->shard_index;
     create.message.member_max = part->member_max;
-    create.message.snapshot_path = from->base_path;
+    create.message.snapshot_path = from->base.path;
     return create;
 }
 
@@ -267,7 +265,7 @@ static cairn_status try_resume(struct shard_daemon *shard, struct journal_resume
     const struct cairn_version version = from->plan.step.version;
     log_info("job %s: its part is made again from its log, from the snapshot of step %" PRIu64
              " on, by %zu updates to step %" PRIu64,
-             from->part->name, from->base.step, from->plan.count, version.step);
+             from->part->name, from->base.version.step, from->plan.count, version.step);
     CAIRN_TRY(shard->up->resume(shard, &create, NULL, from, why));
     if (seen.incarnation >= session->seen.incarnation) session->seen = seen;
     return CAIRN_OK;
@@ -376,7 +374,7 @@ static bool is_of(const struct journal_resumed *from, const struct shard_job *jo
     const struct step_kept *plan = &from->plan.step;
     if (from->part->job != job->number || from->part->generation != job->generation ||
         from->part->layout != job->view->layout->version || from->entries.count == 0 ||
-        (from->why.text[0] != '\0' && from->has_base))
+        (from->why.text[0] != '\0' && journal_has_base(from)))
         return false;
     if (version_compare(plan->version, version) == 0) return true;
     return plan->phase == CAIRN_STEP_REDUCED && last->kind == CAIRN_DECISION_APPLY &&

@@ -235,6 +235,16 @@ static struct results results_of(const struct shard_job *job, const struct manif
     return results;
 }
 
+/* A part that is made from its log begins with the snapshot on which the log stands, and no other. */
+static cairn_status judge_base(const struct shard_job *job, const struct manifest *m,
+                               struct sentence *why)
+{
+    if (job->journal.from == NULL) return CAIRN_OK;
+    return journal_base_judge(&job->journal.from->base,
+                              (struct cairn_version) { m->generation, m->step }, m->content_root,
+                              why);
+}
+
 static void read_snapshot(void *loader)
 {
     struct restore *restore = loader;
@@ -242,7 +252,9 @@ static void read_snapshot(void *loader)
     restore->loader.status = snapshot_open(restore->loader.job->load.path, &snapshot,
                                            &restore->loader.why);
     if (restore->loader.status != CAIRN_OK) return;
-    read_all(restore, &snapshot);
+    restore->loader.status = judge_base(restore->loader.job, &snapshot.manifest,
+                                        &restore->loader.why);
+    if (restore->loader.status == CAIRN_OK) read_all(restore, &snapshot);
     restore->results = results_of(restore->loader.job, &snapshot.manifest);
     snapshot_close(&snapshot);
 }

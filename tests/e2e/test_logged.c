@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "server/shard/journal_file.h"
 #include "tests/e2e/crew.h"
 #include "tests/e2e/scene.h"
 #include "tests/support/good.h"
@@ -276,6 +277,17 @@ static void log_file(int shard, const char *name, char path_out[256])
     snprintf(path_out, 256, "%s/%s/%s", at, log, name);
 }
 
+/* The path of the snapshot in a base's file. */
+static const char *base_text(const char *file)
+{
+    static char text[1024];
+    const int fd = open(file, O_RDONLY);
+    const ssize_t got = fd >= 0 ? pread(fd, text, sizeof text - 1, sizeof(struct journal_base)) : 0;
+    text[got > 0 ? got : 0] = '\0';
+    if (fd >= 0) close(fd);
+    return text;
+}
+
 /* Opens the newest segment of the shard's one log. */
 static int open_newest(int shard)
 {
@@ -388,6 +400,35 @@ TEST(a_base_that_cannot_be_written_costs_no_log)
     snprintf(text, sizeof text, "from the snapshot of step %lu on", (unsigned long)saved);
     ck_assert_int_eq(logged("shard-0.log", text), 1);
     ck_assert_int_eq(logged("shard-0.log", "is given up"), 0);
+}
+
+/* Its path alone does not say which one it is: the sums of the log would be added to other bits. */
+TEST(another_snapshot_at_the_path_of_the_base_is_refused)
+{
+    char first[CLUSTER_WORD_BYTES], second[CLUSTER_WORD_BYTES], at[512], command[5 * sizeof at];
+    char root[65], base[256];
+    SHARDS(1);
+    begin(1);
+    word_of(first, "snapshot create tiny --wait -q");
+    train_pushing(0.5f, 1);
+    word_of(second, "snapshot create tiny --wait -q");
+    log_file(0, "base", base);
+    await(strstr(base_text(base), second) != NULL);
+    train_pushing(0.5f, 2);
+    bits(root);
+    kill_shard(0);
+    snprintf(at, sizeof at, "%s", snapshot_folder("tiny", second));
+    snprintf(command, sizeof command, "mv %s %s.right && cp -r %s %s", at, at,
+             snapshot_folder("tiny", first), at);
+    ck_assert_int_eq(system(command), 0);
+    cluster_restart_shard(&cluster, 0);
+    await(in_log("job tiny is lost: shard-0") > 0);
+    ck_assert_int_eq(logged("shard-0.log", "is another one, of version"), 1);
+    kill_shard(0);
+    snprintf(command, sizeof command, "rm -r %s && mv %s.right %s", at, at, at);
+    ck_assert_int_eq(system(command), 0);
+    cluster_restart_shard(&cluster, 0);
+    expect_bits(root);
 }
 
 TEST(a_log_that_is_gone_leaves_the_snapshot)

@@ -522,26 +522,57 @@ static struct journal_part *make_part(void)
 TEST(a_part_and_its_base_are_read_again)
 {
     struct journal_part *part = make_part(), *read;
-    struct cairn_version version;
-    char *path;
+    char there[] = "/there/x";
+    const struct log_base base = { .version = { 1, 9 }, .root = { { 7, 8 } }, .path = there };
+    struct log_base got;
     ck_assert_int_eq(journal_part_read(folder, &read, &why), CAIRN_ERR_NOT_FOUND);
     ck_assert_int_eq(journal_part_write(folder, part, &why), CAIRN_OK);
     ck_assert_int_eq(journal_part_read(folder, &read, &why), CAIRN_OK);
     ck_assert_int_eq(memcmp(read, part, (size_t)part->bytes), 0);
     free(read);
-    ck_assert_int_eq(journal_base_read(folder, LOG, &version, &path, &why), CAIRN_ERR_NOT_FOUND);
-    ck_assert_int_eq(
-        journal_base_write(folder, LOG, (struct cairn_version) { 1, 9 }, "/there/x", &why), 0);
-    ck_assert_int_eq(journal_base_read(folder, LOG + 1, &version, &path, &why),
-                     CAIRN_ERR_NOT_FOUND);
-    ck_assert_int_eq(journal_base_read(folder, LOG, &version, &path, &why), CAIRN_OK);
-    ck_assert_str_eq(path, "/there/x");
-    ck_assert_uint_eq(version.step, 9);
-    free(path);
+    ck_assert_int_eq(journal_base_read(folder, LOG, &got, &why), CAIRN_ERR_NOT_FOUND);
+    ck_assert_int_eq(journal_base_write(folder, LOG, &base, &why), CAIRN_OK);
+    ck_assert_int_eq(journal_base_read(folder, LOG + 1, &got, &why), CAIRN_ERR_NOT_FOUND);
+    ck_assert_int_eq(journal_base_read(folder, LOG, &got, &why), CAIRN_OK);
+    ck_assert_str_eq(got.path, "/there/x");
+    ck_assert_uint_eq(got.version.step, 9);
+    ck_assert_int_eq(journal_base_judge(&got, base.version, base.root.byte, &why), CAIRN_OK);
+    free(got.path);
     ck_assert_int_eq(journal_end(folder, &why), CAIRN_OK);
     ck_assert_int_ne(access(folder, F_OK), 0);
     ck_assert_int_eq(journal_end(folder, &why), CAIRN_OK);
     free(part);
+}
+
+TEST(another_snapshot_at_the_path_of_the_base_is_told_apart)
+{
+    char there[] = "/there/x";
+    const struct log_base base = { .version = { 1, 9 }, .root = { { 7, 8 } }, .path = there };
+    struct hash other = base.root;
+    other.byte[CAIRN_HASH_BYTES - 1] ^= 1;
+    ck_assert_int_eq(journal_base_judge(&base, base.version, other.byte, &why), CAIRN_ERR_MISMATCH);
+    ck_assert_ptr_nonnull(strstr(why.text, "what lies at /there/x is another one"));
+    ck_assert_int_eq(
+        journal_base_judge(&base, (struct cairn_version) { 2, 9 }, base.root.byte, &why),
+        CAIRN_ERR_MISMATCH);
+}
+
+/* The segment that begins at the snapshot's version may have been begun while a round of it was prepared. */
+TEST(the_sums_of_a_round_that_begins_at_the_base_stay)
+{
+    static const struct journal_kept_segment kept[] = {
+        { .number = 3, .first = { 1, 5 } }, { .number = 4, .first = { 1, 7 } },
+        { .number = 5, .first = { 1, 9 } }, // of a process that took the part from its keeper
+        { .number = 6, .first = { 1, 9 } }, { .number = 7, .first = { 1, 12 } },
+    };
+    static const struct {
+        uint64_t step, first;
+    } rows[] = {
+        { 5, 3 }, { 6, 3 }, { 7, 3 }, { 8, 4 }, { 9, 4 }, { 10, 6 }, { 12, 6 }, { 13, 7 }
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        ck_assert_uint_eq(journal_first_needed(kept, 5, (struct cairn_version) { 1, rows[i].step }),
+                          rows[i].first);
 }
 
 static void overwrite(const char *name, const void *bytes, size_t count)
@@ -561,7 +592,7 @@ TEST(a_part_of_another_format_or_damaged_is_refused)
     snprintf(part->build, sizeof part->build, "9.9");
     overwrite("part", part, bytes);
     ck_assert_int_eq(journal_part_read(folder, &read, &why), CAIRN_ERR_VERSION);
-    ck_assert(strstr(why.text, "build 9.9 writes logs in format 2") != NULL);
+    ck_assert(strstr(why.text, "build 9.9 writes logs in format 3") != NULL);
     part->format = JOURNAL_FORMAT;
     for (size_t at = 0; at < bytes; at++) {
         ((uint8_t *)part)[at] ^= 16;
