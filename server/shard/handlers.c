@@ -120,17 +120,20 @@ static void on_round_open(struct shard_job *job, const void *body)
     if (relay_on_open(job, message) != CAIRN_OK) tell_no_relay(job, message);
 }
 
+static void fence(struct shard_job *job, uint64_t epoch, uint64_t layout)
+{
+    // if not, the core refuses the Fence
+    const bool newer = epoch > step_epoch(job->collector.step);
+    if (newer && move_on_fence(job, epoch, layout)) return;
+    own_step(job, &(struct step_event) { .kind = CAIRN_STEP_FENCE, .epoch = epoch });
+    if (newer) relay_on_fence(job, epoch);
+}
+
 static void on_fence(struct shard_job *job, const void *body)
 {
     const Cairn__Fence *message = body;
-    // if not, the core refuses the Fence
-    const bool newer = message->epoch > step_epoch(job->collector.step);
-    if (newer && move_on_fence(job, message->epoch, message->layout)) return;
-    own_step(job, &(struct step_event) {
-                      .kind = CAIRN_STEP_FENCE,
-                      .epoch = message->epoch,
-                  });
-    if (newer) relay_on_fence(job, message->epoch);
+    if (!journal_takes_fence(job, message->epoch, message->layout, fence))
+        fence(job, message->epoch, message->layout);
 }
 
 static void on_decide(struct shard_job *job, const void *message)

@@ -125,7 +125,7 @@ static void end_done(struct shard_job *job, const struct journal_op *op)
             "starts anew: it would bring back a state that is older than what the job has now",
             job->spec.name, op->why.text, job->journal.folder);
     if (job->journal.end_fails) log_info("job %s: its log has ended now", job->spec.name);
-    job->journal.end_fails = false;
+    job->journal.end_fails = job->journal.lag.is_there = false;
     forget_files(&job->journal);
     if (serves) let_go(job);
     if (serves) shard_tell(job, SHARD_COPIES_ENDED);
@@ -166,7 +166,9 @@ static void begin_done(struct shard_job *job, struct journal_op *op)
 {
     struct job_journal *journal = &job->journal;
     take_segment(job, op);
-    if (op->kind != OP_BEGIN || (journal->wants & JOURNAL_WANT_END) != 0) return;
+    if ((journal->wants & JOURNAL_WANT_END) != 0) return;
+    journal->lag.is_there = false;
+    if (op->kind != OP_BEGIN) return;
     journal->budget_bytes = op->budget_bytes;
     journal->revision = op->part->revision;
     sentence_set(&journal->why, "waits for a snapshot on which its log may stand");
@@ -262,6 +264,18 @@ static bool try_again(struct shard_job *job, struct journal_op *op)
     return true;
 }
 
+/* Lets the Fence go on that waited for the log. The coordinator hears first whether there still is one: it
+ * takes the answer for that of a job that has its log. */
+static void release_fence(struct shard_job *job)
+{
+    struct journal_lag *lag = &job->journal.lag;
+    const uint64_t epoch = lag->epoch;
+    if (lag->is_there || epoch == 0 || job->state != CAIRN_JOB_SERVING) return;
+    lag->epoch = 0;
+    connection_beat(job->shard);
+    lag->fence(job, epoch, lag->layout);
+}
+
 static void op_done(struct task *task)
 {
     struct journal_op *op = (struct journal_op *)task;
@@ -282,6 +296,7 @@ static void op_done(struct task *task)
     }
     journal_op_free(op);
     pump(job);
+    release_fence(job);
     shard_job_idle(job);
 }
 
@@ -508,9 +523,11 @@ static void go_on(struct shard_job *job, struct journal_resumed *from)
 static bool take_left(struct shard_job *job)
 {
     struct job_journal *journal = &job->journal;
+    const bool is_made_of_it = journal->from != NULL;
     bool is_of_job;
     struct journal_resumed *from = journal_find(job->shard, job, &is_of_job);
     if (from == NULL) return true;
+    journal->lag.is_there = !is_made_of_it;
     if (is_of_job && journal->wanted) {
         want_budget(job);
         go_on(job, from);
@@ -603,6 +620,17 @@ bool journal_takes_round(struct shard_job *job, const struct step_sums *sums)
     return true;
 }
 
+bool journal_takes_fence(struct shard_job *job, uint64_t epoch, uint64_t layout,
+                         void (*fence)(struct shard_job *job, uint64_t epoch, uint64_t layout))
+{
+    struct journal_lag *lag = &job->journal.lag;
+    const bool waits = lag->is_there && job->state == CAIRN_JOB_SERVING;
+    lag->epoch = waits ? epoch : 0; // this Fence replaces a Fence that waits
+    lag->layout = layout;
+    lag->fence = fence;
+    return waits;
+}
+
 void journal_decided(struct shard_job *job, const struct decision *decision)
 {
     struct job_journal *journal = &job->journal;
@@ -670,11 +698,12 @@ static void on_base(struct shard_job *job, const void *body)
     pump(job);
 }
 
-/* True if the round, or its update, cannot go on before the operation has ended. */
+/* True if a Fence, the round, or its update cannot go on before the operation has ended. */
 static bool is_waited_for(const struct shard_job *job)
 {
     const struct job_journal *journal = &job->journal;
     return journal->op->kind == OP_ROUND || journal->op->kind == OP_DECISION ||
+           journal->lag.epoch != 0 ||
            (journal->wants & (JOURNAL_WANT_ROUND | JOURNAL_WANT_DECISION)) != 0 ||
            (job->pass.update_waits && journal_holds_update(job));
 }
@@ -718,6 +747,12 @@ static void leave_journal(struct shard_job *job)
     if (!job->shard->closing) want_end(job, "");
 }
 
+/* The next session brings another Fence. */
+static void forget_fence(struct shard_job *job)
+{
+    job->journal.lag.epoch = 0;
+}
+
 static void free_journal(struct shard_job *job)
 {
     struct job_journal *journal = &job->journal;
@@ -732,6 +767,7 @@ const struct shard_module journal_module = {
     .messages = (const struct shard_message[]) { { CAIRN_MSG_LOG_BASE, .on_job = on_base }, { 0 } },
     .on = { [SHARD_JOB_STOPS] = stop_journal,
             [SHARD_JOB_LEAVES] = leave_journal,
-            [SHARD_JOB_FREED] = free_journal },
+            [SHARD_JOB_FREED] = free_journal,
+            [SHARD_SESSION_ENDED] = forget_fence },
     .tick = tick_journal,
 };

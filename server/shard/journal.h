@@ -25,6 +25,9 @@
  * without its sums on disk is as if it never was: workers compute it again. A decision to skip is on disk
  * before it is reported as PUBLISHED.
  *
+ * A part that a keeper had may be ahead of its journal: by the decision that was being written. So nobody is
+ * told of the part's version before the START of the next segment, which has it, is on disk.
+ *
  * A journal ends before the state changes otherwise than by its entries: from then on no process makes a
  * part of the older state. A disk that fails ends it, too, and is tried again after a while with new files:
  * never by a second sync of the same ones. While there is no journal with a base, the job is less safe than
@@ -37,6 +40,7 @@
 
 struct journal_op;
 struct journal_resumed;
+struct shard_job;
 struct journal_scan;
 
 /* Operations that wait until the one before has ended; bits. */
@@ -47,6 +51,14 @@ enum journal_want {
     JOURNAL_WANT_DECISION = 8,
     JOURNAL_WANT_BASE = 16,
     JOURNAL_WANT_PART = 32,
+};
+
+/* The part, as its keeper had it, may be ahead of the log that a process before left. The newest Fence waits
+ * meanwhile. */
+struct journal_lag {
+    bool is_there;
+    uint64_t epoch, layout; /* of the Fence; 0: none waits */
+    void (*fence)(struct shard_job *job, uint64_t epoch, uint64_t layout);
 };
 
 struct job_journal {
@@ -65,8 +77,8 @@ struct job_journal {
     size_t segment_count;
     uint64_t budget_bytes;
     struct log_base next_base; /* owned: of the LogBase that arrived last */
-    struct step_sums sums; /* of the round that waits to be SUMMED */
-    bool skips;            /* a skip is being written, and this PUBLISHED_REPORT waits for it */
+    struct step_sums sums;     /* of the round that waits to be SUMMED */
+    bool skips;                /* a skip is being written, and this PUBLISHED_REPORT waits for it */
     struct step_action skip;
     struct sentence why;   /* why there is no journal, or none with a base; empty: there is */
     struct sentence waits; /* why a round waits now; empty: it does not */
@@ -75,6 +87,7 @@ struct job_journal {
     uint64_t again_ms;     /* uv_now: what failed, and is wanted still, is not tried before */
     bool lacks_room;       /* the disk had none for the next segment */
     bool end_fails;        /* it could not be ended: no round may go on before it is */
+    struct journal_lag lag;
     struct journal_resumed *from; /* owned: what the part is being made from again */
     struct log_limit slow_said;
 };
@@ -92,7 +105,6 @@ struct shard_journals {
 };
 
 struct shard_options;
-struct shard_job;
 struct shard_daemon;
 /* Locks the folder, and begins to look for parts that a process before left, unless their jobs are kept.
  * The shard does not connect before it is over. A folder that cannot be used is waited for; but not if a
@@ -113,6 +125,10 @@ void journal_leaves_layout(struct shard_job *job);
 
 /* The sums of a round are there. True: SUMMED follows when they are on disk. */
 bool journal_takes_round(struct shard_job *job, const struct step_sums *sums);
+/* A Fence has come, whose answer tells how far the part is. True: the log does not have all of that yet, and
+ * `fence` is called when it has, or when it has ended. */
+bool journal_takes_fence(struct shard_job *job, uint64_t epoch, uint64_t layout,
+                         void (*fence)(struct shard_job *job, uint64_t epoch, uint64_t layout));
 /* An update, or a write, was decided. */
 void journal_decided(struct shard_job *job, const struct decision *decision);
 /* A PUBLISHED_REPORT is due. True: it follows when the skip of the round that it reports is on disk. */

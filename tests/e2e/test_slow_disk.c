@@ -2,6 +2,7 @@
  * it waits, says so, and succeeds; training does not notice, and no daemon touches a file on its loop, or
  * gives much memory back there. */
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -284,6 +285,73 @@ TEST(storage_that_hangs_holds_up_no_join_and_is_said)
     await_said("/snapshots has not answered for 3 s or more: its storage hangs", "cluster status");
     await_unsaid("no snapshot can be saved", "cluster status");
     check_met("open", begun_ms);
+    stop();
+    cairn_scratch_remove(root);
+}
+
+/* ---- a log behind a keeper ---- */
+
+static atomic_llong done_ms;
+
+static void *train_one(void *unused)
+{
+    (void)unused;
+    train_pushing(0.5f, 1);
+    atomic_store(&done_ms, now_ms());
+    return NULL;
+}
+
+static void await_met(const char *name)
+{
+    const int64_t end_ms = now_ms() + WAIT_MS;
+    while (is_there(name)) {
+        ck_assert_msg(now_ms() < end_ms, "nobody met %s", name);
+        pause_ms(2);
+    }
+}
+
+/* A shard is killed while it writes the decision of a round to its log, so its keeper has the step, and the
+ * log has not. The next process has the step in the log before anybody is told that it is done: a loss of
+ * power in between would take it back. */
+TEST(a_step_that_only_a_keeper_has_is_told_when_the_log_has_it)
+{
+    static char log_path[sizeof root + 32], logs[sizeof root + 16];
+    cairn_scratch_make(root);
+    snprintf(control, sizeof control, "%s/control", root);
+    snprintf(logs, sizeof logs, "%s/logs", root);
+    snprintf(log_path, sizeof log_path, "log.path=%s", logs);
+    ck_assert_int_eq(mkdir(control, 0700), 0);
+    ck_assert_int_eq(mkdir(logs, 0700), 0);
+    setenv("CAIRN_SLOW_FOLDER", control, 1);
+    setenv("LD_PRELOAD", CAIRN_SLOW_FILES, 1);
+    setenv("UCX_MEM_EVENTS", "n", 1);
+    start(1, .shards_kept = true,
+          .shard_set = SETTINGS("compute.threads=1", "memory.limit=256MiB", log_path));
+    unsetenv("LD_PRELOAD");
+    join("tiny", TINY(ELEMS));
+    train_pushing(0.5f, 1);
+    says(0, "", "job durability tiny log -q");
+    await((ask("job show tiny"), strstr(said.out, "process+log; log is asked for") != NULL));
+    train_pushing(0.5f, 1);
+    const uint64_t step = newest(job).step;
+
+    slow_ms = 1500;
+    arm_for("fsync", ".seg"); // of the round
+    good((cairn_status)pthread_create(&training, NULL, train_one, NULL));
+    await_met("arm-fsync");
+    slow_ms = 2 * WAIT_MS;
+    arm_for("write", ".seg"); // of the decision
+    await_met("arm-write");
+    slow_ms = 3000;
+    arm_for("fsync", ".seg"); // of the next segment
+    ck_assert_int_eq(kill(cluster_shard_process(&cluster, 0), SIGKILL), 0);
+    await_met("arm-fsync");
+    const int64_t begun_ms = now_ms();
+    pthread_join(training, NULL);
+    ck_assert_int_ge(atomic_load(&done_ms) - begun_ms, slow_ms / 2);
+    ck_assert_uint_eq(newest(job).step, step + 1);
+    ck_assert_int_eq(logged("shard-0.log", "as the process before left it"), 1);
+    says(0, "process+log; log is asked for", "job show tiny");
     stop();
     cairn_scratch_remove(root);
 }
