@@ -162,6 +162,8 @@ struct coord_told {
     bool has_keeper, has_log; /* ShardTiers */
     bool had_keeper;          /* at any time, as far as this coordinator knows */
     struct sentence log_lacks;
+    uint64_t awaited[CAIRN_HELD_JOBS_MAX]; /* jobs of whose parts it waits for the snapshots */
+    size_t awaited_count;
 };
 
 /* A shard, known by its name. */

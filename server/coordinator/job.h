@@ -237,6 +237,8 @@ struct coord_log {
 bool coord_logs_wanted(const struct coord_job *job);
 void coord_logs_take(const struct coord *cluster, const struct coord_shard_entry *entry,
                      const Cairn__Heartbeat *message);
+/* True if the shard has no part of the job yet, because the snapshot on which its log stands is not there. */
+bool coord_logs_awaits(const struct coord_job *job, const struct coord_shard_entry *entry);
 void coord_logs_tick(struct coord_job *job);
 /* True if a snapshot for a log is about to begin: it becomes the periodic one that is due. */
 bool coord_logs_give_way(struct coord_job *job);

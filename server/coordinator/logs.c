@@ -57,6 +57,13 @@ void coord_logs_take(const struct coord *cluster, const struct coord_shard_entry
         take_one(cluster, entry, message->logs[i]);
 }
 
+bool coord_logs_awaits(const struct coord_job *job, const struct coord_shard_entry *entry)
+{
+    for (size_t i = 0; entry->session != NULL && i < entry->told.awaited_count; i++)
+        if (entry->told.awaited[i] == job->id) return true;
+    return false;
+}
+
 /* True if the log may stand on the newest snapshot, and stands on none or an older one. */
 static bool may_take(const struct coord_job *job, const struct coord_log *log)
 {

@@ -116,13 +116,15 @@ static void miss_part(struct coord_job *job, uint32_t shard)
     if (s->missed_ms != 0) return;
     s->missed_ms = coord_now_ms(job->cluster) + 1; // never 0
     s->patience_ms = patience_ms(job->cluster, s->entry);
-    // it could not read its log: the part may come with the next process
+    // it could not read its log: the part may come with the next process; or with the log's snapshot
     const uint64_t log_ms = coord_logs_loss_wait_ms(job);
-    if (s->entry->told.log_lacks.text[0] != '\0' && log_ms > s->patience_ms &&
+    const bool is_awaited = coord_logs_awaits(job, s->entry);
+    if ((s->entry->told.log_lacks.text[0] != '\0' || is_awaited) && log_ms > s->patience_ms &&
         coord_logs_wanted(job))
         s->patience_ms = log_ms;
-    log_warn("job %s waits: shard %s restarted without its part of it", job->spec.name,
-             s->entry->name);
+    log_warn(
+        "job %s waits: shard %s restarted without its part of it%s", job->spec.name, s->entry->name,
+        is_awaited ? ", which it makes again from its log when the log's snapshot is there" : "");
     coord_snapshot_part_missed(job, shard);
 }
 
@@ -183,6 +185,24 @@ static void tell_who_is_away(struct coord_job *job)
     if (is_news) tell_shards_changed(job);
 }
 
+/* The job has waited long enough for a part. */
+static void lose_missed(struct coord_job *job, uint32_t shard)
+{
+    const struct coord_job_shard *s = &job->shards[shard];
+    if (coord_logs_awaits(job, s->entry)) {
+        coord_job_lose(job, true,
+                       "%s restarted, and has waited for %" PRIu64
+                       " s for %s (the job goes on when that is there)",
+                       s->entry->name, s->patience_ms / 1000,
+                       s->log.waits[0] != '\0' ? s->log.waits : "the snapshot of its log");
+        return;
+    }
+    coord_job_lose(job, true,
+                   "%s restarted without its part, and the process that had it is not back (if "
+                   "that one still runs, stopped or cut off, the job goes on when it is back)",
+                   s->entry->name);
+}
+
 void coord_job_parts_tick(struct coord_job *job)
 {
     const uint64_t now_ms = coord_now_ms(job->cluster);
@@ -195,10 +215,7 @@ void coord_job_parts_tick(struct coord_job *job)
         if (s->missed_ms == 0 || now_ms < s->missed_ms + s->patience_ms) continue;
         if (is_left_out(job, i)) continue; // the other shards have all that this shard had
         if (coord_mirrors_may_take(job, i)) continue;
-        coord_job_lose(job, true,
-                       "%s restarted without its part, and the process that had it is not back (if "
-                       "that one still runs, stopped or cut off, the job goes on when it is back)",
-                       s->entry->name);
+        lose_missed(job, i);
         return;
     }
 }

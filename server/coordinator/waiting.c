@@ -136,6 +136,13 @@ static void say_part(const struct coord_job *job, uint32_t shard, struct sentenc
 {
     const struct coord_shard_entry *entry = job->shards[shard].entry;
     const char *sitter = peer_name(entry->session->peer);
+    if (coord_logs_awaits(job, entry)) {
+        const char *waits = job->shards[shard].log.waits;
+        sentence_set(out, "the part of shard %s, which is made again from its log and waits for %s",
+                     entry->name,
+                     waits[0] != '\0' ? waits : "the snapshot on which the log stands");
+        return;
+    }
     sentence_set(out, "the part of shard %s: the one at %s came without it", entry->name, sitter);
     if (!is_claimed(job->cluster, entry)) return;
     sentence_add(

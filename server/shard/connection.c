@@ -31,10 +31,13 @@ static bool is_held(const struct shard_job *job)
     return job->state != CAIRN_JOB_LEAVING && job->state != CAIRN_JOB_FAULTED;
 }
 
-/* Returns how many parts are held. If no part is held, the shard obeys any coordinator. */
+/* Returns how many parts are held, or will be when their snapshots are there. If no part is held, the shard
+ * obeys any coordinator. */
 static size_t held_jobs_count(const struct shard_daemon *shard)
 {
     size_t count = 0;
+    for (const struct journal_resumed *at = shard->journals.awaiting; at != NULL; at = at->next)
+        count++;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         count += is_held(job);
     return count;
@@ -71,7 +74,7 @@ static size_t held_jobs_list(const struct shard_daemon *shard, Cairn__HeldJob *o
 {
     size_t count = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        if (!is_held(job)) continue;
+        if (!is_held(job) || job->kept.is_pending) continue; // the next Hello has it
         Cairn__HeldJob *held = &out[count++];
         cairn__held_job__init(held);
         held->job = job->number;
@@ -542,16 +545,10 @@ struct log_list {
     Cairn__LogTold *pointers[CAIRN_SHARD_JOBS_MAX];
 };
 
-/* Lists the logs of the jobs that want one. */
 static void logs_list(const struct shard_daemon *shard, struct log_list *out)
 {
-    out->count = 0;
-    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        if (job->staged || !job->journal.wanted) continue;
-        journal_tell(job, &out->told[out->count]);
-        out->pointers[out->count] = &out->told[out->count];
-        out->count++;
-    }
+    out->count = journals_tell(shard, out->told);
+    for (size_t i = 0; i < out->count; i++) out->pointers[i] = &out->told[i];
 }
 
 /* ==== unheard ==== */
@@ -651,9 +648,13 @@ static size_t say_hello(struct shard_daemon *shard, Cairn__Hello *hello, Cairn__
     return fit;
 }
 
-static void tiers_tell(const struct shard_daemon *shard, Cairn__ShardTiers *tiers)
+/* The tiers borrow `awaited`, [CAIRN_SHARD_JOBS_MAX]. */
+static void tiers_tell(const struct shard_daemon *shard, Cairn__ShardTiers *tiers,
+                       uint64_t *awaited)
 {
     cairn__shard_tiers__init(tiers);
+    tiers->n_awaited = journals_awaited(shard, awaited);
+    tiers->awaited = awaited;
     tiers->log = shard->journals.pool != NULL;
     tiers->log_lacks = wire_text(shard->journals.lacks.text);
     tiers->keeper = keeper_is_there();
@@ -681,7 +682,8 @@ static void send_hello(struct shard_daemon *shard)
     hello.standby_of = shard->standby_of;
     hello.domain = shard->domain;
     Cairn__ShardTiers tiers;
-    tiers_tell(shard, &tiers);
+    uint64_t awaited[CAIRN_SHARD_JOBS_MAX];
+    tiers_tell(shard, &tiers, awaited);
     hello.tiers = &tiers;
     shard->unfit.is_told = home.failed[0] != '\0';
     if (held_jobs_count(shard) > 0) {
@@ -711,7 +713,8 @@ void connection_beat(struct shard_daemon *shard)
     heartbeat.stats = &shard->stats;
     heartbeat.storage = shard->storage.said.text;
     Cairn__ShardTiers tiers;
-    tiers_tell(shard, &tiers);
+    uint64_t awaited[CAIRN_SHARD_JOBS_MAX];
+    tiers_tell(shard, &tiers, awaited);
     heartbeat.tiers = &tiers;
     struct bytes_list list;
     bytes_list(shard, &list);
@@ -987,6 +990,11 @@ cairn_status connection_open(struct shard_daemon *shard, const struct shard_opti
 
 void connection_begin(struct shard_daemon *shard)
 {
+    if (shard->session.stream != NULL) {
+        stream_close(shard->session.stream, CAIRN_OK,
+                     "this shard connects anew, to say which parts it has now");
+        return;
+    }
     uv_timer_start(&shard->session.timer, on_timer, 0, 0);
 }
 

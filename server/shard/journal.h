@@ -18,8 +18,9 @@
  *     ▲                                       │         ─► segments before the newest base are removed
  *     └── another layout, a write of a member, a failure
  *
- *   the next process ─► journals_open: reads the entries ─► a job is made, and loads the base
- *       ─► the updates are done again, one after the other ─► the part serves, and the shard connects
+ *   the next process ─► journals_open: reads the entries ─► looks for the base ─► a job is made, and loads it
+ *       ─► the updates are done again, one after the other ─► the part serves, and the shard connects; or it
+ *       connects again, if it did not wait for the base because that was not there
  *
  * The bits are the same, because an update depends on the sums, the decision and the state alone. A round
  * without its sums on disk is as if it never was: workers compute it again. A decision to skip is on disk
@@ -102,6 +103,8 @@ struct shard_journals {
     uint8_t *blocks[JOURNAL_THREADS]; /* owned: [JOURNAL_RUN_BYTES] of each thread */
     struct journal_scan *scan;        /* owned: the search for parts; NULL: none is under way */
     struct journal_resumed *found;    /* owned: of jobs that a keeper had, until they serve */
+    struct journal_resumed *awaiting; /* owned: whose snapshots are not there yet */
+    uv_timer_t timer;                 /* looks for these */
 };
 
 struct shard_options;
@@ -112,8 +115,8 @@ struct shard_daemon;
 CAIRN_MUST_CHECK cairn_status journals_open(struct shard_daemon *shard,
                                             const struct shard_options *options,
                                             struct sentence *why);
-/* Ends the threads. Returns false if there are none; then on_closed is not called. */
-bool journals_close(struct shard_daemon *shard, void (*on_closed)(void *context), void *context);
+/* Ends the threads. Returns how often on_closed is called. */
+int journals_close(struct shard_daemon *shard, void (*on_closed)(void *context), void *context);
 void journals_release(struct shard_daemon *shard);
 
 /* The newest terms want a journal, or none. */
@@ -140,8 +143,9 @@ bool journal_holds_update(const struct shard_job *job);
 bool journal_is_based(const struct shard_job *job);
 /* The bytes of its segments. */
 uint64_t journal_bytes(const struct job_journal *journal);
-/* Fills in what the heartbeat says of the job's log. */
-void journal_tell(const struct shard_job *job, Cairn__LogTold *out);
+/* Fills in what the heartbeat says of the logs that jobs want, and of those whose bases are not there: at
+ * most CAIRN_SHARD_JOBS_MAX. Returns how many these are. */
+size_t journals_tell(const struct shard_daemon *shard, Cairn__LogTold *out);
 
 /* ---- journal_scan.c ---- */
 
@@ -156,7 +160,13 @@ struct journal_resumed {
     struct log_base base;
     struct sentence why; /* why no part can be made of it; empty: one can */
     size_t at;           /* the step of the plan that is done next */
-    /* the sums that are being read; see journal_replay.c */
+    /* the look for its base */
+    struct shard_daemon *shard; /* borrowed */
+    struct pool *looks;         /* owned */
+    bool is_looking, holds;     /* holds: the shard does not connect before it has looked once */
+    struct sentence looked;     /* why the base is not there */
+    struct sentence waits;      /* for what the part waits, as is told; empty: it does not */
+    /* the sums that are being read; see journal_replay.c. The look for its base, too */
     struct task task;
     int fd;
     size_t reads; /* the entry */
@@ -184,6 +194,10 @@ bool journal_is_scanning(const struct shard_daemon *shard);
  * job has. */
 struct journal_resumed *journal_find(struct shard_daemon *shard, struct shard_job *job,
                                      bool *is_of_job);
+
+/* The jobs whose parts are not there yet, because their bases are not, or updates are being done again:
+ * at most CAIRN_SHARD_JOBS_MAX. */
+size_t journals_awaited(const struct shard_daemon *shard, uint64_t *jobs_out);
 
 /* ---- a job that is made from its journal, as from a kept part (kept.h) ---- */
 

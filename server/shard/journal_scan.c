@@ -17,10 +17,13 @@
 #include "server/shard/kept.h"
 #include "server/shard/shard.h"
 
-/* At a start the storage of snapshots may come later than this host: so long a base is waited for. */
-#define BASE_WAIT_S 120
 /* While log.path cannot be used, that is said so often. */
 #define SAY_EACH_S 60
+/* So often the base of each log is looked for. The shard connects after the first of these times at the
+ * latest. */
+#define LOOK_EACH_MS 1000
+/* At its end a shard waits so long for a look that hangs. */
+#define HANGS_MS 100
 
 void journal_resumed_free(struct journal_resumed *from)
 {
@@ -77,37 +80,13 @@ static cairn_status make_plan(struct journal_resumed *from, struct sentence *why
     return CAIRN_OK;
 }
 
-static bool is_there(const char *snapshot)
-{
-    uint64_t bytes;
-    struct sentence why;
-    return storage_of(snapshot)->stat(snapshot, CAIRN_MANIFEST_NAME, &bytes, &why) == CAIRN_OK;
-}
-
-/* Waits until the storage shows the base. */
-static cairn_status await_base(const struct journal_scan *scan, const struct journal_resumed *from,
-                               struct sentence *why)
-{
-    for (int s = 0; s < BASE_WAIT_S && !atomic_load(&scan->canceled); s++) {
-        if (is_there(from->base.path)) return CAIRN_OK;
-        if (s == 0)
-            log_warn("job %s: its log stands on %s, which is not there: waiting for it, for %d s "
-                     "at most",
-                     from->part->name, from->base.path, BASE_WAIT_S);
-        sleep(1);
-    }
-    return fail_with(why, CAIRN_ERR_NOT_FOUND, "the snapshot on which it stands is gone: %s",
-                     from->base.path);
-}
-
-static cairn_status read_journal(const struct journal_scan *scan, struct journal_resumed *from,
-                                 struct sentence *why)
+static cairn_status read_journal(struct journal_resumed *from, struct sentence *why)
 {
     CAIRN_TRY(journal_read(from->folder, from->part->log, &from->entries, why));
     const cairn_status based = journal_base_read(from->folder, from->part->log, &from->base, why);
     if (based != CAIRN_OK && based != CAIRN_ERR_NOT_FOUND) return based;
     CAIRN_TRY(make_plan(from, why));
-    if (journal_has_base(from)) return await_base(scan, from, why);
+    if (journal_has_base(from)) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_NOT_FOUND, "it had no snapshot to stand on yet");
 }
 
@@ -135,7 +114,7 @@ static struct journal_resumed *look_at(const struct journal_scan *scan, const ch
         journal_resumed_free(from);
         return NULL;
     }
-    if (read_journal(scan, from, &why) != CAIRN_OK) from->why = why;
+    if (read_journal(from, &why) != CAIRN_OK) from->why = why;
     return from;
 }
 
@@ -281,7 +260,7 @@ static bool is_held(const struct shard_daemon *shard, uint64_t number)
 static void resume(struct shard_daemon *shard, struct journal_resumed *from)
 {
     struct sentence why;
-    if (is_held(shard, from->part->job)) { // a keeper had it, and its state is newer
+    if (is_held(shard, from->part->job)) { // a keeper had it, or it was restored: that is newer
         from->next = shard->journals.found;
         shard->journals.found = from;
         return;
@@ -293,6 +272,131 @@ static void resume(struct shard_daemon *shard, struct journal_resumed *from)
         from->part->name, from->folder, why.text);
     journal_resumed_free(from);
 }
+
+/* ==== bases that are not there yet ==== */
+
+/* At a start the storage of snapshots may come later than this host, and jobs that need nothing from it do
+ * not wait. So each log's base is looked for, on a thread of its own, because storage may hang. If it is not
+ * there, or no answer comes in time, the shard connects without the part, and says for what the part waits.
+ * It looks each second, and connects anew when the part is there. Nobody gives a part up here: the
+ * coordinator decides how long a job waits for it. */
+
+static struct journal_resumed *from_of(struct task *task)
+{
+    return (struct journal_resumed *)((char *)task - offsetof(struct journal_resumed, task));
+}
+
+static void run_look(struct task *task, uint32_t item, uint32_t thread)
+{
+    struct journal_resumed *from = from_of(task);
+    uint64_t bytes;
+    (void)item;
+    (void)thread;
+    from->status = storage_of(from->base.path)
+                       ->stat(from->base.path, CAIRN_MANIFEST_NAME, &bytes, &from->looked);
+}
+
+/* The shard connects when it has looked for the last base once. */
+static void let_connect(struct journal_resumed *from)
+{
+    struct shard_daemon *shard = from->shard;
+    if (!from->holds) return;
+    from->holds = false;
+    if (--shard->kept.pending == 0) shard->up->resumed(shard);
+}
+
+#define WAITS "waits for "
+
+static void say_away(struct journal_resumed *from, const char *why)
+{
+    const bool is_news = from->waits.text[0] == '\0';
+    sentence_set(&from->waits, WAITS "the snapshot on which its log stands, %s: %s",
+                 sentence_brief(from->base.path, 110).text, sentence_brief(why, 80).text);
+    if (is_news)
+        log_warn("the part of job %s %s; the shard serves its other jobs, and looks for the "
+                 "snapshot each second",
+                 from->part->name, from->waits.text);
+    let_connect(from);
+}
+
+static void unlink_from(struct journal_resumed *from)
+{
+    struct journal_resumed **at = &from->shard->journals.awaiting;
+    while (*at != from) at = &(*at)->next;
+    *at = from->next;
+    from->next = NULL;
+}
+
+static void look_done(struct task *task)
+{
+    struct journal_resumed *from = from_of(task);
+    struct shard_daemon *shard = from->shard;
+    from->is_looking = false;
+    if (from->status != CAIRN_OK) {
+        say_away(from, from->looked.text);
+        return;
+    }
+    if (from->waits.text[0] != '\0')
+        log_info("job %s: the snapshot on which its log stands is there now", from->part->name);
+    unlink_from(from);
+    pool_close(from->looks, NULL, NULL);
+    from->looks = NULL;
+    shard->kept.pending += !from->holds; // until it is known whether a part can be made
+    resume(shard, from);
+    if (--shard->kept.pending == 0) shard->up->resumed(shard);
+}
+
+static void look(struct journal_resumed *from)
+{
+    from->is_looking = true;
+    from->task = (struct task) { .run = run_look, .done = look_done, .item_count = 1 };
+    pool_submit(from->looks, &from->task);
+}
+
+static void on_timer(uv_timer_t *timer)
+{
+    struct shard_daemon *shard = timer->data;
+    struct journal_resumed *next;
+    for (struct journal_resumed *from = shard->journals.awaiting; from != NULL; from = next) {
+        next = from->next;
+        if (from->is_looking)
+            say_away(from, "its storage does not answer");
+        else
+            look(from);
+    }
+    if (shard->journals.awaiting == NULL) uv_timer_stop(timer);
+}
+
+/* Whom the shard obeyed counts also before the part is there. */
+static void take_seen(struct shard_daemon *shard, const struct journal_resumed *from)
+{
+    const struct coordinator_id seen = journal_last(from)->seen;
+    struct coordinator_id *ours = &shard->session.seen;
+    const bool is_newer = ours->store == seen.store && ours->incarnation < seen.incarnation;
+    if (ours->store == 0 || is_newer) *ours = seen;
+}
+
+static void await_base(struct shard_daemon *shard, struct journal_resumed *from)
+{
+    struct sentence why;
+    if (pool_open(shard->loop, "cairn-log-base", 1, NULL, &from->looks, &why) != CAIRN_OK) {
+        log_warn("job %s: nobody looks whether the snapshot on which its log stands is there: %s",
+                 from->part->name, why.text);
+        resume(shard, from); // the load says so
+        return;
+    }
+    take_seen(shard, from);
+    from->shard = shard;
+    from->next = shard->journals.awaiting;
+    shard->journals.awaiting = from;
+    from->holds = true;
+    shard->kept.pending++;
+    look(from);
+    if (!uv_is_active((const uv_handle_t *)&shard->journals.timer))
+        uv_timer_start(&shard->journals.timer, on_timer, LOOK_EACH_MS, LOOK_EACH_MS);
+}
+
+/* ==== the search ends ==== */
 
 static void scan_done(struct task *task)
 {
@@ -306,7 +410,10 @@ static void scan_done(struct task *task)
     while (found != NULL) {
         struct journal_resumed *from = found;
         found = from->next;
-        resume(shard, from);
+        if (from->why.text[0] == '\0' && !is_held(shard, from->part->job))
+            await_base(shard, from);
+        else
+            resume(shard, from);
     }
     // jobs that serve already, because a keeper had them
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
@@ -357,7 +464,8 @@ static void free_scan(struct shard_daemon *shard)
     free(scan);
     shard->journals.scan = NULL;
     free_found(shard->journals.found);
-    shard->journals.found = NULL;
+    free_found(shard->journals.awaiting);
+    shard->journals.found = shard->journals.awaiting = NULL;
 }
 
 bool journal_is_scanning(const struct shard_daemon *shard)
@@ -398,13 +506,35 @@ struct journal_resumed *journal_find(struct shard_daemon *shard, struct shard_jo
 
 /* ==== what is told ==== */
 
+size_t journals_awaited(const struct shard_daemon *shard, uint64_t *jobs_out)
+{
+    size_t count = 0;
+    for (const struct journal_resumed *from = shard->journals.awaiting;
+         from != NULL && count < CAIRN_SHARD_JOBS_MAX; from = from->next)
+        jobs_out[count++] = from->part->job;
+    for (const struct shard_job *job = shard->jobs; job != NULL && count < CAIRN_SHARD_JOBS_MAX;
+         job = job->next)
+        if (job->kept.is_pending && job->journal.from != NULL) jobs_out[count++] = job->number;
+    return count;
+}
+
+static void tell_awaiting(const struct journal_resumed *from, Cairn__LogTold *out)
+{
+    cairn__log_told__init(out);
+    out->job = from->part->job;
+    out->base_generation = from->base.version.generation;
+    out->base_step = from->base.version.step;
+    out->why = wire_text(from->waits.text);
+    if (from->waits.text[0] != '\0') out->waits = out->why + sizeof WAITS - 1;
+}
+
 bool journal_is_based(const struct shard_job *job)
 {
     const struct job_journal *journal = &job->journal;
     return journal->is_open && journal->is_based && (journal->wants & JOURNAL_WANT_END) == 0;
 }
 
-void journal_tell(const struct shard_job *job, Cairn__LogTold *out)
+static void tell(const struct shard_job *job, Cairn__LogTold *out)
 {
     const struct job_journal *journal = &job->journal;
     const uint64_t bytes = journal_bytes(journal);
@@ -424,6 +554,17 @@ void journal_tell(const struct shard_job *job, Cairn__LogTold *out)
     out->failed = uv_now(job->shard->loop) < journal->retry_ms;
     out->why = wire_text(journal->why.text);
     out->waits = wire_text(journal->waits.text);
+}
+
+size_t journals_tell(const struct shard_daemon *shard, Cairn__LogTold *out)
+{
+    size_t count = 0;
+    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
+        if (!job->staged && job->journal.wanted) tell(job, &out[count++]);
+    for (const struct journal_resumed *from = shard->journals.awaiting;
+         from != NULL && count < CAIRN_SHARD_JOBS_MAX; from = from->next)
+        tell_awaiting(from, &out[count++]);
+    return count;
 }
 
 /* ==== the shard ==== */
@@ -461,13 +602,30 @@ cairn_status journals_open(struct shard_daemon *shard, const struct shard_option
     return begin_scan(shard, is_usable ? NULL : options->log_path, why);
 }
 
-bool journals_close(struct shard_daemon *shard, void (*on_closed)(void *context), void *context)
+/* Ends the looks for bases. Returns how often on_closed is called. */
+static int close_looks(struct shard_daemon *shard, void (*on_closed)(void *context), void *context)
+{
+    int handles = 0;
+    for (struct journal_resumed **at = &shard->journals.awaiting; *at != NULL;) {
+        struct journal_resumed *from = *at;
+        const bool has_ended = pool_close_within(from->looks, HANGS_MS, on_closed, context);
+        handles++;
+        from->looks = NULL;
+        if (has_ended)
+            at = &from->next;
+        else
+            *at = from->next; // its thread may still write there
+    }
+    return handles;
+}
+
+int journals_close(struct shard_daemon *shard, void (*on_closed)(void *context), void *context)
 {
     struct shard_journals *all = &shard->journals;
-    if (all->pool == NULL) return false;
+    if (all->pool == NULL) return 0;
     pool_close(all->pool, on_closed, context);
     all->pool = NULL;
-    return true;
+    return 1 + close_looks(shard, on_closed, context);
 }
 
 void journals_release(struct shard_daemon *shard)

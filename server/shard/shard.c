@@ -58,12 +58,12 @@ static void on_part_closed(void *context)
 }
 
 /* The timers that live as long as the shard. */
-#define TIMERS 5
+#define TIMERS 6
 static uv_timer_t *timer_of(struct shard_daemon *shard, size_t i)
 {
     uv_timer_t *const timers[TIMERS] = { &shard->connects.again, &shard->lease_timer,
-                                         &shard->tick_timer, &shard->memory.give_timer,
-                                         &shard->drain.timer };
+                                         &shard->tick_timer,     &shard->memory.give_timer,
+                                         &shard->drain.timer,    &shard->journals.timer };
     return timers[i];
 }
 
@@ -103,7 +103,7 @@ void shard_close(struct shard_daemon *shard, void (*on_closed)(void *context), v
         shard->end.handles++;
         pool_close(shard->snapshots, on_part_closed, shard);
     }
-    if (journals_close(shard, on_part_closed, shard)) shard->end.handles++;
+    shard->end.handles += journals_close(shard, on_part_closed, shard);
     if (storage_watch_close(&shard->storage, on_part_closed, shard)) shard->end.handles++;
     if (shard->memory.pool != NULL) {
         shard->end.handles++;

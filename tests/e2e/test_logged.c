@@ -2,6 +2,7 @@
  * content root is the one of the undisturbed run. What a log cannot do, it says. */
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -253,7 +254,7 @@ TEST(a_log_that_is_behind_its_keeper_is_ended)
     ck_assert_int_eq(logged("shard-0.log", "made again from its log"), 0);
 }
 
-/* ---- what a log cannot do ---- */
+/* ---- its files ---- */
 
 /* The last name in a folder of names that are so long; "": there is none. */
 static void last_name(int folder_fd, size_t length, char name_out[64])
@@ -299,6 +300,56 @@ static int open_newest(int shard)
     ck_assert_int_ge(fd, 0);
     return fd;
 }
+
+static void *extend(void *unused)
+{
+    static const struct cairn_tensor more = { .struct_size = sizeof more,
+                                              .name = "more",
+                                              .kind = CAIRN_FROZEN,
+                                              .rank = 1,
+                                              .shape = { 64 },
+                                              .init = { CAIRN_INIT_NORMAL, 0, 1, 7 } };
+    const struct cairn_amend amend = { .struct_size = sizeof amend, .add = &more, .add_count = 1 };
+    (void)unused;
+    (void)!cairn_job_amend(job, &amend, CLUSTER_WAIT_MS); // it may be taken back
+    return NULL;
+}
+
+static void newest_segment(int shard, char name_out[64])
+{
+    char path[256];
+    log_file(shard, "", path);
+    last_name(open(path, O_RDONLY | O_DIRECTORY), 20, name_out);
+}
+
+/* A generation that is staged may be given up: the log goes on with the one that serves. */
+TEST(a_part_that_is_staged_leaves_the_log_to_the_one_that_serves)
+{
+    char part[256], before[64], now[64];
+    pthread_t extending;
+    SHARDS_KEPT(2);
+    begin(3);
+    log_file(0, "part", part);
+    newest_segment(0, before);
+    const pid_t other = cluster_shard_process(&cluster, 1);
+    const int ready = logged("shard-0.log", "job tiny: ready at version");
+    cluster_freeze(other); // the generation cannot come into force without it
+    good((cairn_status)pthread_create(&extending, NULL, extend, NULL));
+    await(logged("shard-0.log", "job tiny: ready at version") > ready);
+    cluster_renew_shard(&cluster, 0, SIGKILL);
+    await((newest_segment(0, now), strcmp(now, before) != 0));
+    ck_assert_int_eq(access(part, F_OK), 0);
+    ck_assert_int_eq(logged("shard-0.log", "as the process before left it"), 2);
+    ck_assert_int_eq(kill(other, SIGCONT), 0);
+    pthread_join(extending, NULL);
+    leave();
+    join("tiny", TINY(ELEMS));
+    train_pushing(0.5f, 2);
+    expect_in("job show tiny", "log; log is asked for");
+    expect_power_to_lose_nothing(2);
+}
+
+/* ---- what a log cannot do ---- */
 
 /* Zeros from there on look like a write that was cut off: this shard alone cannot know, the others do. */
 TEST(a_part_that_is_behind_the_others_is_not_used)
@@ -508,6 +559,32 @@ TEST(a_disk_that_comes_late_is_waited_for)
     ck_assert_int_eq(in_log("restored from"), 0);
     expect_in("job show tiny", "log; log is asked for");
     train_pushing(0.5f, 2);
+}
+
+TEST(a_part_whose_snapshot_is_away_is_waited_for_and_the_other_jobs_are_not)
+{
+    char root[65];
+    SHARDS(2);
+    begin(3);
+    bits(root);
+    leave();
+    for (int i = 0; i < 2; i++) kill_shard(i);
+    take_away(cluster.snapshots_path);
+    for (int i = 0; i < 2; i++) cluster_restart_shard(&cluster, i);
+    join("next", TINY(ELEMS));
+    train_pushing(0.5f, 2);
+    expect_in("job show tiny", "which is made again from its log and waits for the snapshot");
+    expect_in("cluster status", "waits for the snapshot on which its log stands");
+    ck_assert_int_eq(logged("shard-0.log", "the part of job tiny waits for the snapshot"), 1);
+    ck_assert_int_eq(in_log("job tiny is lost"), 0);
+    bring_back(cluster.snapshots_path);
+    train_pushing(0.5f, 2);
+    leave();
+    join("tiny", TINY(ELEMS));
+    expect_bits(root);
+    train_pushing(0.5f, 2);
+    ck_assert_int_eq(in_log("job tiny is lost"), 0);
+    expect_in("job show tiny", "log; log is asked for");
 }
 
 TEST(a_part_that_a_keeper_has_does_not_wait_for_the_disk)
