@@ -161,6 +161,7 @@ struct coord_told {
     uint64_t stopped_incarnation, stopped_job;
     bool has_keeper, has_log; /* ShardTiers */
     bool had_keeper;          /* at any time, as far as this coordinator knows */
+    bool log_was_empty;       /* ShardTiers */
     struct sentence log_lacks;
     uint64_t awaited[CAIRN_HELD_JOBS_MAX]; /* jobs of whose parts it waits for the snapshots */
     size_t awaited_count;

@@ -16,6 +16,7 @@ void coord_durability_take(struct coord_shard_entry *entry, const Cairn__ShardTi
     told->has_log = tiers != NULL && tiers->log;
     sentence_set(&told->log_lacks, "%s", tiers != NULL ? tiers->log_lacks : "");
     text_mend(told->log_lacks.text, "");
+    told->log_was_empty = tiers != NULL && tiers->log_was_empty;
     told->awaited_count = 0;
     for (size_t i = 0; tiers != NULL && i < tiers->n_awaited && i < CAIRN_HELD_JOBS_MAX; i++)
         told->awaited[told->awaited_count++] = tiers->awaited[i];

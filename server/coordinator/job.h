@@ -225,6 +225,7 @@ struct coord_log {
     bool is_told, wants, failed;
     /* first: from there on it has all rounds; 0.0: there is none. sent: the snapshot of which it was told */
     struct cairn_version first, base, sent;
+    struct cairn_version had; /* the base of the log that a process before had; 0.0: none */
     uint64_t sent_ms;
     char why[256], waits[256]; /* as in LogTold */
 };
@@ -239,6 +240,11 @@ void coord_logs_take(const struct coord *cluster, const struct coord_shard_entry
                      const Cairn__Heartbeat *message);
 /* True if the shard has no part of the job yet, because the snapshot on which its log stands is not there. */
 bool coord_logs_awaits(const struct coord_job *job, const struct coord_shard_entry *entry);
+/* Another process of the shard may have come: its log is not known yet. */
+void coord_logs_shard_up(struct coord_job *job, uint32_t shard);
+/* Adds to why a part is lost, if its shard had a log of it: that this is lost, too, and how many steps are
+ * that trainers were told of. */
+void coord_logs_lost(const struct coord_job *job, uint32_t shard, struct sentence *why);
 void coord_logs_tick(struct coord_job *job);
 /* True if a snapshot for a log is about to begin: it becomes the periodic one that is due. */
 bool coord_logs_give_way(struct coord_job *job);

@@ -64,6 +64,39 @@ bool coord_logs_awaits(const struct coord_job *job, const struct coord_shard_ent
     return false;
 }
 
+void coord_logs_shard_up(struct coord_job *job, uint32_t shard)
+{
+    struct coord_log *log = log_of(job, shard);
+    // a process that ended before it told of its log changed nothing of what is known
+    *log = (struct coord_log) { .had = log->is_told ? log->base : log->had };
+}
+
+/* The newest step that a snapshot has, as far as is known. */
+static uint64_t saved_step(const struct coord_job *job, const struct coord_log *log)
+{
+    const bool is_newer = job->snapshots.newest_folder != NULL &&
+                          version_compare(log->had, job->snapshots.newest) < 0;
+    return is_newer ? job->snapshots.newest.step : log->had.step;
+}
+
+void coord_logs_lost(const struct coord_job *job, uint32_t shard, struct sentence *why)
+{
+    const struct coord_shard_entry *entry = job->shards[shard].entry;
+    const struct coord_log *log = log_of(job, shard);
+    if (!coord_logs_wanted(job)) return;
+    if (entry->told.log_was_empty)
+        sentence_add(why, "; there is no log in its log.path, as if its disk were not mounted");
+    else if (log->had.generation != 0)
+        sentence_add(why, "; it cannot use the log of it, and its own log says why");
+    if (log->had.generation == 0) return;
+    const uint64_t saved = saved_step(job, log), step = coord_job_version(job).step;
+    sentence_add(why,
+                 ": until then it had one, and without it %" PRIu64
+                 " steps are lost that trainers were told of, those after step %" PRIu64
+                 " (bring the log back, and start the shard again, before a snapshot is restored)",
+                 step > saved ? step - saved : 0, saved);
+}
+
 /* True if the log may stand on the newest snapshot, and stands on none or an older one. */
 static bool may_take(const struct coord_job *job, const struct coord_log *log)
 {

@@ -189,6 +189,7 @@ static void tell_who_is_away(struct coord_job *job)
 static void lose_missed(struct coord_job *job, uint32_t shard)
 {
     const struct coord_job_shard *s = &job->shards[shard];
+    struct sentence logs = { "" };
     if (coord_logs_awaits(job, s->entry)) {
         coord_job_lose(job, true,
                        "%s restarted, and has waited for %" PRIu64
@@ -197,10 +198,11 @@ static void lose_missed(struct coord_job *job, uint32_t shard)
                        s->log.waits[0] != '\0' ? s->log.waits : "the snapshot of its log");
         return;
     }
+    coord_logs_lost(job, shard, &logs);
     coord_job_lose(job, true,
                    "%s restarted without its part, and the process that had it is not back (if "
-                   "that one still runs, stopped or cut off, the job goes on when it is back)",
-                   s->entry->name);
+                   "that one still runs, stopped or cut off, the job goes on when it is back)%s",
+                   s->entry->name, logs.text);
 }
 
 void coord_job_parts_tick(struct coord_job *job)
@@ -301,7 +303,7 @@ static void tell_shard_came(struct coord_job *job, uint32_t shard)
 static void shard_up(struct coord_job *job, uint32_t shard, const struct held *held)
 {
     struct coord_job_shard *s = &job->shards[shard];
-    s->log = (struct coord_log) { .is_told = false }; // this may be another process
+    coord_logs_shard_up(job, shard);
     if (job->state == CAIRN_CLUSTER_JOB_CREATING || job->loss.behind) return;
     if (coord_mirrors_is_taking(job, shard)) return;
     const char *behind = behind_in(job, held);

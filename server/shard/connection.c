@@ -656,6 +656,7 @@ static void tiers_tell(const struct shard_daemon *shard, Cairn__ShardTiers *tier
     tiers->n_awaited = journals_awaited(shard, awaited);
     tiers->awaited = awaited;
     tiers->log = shard->journals.pool != NULL;
+    tiers->log_was_empty = shard->journals.was_empty;
     tiers->log_lacks = wire_text(shard->journals.lacks.text);
     tiers->keeper = keeper_is_there();
 }

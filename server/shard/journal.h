@@ -98,6 +98,7 @@ struct shard_journals {
     char *folder; /* owned: log.path/NAME; NULL: the shard has none */
     uint64_t budget_bytes;
     int lock_fd;           /* owned; -1: none */
+    bool was_empty;        /* no log was in the folder when this process began */
     struct sentence lacks; /* why it can have none; empty: it can, or no path is configured */
     struct pool *pool;     /* owned */
     uint8_t *blocks[JOURNAL_THREADS]; /* owned: [JOURNAL_RUN_BYTES] of each thread */

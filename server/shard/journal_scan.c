@@ -46,6 +46,7 @@ struct journal_scan {
     struct journal_resumed *found; /* owned */
     char *awaits;                  /* owned: log.path, if it could not be used yet; NULL: it can */
     int lock_fd;                   /* owned: of the folder that was awaited; -1: none */
+    bool is_empty;                 /* no log is there, whole or not */
     atomic_bool canceled;
 };
 
@@ -165,8 +166,10 @@ static void run_scan(struct task *task, uint32_t item, uint32_t thread)
     (void)thread;
     if (scan->awaits != NULL && !await_folder(scan)) return;
     DIR *names = opendir(scan->shard->journals.folder);
+    scan->is_empty = names != NULL;
     while (names != NULL && !atomic_load(&scan->canceled) && (name = readdir(names)) != NULL) {
         if (strlen(name->d_name) != 33 || name->d_name[16] != '-') continue;
+        scan->is_empty = false;
         struct journal_resumed *from = look_at(scan, name->d_name);
         if (from == NULL) continue;
         from->next = scan->found;
@@ -405,6 +408,7 @@ static void scan_done(struct task *task)
     struct journal_resumed *found = scan->found;
     shard->journals.scan = NULL;
     if (scan->lock_fd >= 0) shard->journals.lock_fd = scan->lock_fd;
+    shard->journals.was_empty = scan->is_empty;
     free(scan->awaits);
     free(scan);
     while (found != NULL) {

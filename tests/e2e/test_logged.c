@@ -491,6 +491,9 @@ TEST(a_log_that_is_gone_leaves_the_snapshot)
     ck_assert_int_eq(mkdir(folder, 0700), 0);
     cluster_restart_shard(&cluster, 0);
     await(in_log("job tiny is lost: shard-0 restarted without its part") > 0);
+    ck_assert_int_gt(in_log("there is no log in its log.path, as if its disk were not mounted: "
+                            "until then it had one, and without it 3 steps are lost"),
+                     0);
 }
 
 /* The next segment fails, in mid-training: no step is lost, and none is held up. */
