@@ -133,8 +133,13 @@
  * 119  a log applies the round that the snapshot under it has already
  * 120  a prepared round is forgotten where the log goes on in a new segment
  * 121  the decision before a round that was torn is forgotten
- * 122  of a log the segment goes that has the sums of a round prepared at its snapshot */
-#define CAIRN_MUTANT_COUNT 122
+ * 122  of a log the segment goes that has the sums of a round prepared at its snapshot
+ * 123  a renewed lease counts from the answer of the store
+ * 124  a leader's key counts as made although the answer was lost
+ * 125  a write counts as not made when the lease ends before its answer
+ * 126  a leader that does not know what it has written renews its lease, and goes on
+ * 127  a write counts as not made when the last attempt was refused, whatever became of those before it */
+#define CAIRN_MUTANT_COUNT 127
 
 /* ==== order on a GPU: cairn-home-seeds-mutant-<n>, which the emulated card catches (tests/gpu) ==== */
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "proto/base/machine.h"
+#include "server/core/lead.h"
 
 #define FORMAT       1
 #define SLOW_MS      1000 /* a change that took longer is worth a line in the log */
@@ -41,9 +42,8 @@ struct lead {
     enum lead_phase phase;
     char said
         [CAIRN_SENTENCE_BYTES]; /* the thread's last line of the log, which it does not repeat */
-    bool is_stopping, is_released;
-    uint64_t until_ms; /* on the clock of now_ms: when the lease ends, as this process knows it */
-    json_int_t lease, made; /* the id of the lease; the revision at which PREFIX/leader was made */
+    bool is_stopping;
+    struct lead_term term; /* on the clock of now_ms; made: the revision of PREFIX/leader */
     /* the loop's */
     enum lead_change told;
 };
@@ -70,7 +70,7 @@ static long patience_ms(const struct lead *lead)
 static bool may_write(struct lead *lead)
 {
     HOLD_LOCK(&lead->lock);
-    return lead->phase == LEADS && now_ms() < lead->until_ms;
+    return lead_may_write(&lead->term, now_ms());
 }
 
 static void set_phase(struct lead *lead, enum lead_phase phase)
@@ -82,11 +82,17 @@ static void set_phase(struct lead *lead, enum lead_phase phase)
     uv_async_send(&lead->wake);
 }
 
+static enum lead_verdict judge_write(struct lead *lead, const struct lead_written *written)
+{
+    HOLD_LOCK(&lead->lock);
+    return lead_judge(&lead->term, written, now_ms());
+}
+
 /* A write has found that another one leads, or that nobody can say so. */
 static void end_lease(struct lead *lead)
 {
     HOLD_LOCK(&lead->lock);
-    lead->until_ms = 0;
+    lead_ends(&lead->term);
     pthread_cond_broadcast(&lead->changed);
 }
 
@@ -175,34 +181,38 @@ static json_int_t number_of(const json_t *object, const char *key)
 
 /* ==== rows ==== */
 
-/* Carries the operations out if this process leads, and tries until that is known. Once an attempt has ended
- * without an answer, only etcd's word on the leader says what became of the operations: if that does not
- * come, this process steps down, since its rows may differ from those of the next leader. Steals
- * `operations`. */
+/* Carries the operations out if this process leads, and tries until that is known, or until nobody can tell
+ * (core/lead.h). Steals `operations`. */
 static cairn_status write_guarded(struct lead *lead, json_t *operations, struct sentence *why)
 {
     char leader[KEY_BYTES];
     struct sentence inner = { "it was not asked" };
     const uint64_t began_ms = now_ms();
-    const json_int_t made = WITH_LOCK(&lead->lock, lead->made);
+    const json_int_t made = WITH_LOCK(&lead->lock, lead->term.made);
     key_named(lead, "leader", leader);
     json_t *request = json_pack("{s:[o], s:o}", "compare", if_made_at(leader, made), "success",
                                 operations);
+    if (request == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for etcd");
     cairn_status status = CAIRN_ERR_UNREACHABLE;
-    json_t *answer = NULL;
+    struct lead_written written = { .is_unreachable = true };
     lead->writes.may_be_made = false;
-    while (request != NULL && status == CAIRN_ERR_UNREACHABLE && may_write(lead)) {
+    enum lead_verdict verdict;
+    while ((verdict = judge_write(lead, &written)) == CAIRN_LEAD_AGAIN) {
+        json_t *answer = NULL;
         status = etcd_ask(&lead->writes, "/v3/kv/txn", json_incref(request), patience_ms(lead),
                           &answer, &inner);
-        if (status == CAIRN_ERR_UNREACHABLE) (void)rest(lead, AGAIN_MS);
+        written = (struct lead_written) {
+            .is_answered = status == CAIRN_OK,
+            .is_leader = json_is_true(json_object_get(answer, "succeeded")),
+            .is_unreachable = status == CAIRN_ERR_UNREACHABLE,
+            .may_be_done = lead->writes.may_be_made,
+        };
+        json_decref(answer);
+        if (written.is_unreachable) (void)rest(lead, AGAIN_MS);
     }
     json_decref(request);
-    if (request == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for etcd");
-    const bool is_leader = json_is_true(json_object_get(answer, "succeeded"));
-    json_decref(answer);
-    if (status != CAIRN_OK && status != CAIRN_ERR_UNREACHABLE && !lead->writes.may_be_made)
-        return fail_with(why, status, "%s", inner.text);
-    if (status == CAIRN_OK && is_leader) {
+    if (verdict == CAIRN_LEAD_REFUSED) return fail_with(why, status, "%s", inner.text);
+    if (verdict == CAIRN_LEAD_WRITTEN) {
         const uint64_t took_ms = now_ms() - began_ms;
         if (took_ms > SLOW_MS)
             log_warn("%s took %" PRIu64
@@ -568,29 +578,27 @@ static void say_leader(struct lead *lead, const json_t *entry)
     say(lead, true, text.text);
 }
 
-/* Gets a lease. */
-static cairn_status grant(struct lead *lead, json_int_t *lease_out, struct sentence *why)
+static cairn_status ask_grant(struct lead *lead, struct lead_answer *out, struct sentence *why)
 {
     json_t *answer = NULL;
     CAIRN_TRY(etcd_ask(&lead->asks, "/v3/lease/grant",
                        json_pack("{s:I}", "TTL", (json_int_t)((lease_ms(lead) + 999) / 1000)),
                        patience_ms(lead), &answer, why));
-    *lease_out = number_of(answer, "ID");
+    out->lease = number_of(answer, "ID");
     json_decref(answer);
     return CAIRN_OK;
 }
 
-static void drop_lease(struct lead *lead, json_int_t lease)
+static cairn_status ask_drop(struct lead *lead, json_int_t lease, struct sentence *why)
 {
-    struct sentence why;
     json_t *answer = NULL;
-    if (etcd_ask(&lead->asks, "/v3/lease/revoke", json_pack("{s:I}", "ID", lease),
-                 patience_ms(lead), &answer, &why) == CAIRN_OK)
-        json_decref(answer);
+    CAIRN_TRY(etcd_ask(&lead->asks, "/v3/lease/revoke", json_pack("{s:I}", "ID", lease),
+                       patience_ms(lead), &answer, why));
+    json_decref(answer);
+    return CAIRN_OK;
 }
 
-/* Looks whether somebody leads. */
-static cairn_status look(struct lead *lead, bool *is_led_out, struct sentence *why)
+static cairn_status ask_look(struct lead *lead, struct lead_answer *out, struct sentence *why)
 {
     char key[KEY_BYTES];
     json_t *answer = NULL;
@@ -598,14 +606,14 @@ static cairn_status look(struct lead *lead, bool *is_led_out, struct sentence *w
     CAIRN_TRY(etcd_ask(&lead->asks, "/v3/kv/range", json_pack("{s:o}", "key", encode_text(key)),
                        patience_ms(lead), &answer, why));
     const json_t *entry = json_array_get(json_object_get(answer, "kvs"), 0);
-    *is_led_out = entry != NULL;
+    out->is_led = entry != NULL;
     if (entry != NULL) say_leader(lead, entry);
     json_decref(answer);
     return CAIRN_OK;
 }
 
-/* Makes PREFIX/leader if nobody else has. *made_out: when; 0 if somebody else has. */
-static cairn_status make_key(struct lead *lead, json_int_t lease, json_int_t *made_out,
+/* Makes PREFIX/leader if nobody else has. */
+static cairn_status ask_make(struct lead *lead, json_int_t lease, struct lead_answer *out,
                              struct sentence *why)
 {
     char key[KEY_BYTES];
@@ -615,92 +623,97 @@ static cairn_status make_key(struct lead *lead, json_int_t lease, json_int_t *ma
                                 "success", "request_put", "key", encode_text(key), "value",
                                 encode_text(lead->self), "lease", lease);
     CAIRN_TRY(etcd_ask(&lead->asks, "/v3/kv/txn", request, patience_ms(lead), &answer, why));
-    *made_out = json_is_true(json_object_get(answer, "succeeded"))
+    out->made = json_is_true(json_object_get(answer, "succeeded"))
                     ? number_of(json_object_get(answer, "header"), "revision")
                     : 0;
     json_decref(answer);
     return CAIRN_OK;
 }
 
-/* Tries to lead. True: this process does. */
-static bool campaign(struct lead *lead)
-{
-    struct sentence why, text;
-    json_int_t made = 0, lease = 0;
-    bool is_led = false;
-    cairn_status status = look(lead, &is_led, &why);
-    if (status == CAIRN_OK && is_led) return false;
-    const uint64_t began_ms = now_ms();
-    if (status == CAIRN_OK) status = grant(lead, &lease, &why);
-    if (status == CAIRN_OK) status = make_key(lead, lease, &made, &why);
-    if (status != CAIRN_OK) {
-        sentence_set(&text, "waits for the store: %s", why.text);
-        say(lead, false, text.text);
-    }
-    // The key may have been made although the answer was lost: it ends with its lease.
-    if (made == 0 && lease != 0) drop_lease(lead, lease);
-    if (made == 0) return false;
-    HOLD_LOCK(&lead->lock);
-    lead->said[0] = '\0';
-    lead->is_released = false;
-    lead->lease = lease;
-    lead->made = made;
-    lead->until_ms = began_ms + lease_ms(lead);
-    return true;
-}
-
-/* Renews the lease once. False: it has ended. */
-static bool renew(struct lead *lead, struct sentence *why)
+static cairn_status ask_renew(struct lead *lead, json_int_t lease, struct lead_answer *out,
+                              struct sentence *why)
 {
     json_t *answer = NULL;
-    const uint64_t began_ms = now_ms();
-    const json_int_t lease = WITH_LOCK(&lead->lock, lead->lease);
-    const cairn_status status = etcd_ask(&lead->asks, "/v3/lease/keepalive",
-                                         json_pack("{s:I}", "ID", lease), patience_ms(lead),
-                                         &answer, why);
-    const bool is_alive = number_of(json_object_get(answer, "result"), "TTL") > 0;
+    CAIRN_TRY(etcd_ask(&lead->asks, "/v3/lease/keepalive", json_pack("{s:I}", "ID", lease),
+                       patience_ms(lead), &answer, why));
+    out->is_alive = number_of(json_object_get(answer, "result"), "TTL") > 0;
     json_decref(answer);
-    HOLD_LOCK(&lead->lock);
-    if (status == CAIRN_OK && !is_alive) {
+    if (!out->is_alive)
         sentence_set(why, "etcd has let its lease end, since it did not hear of it in time");
-        lead->until_ms = 0;
-    }
-    if (status == CAIRN_OK && is_alive && lead->until_ms != 0)
-        lead->until_ms = began_ms + lease_ms(lead);
-    return now_ms() < lead->until_ms;
+    return CAIRN_OK;
 }
 
-/* Leads until the lease has ended, or the store is closed. */
-static void hold(struct lead *lead)
+/* Carries the order out. `why` is set if the lease cannot go on because of what came of it. */
+static struct lead_answer carry_out(struct lead *lead, const struct lead_order *order,
+                                    struct sentence *why)
 {
-    struct sentence why = { "another coordinator has taken its place" };
-    bool is_alive = true;
-    while (is_alive && rest(lead, lease_ms(lead) / 5) && !WITH_LOCK(&lead->lock, lead->is_released))
-        is_alive = renew(lead, &why);
-    if (is_alive) return;
-    log_error("steps down: %s; trainers wait until a coordinator leads again", why.text);
-    set_phase(lead, LED);
+    struct lead_answer answer = { .is_known = false };
+    cairn_status status = CAIRN_OK;
+    switch (order->kind) {
+    case CAIRN_LEAD_LOOK: status = ask_look(lead, &answer, why); break;
+    case CAIRN_LEAD_GRANT: status = ask_grant(lead, &answer, why); break;
+    case CAIRN_LEAD_MAKE: status = ask_make(lead, order->lease, &answer, why); break;
+    case CAIRN_LEAD_RENEW: status = ask_renew(lead, order->lease, &answer, why); break;
+    case CAIRN_LEAD_DROP: status = ask_drop(lead, order->lease, why); break;
+    case CAIRN_LEAD_REST: (void)rest(lead, order->rest_ms); break;
+    }
+    answer.is_known = status == CAIRN_OK;
+    return answer;
+}
+
+static void say_waits(struct lead *lead, const struct sentence *why)
+{
+    struct sentence text;
+    sentence_set(&text, "waits for the store: %s", why->text);
+    say(lead, false, text.text);
+}
+
+/* Says what the answer has changed, and tells the loop. */
+static void tell(struct lead *lead, enum lead_stage before, enum lead_stage now,
+                 const struct sentence *why)
+{
+    if (before == CAIRN_LEAD_MAKES && now == CAIRN_LEAD_LEADS) {
+        log_info("leads, by %s", lead->backing.name);
+        (void)WITH_LOCK(&lead->lock, lead->said[0] = '\0');
+        set_phase(lead, LEADS);
+    }
+    if (before == CAIRN_LEAD_RENEWS && now == CAIRN_LEAD_LED) {
+        log_error("steps down: %s; trainers wait until a coordinator leads again",
+                  why->text[0] != '\0' ? why->text : "another coordinator has taken its place");
+        set_phase(lead, LED);
+    }
+}
+
+/* The process ends: another one may lead at once. */
+static void leave(struct lead *lead)
+{
+    struct sentence why;
+    if (WITH_LOCK(&lead->lock, lead_has_lease(&lead->term)))
+        (void)!ask_drop(lead, lead->term.lease, &why);
 }
 
 static void *run(void *context)
 {
     struct lead *lead = context;
-    const uint64_t poll_ms = lease_ms(lead) / 10;
-    for (;;) {
-        while (!WITH_LOCK(&lead->lock, lead->is_stopping) && !campaign(lead))
-            if (!rest(lead, poll_ms)) break;
-        if (WITH_LOCK(&lead->lock, lead->is_stopping)) break;
-        log_info("leads, by %s", lead->backing.name);
-        set_phase(lead, LEADS);
-        hold(lead);
-        while (!WITH_LOCK(&lead->lock, lead->is_released) && rest(lead, poll_ms)) {}
-        drop_lease(lead, WITH_LOCK(&lead->lock, lead->lease));
-        (void)rest(lead, lease_ms(lead) / 2); // others may do what this process could not
-        HOLD_LOCK(&lead->lock);
-        if (lead->is_stopping) break;
-        lead->is_released = false;
-        lead->phase = STANDS_BY;
+    struct sentence why = { "" };
+    while (!WITH_LOCK(&lead->lock, lead->is_stopping)) {
+        enum lead_stage before, now;
+        struct lead_order order;
+        pthread_mutex_lock(&lead->lock);
+        before = lead->term.stage;
+        order = lead_next(&lead->term, now_ms());
+        pthread_mutex_unlock(&lead->lock);
+        if (before == CAIRN_LEAD_LEADS) why.text[0] = '\0';
+        const struct lead_answer answer = carry_out(lead, &order, &why);
+        if (before <= CAIRN_LEAD_MAKES && !answer.is_known) say_waits(lead, &why);
+        pthread_mutex_lock(&lead->lock);
+        lead_hears(&lead->term, &answer, now_ms());
+        now = lead->term.stage;
+        if (now == CAIRN_LEAD_STANDS_BY && !lead->is_stopping) lead->phase = STANDS_BY;
+        pthread_mutex_unlock(&lead->lock);
+        tell(lead, before, now, &why);
     }
+    leave(lead);
     return NULL;
 }
 
@@ -710,7 +723,7 @@ void lead_release(struct lead *lead)
 {
     HOLD_LOCK(&lead->lock);
     lead->told = CAIRN_LED;
-    if (lead->phase != STANDS_BY) lead->is_released = true; // else the thread has seen it already
+    lead_released(&lead->term); // unless the thread has seen it already
     pthread_cond_broadcast(&lead->changed);
 }
 
@@ -762,6 +775,7 @@ cairn_status lead_open(const struct coord_options *options, uv_loop_t *loop, lea
     lead->options = options;
     lead->on_change = on_change;
     lead->context = context;
+    lead->term.lease_ms = lease_ms(lead);
     lead->told = CAIRN_LED;
     name_self(lead);
     pthread_condattr_t attr;

@@ -6,7 +6,7 @@
  * write of the leader is a transaction that compares the revision at which the leader's key was made, so a
  * former leader that wakes up writes nothing; and shards obey no coordinator that is older than the newest
  * which they know (server/core/standing.h). A leader whose lease was not confirmed in time steps down, and
- * stands by.
+ * stands by. server/core/lead.h decides all that.
  *
  *   PREFIX/leader      the leader's name; it lives as long as the lease
  *   PREFIX/head        JSON: the format, the cluster's name, the number of the picture, of the next change

@@ -99,10 +99,12 @@ struct store { /* what is durable */
     struct sim_layout *layout;
     struct sim_row mirrors[SHARDS_MAX];
     uint32_t name[SHARDS_MAX]; /* of the process that has the place */
+    uint64_t notes;            /* what operators have had written, a bit each */
 };
 
 struct coordinator {
     bool alive;
+    uint32_t candidate; /* that it is (sim_lead.c) */
     struct round_machine *core;
     uint64_t incarnation; /* one more with every process, whatever its store says */
     struct store store, backup;

@@ -22,7 +22,7 @@
 #define PLACED_MAX  3 /* and for those that are read in place */
 #define SLOTS_MAX   (PROCS_MAX * (WINDOW_MAX + SMALL_MAX + PLACED_MAX))
 #define GROUPS      2
-#define FAULTS      21
+#define FAULTS      22
 #define LEDGER_MAX  1024
 #define STATE_MAX   40 /* of a trainer, bytes */
 #define PAYLOAD_MAX 800
@@ -209,6 +209,14 @@ enum event_kind {
     /* of logs: a = shard */
     E_LOGGED,   /* an operation on its files has ended; conn = its number */
     E_LOG_BASE, /* a snapshot was committed */
+    /* of coordinators and their store: a = candidate */
+    E_LEAD,         /* a rest has ended; conn = its serial */
+    E_ETCD,         /* a request arrives; conn = its number */
+    E_ETCD_ANSWERS, /* the same */
+    E_ETCD_SILENT,  /* it is not waited for any longer */
+    E_WRITE_AGAIN,  /* conn = the serial */
+    E_NOTE,         /* an operator wants a change */
+    E_LEAD_MISSED,  /* a = shard, or NOBODY, and b = process; conn */
 };
 
 #define OWNED(owner, what) ((owner) << 8 | (what))
@@ -225,6 +233,7 @@ struct event {
 struct link {
     uint64_t id;
     bool up;
+    uint64_t to;           /* of a control connection: the coordinator's process */
     uint64_t drains_until; /* what the coordinator sent before the loss arrives until then */
     uint64_t arrives[2];   /* of the last message each way: control is in order */
     /* sim_attack.c */

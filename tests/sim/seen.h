@@ -152,6 +152,19 @@
     X(log_unsynced, "entries of logs that were not synced, and were there")            \
     X(log_torn, "entries of logs that were torn")                                      \
     X(log_ended, "logs that a write ended")                                            \
+    X(lead_leads, "coordinators that began to lead")                                   \
+    X(lead_led, "leaders whose lease ended")                                           \
+    X(lead_former, "leaders that began while another one was there")                   \
+    X(lead_late, "leaders that began when the next one led already")                   \
+    X(lead_acts, "events that a former leader acted on")                               \
+    X(lead_decides, "rounds that a former leader decided")                             \
+    X(lead_stale, "writes that etcd refused, since another one led")                   \
+    X(lead_lost, "answers of etcd that were lost")                                     \
+    X(lead_twice, "changes that arrived once more")                                    \
+    X(lead_unknown, "leaders that stepped down since nobody knew what was written")    \
+    X(lead_paused, "leaders that were stopped for a while")                            \
+    X(lead_cut, "coordinators cut off from etcd")                                      \
+    X(lead_down, "times that etcd had no quorum")                                      \
     X(went_back, "slices in force that were taken back")                               \
     X(left_out, "shards with nothing that were left out")                              \
     X(fetched_before, "versions fetched by the layout before")                         \

@@ -25,6 +25,7 @@
  *   sim_store.c        the coordinator's store, mixed up and adopted
  *   sim_standby.c      standbys, the coordinator's mirrors, and whose host dies
  *   sim_log.c          the logs of parts, out of which they are made again
+ *   sim_lead.c         several coordinators, and their store in etcd
  *   sim_faults.c       what happens
  *   sim_attack.c       who meddles with the network
  *   sim_names.c        names for --verbose
@@ -96,10 +97,13 @@ struct scenario {          /* drawn from the seed */
     double fault_gap, kill_midway, break_midway;
     uint32_t weight[FAULTS]; /* of each kind of fault */
     bool logs;               /* each shard has one, and all memory may be lost */
-    bool standbys;           /* each place has one */
-    uint64_t patience_ms;    /* for an owner that is away */
-    double owner_dies;       /* whenever a standby fetches its sums, or carries out a decision */
-    double row_delay;        /* of the store's rows beside the epoch */
+    uint32_t coordinators;   /* of which one leads; 0: there is one, and its store is a file */
+    uint64_t store_lease_ms;
+    double lost_answer, refused_write; /* of etcd */
+    bool standbys;                     /* each place has one */
+    uint64_t patience_ms;              /* for an owner that is away */
+    double owner_dies; /* whenever a standby fetches its sums, or carries out a decision */
+    double row_delay;  /* of the store's rows beside the epoch */
     uint64_t faults_end, deadline_ms;
 };
 
@@ -121,6 +125,9 @@ struct sim {
     size_t free_count, pool_count;
 
     struct coordinator coordinator;
+    struct coordinator *former; /* one that led before it, and lives; owned */
+    uint32_t former_knows;      /* which shards are connected to it, a bit each */
+    struct sim_leads *leads;    /* owned */
     struct sim_layout layouts[LAYOUTS_MAX];
     uint32_t layout_count;
     struct sim_plan plan;
@@ -131,6 +138,7 @@ struct sim {
     struct sim_shard spare;
     struct message spare_message;
     uint64_t starts, serials; /* of processes; of mirrors */
+    uint64_t coordinators;    /* processes of coordinators that have led */
     struct link no_link;
     uint64_t stores; /* made so far */
     bool slipped;    /* one was put in place of another */
@@ -144,6 +152,7 @@ struct sim {
     struct sim_logs *logs; /* owned */
 
     /* memory and scratch of the cores, made once and used for all seeds */
+    void *round_spare, *move_spare; /* of the former coordinator, or of nobody */
     void *round_memory, *step_memory[2][ROOMS_MAX], *push_memory[PROCS_MAX], *move_memory;
     void *relay_step_memory[2][SHARDS_MAX][SHARDS_MAX], *relay_push_memory[SHARDS_MAX][SHARDS_MAX];
     struct round_action *round_list;
@@ -296,6 +305,8 @@ const uint8_t *fill_holds(const struct sim *sim, const struct sim_layout *layout
 /* sim_coordinator.c */
 void coordinator_start(struct sim *sim);
 void coordinator_kill(struct sim *sim);
+/* Lets go of all that are connected to it. */
+void coordinator_leave(struct sim *sim);
 void coordinator_event(struct sim *sim, const struct event *event);
 void coordinator_pin(struct sim *sim);
 /* Its control connection is lost. The coordinator notices in that time, about, if it has not come back by
@@ -320,6 +331,8 @@ void store_opened(struct sim *sim);
 void store_written(struct sim *sim);
 void store_slip(struct sim *sim); /* the coordinator is killed, and its store another one */
 bool store_admits(struct sim *sim, uint32_t shard); /* the coordinator may act on what it holds */
+/* The same of a worker, who says the newest epoch that it has seen a round in. */
+bool store_admits_worker(struct sim *sim, const struct message *attach);
 void store_heard(struct sim *sim, uint32_t shard, const struct message *message);
 /* The highest that was: after a slip only what a shard heard counts; a fence that none got fences nobody. */
 uint64_t store_epoch_used(const struct sim *sim);
@@ -401,6 +414,24 @@ bool log_takes_update(struct sim *sim, uint32_t shard, const struct decision *de
 bool log_takes_skip(struct sim *sim, uint32_t shard, const struct step_action *action);
 void log_updated(struct sim *sim, uint32_t shard); /* to another version */
 void log_fault(struct sim *sim);
+
+/* sim_lead.c */
+struct sim_leads *leads_open(void);
+void lead_start(struct sim *sim);
+void lead_event(struct sim *sim, const struct event *event);
+/* True: the process to which it comes is stopped, and has it later. */
+bool lead_defers(struct sim *sim, struct event *event);
+/* True: it was for a former leader. */
+bool lead_dispatch(struct sim *sim, const struct event *event);
+/* The process that a peer finds when it connects; 0: none. */
+uint64_t lead_found(struct sim *sim);
+void lead_missed(struct sim *sim, const struct event *event);
+/* Another one has counted itself in the store since sim->coordinator did. */
+bool lead_is_former(const struct sim *sim);
+void lead_persist(struct sim *sim);
+void lead_dies(struct sim *sim); /* the process that is sim->coordinator */
+void lead_fault(struct sim *sim);
+void lead_healed(struct sim *sim);
 
 /* sim_relay.c */
 void relay_start(struct sim *sim, uint32_t shard);

@@ -36,7 +36,7 @@ void coordinator_kill(struct sim *sim)
     sim_trace(sim, "coordinator killed", c->incarnation, stage, 0);
     c->alive = false;
     standby_coordinator_dies(sim);
-    if (c->persisting) {
+    if (c->persisting && sim->scenario.coordinators == 0) {
         // The write was under way: it is on the disk, or it is not.
         if (rng_chance(&sim->fault, 0.5)) {
             store_written(sim);
@@ -45,15 +45,28 @@ void coordinator_kill(struct sim *sim)
         }
         c->persisting = false;
     }
+    coordinator_leave(sim);
+    if (sim->scenario.coordinators > 0)
+        lead_dies(sim);
+    else
+        sim_at(sim, rng_exponential(&sim->schedule, 5000), E_COORDINATOR_START, 0, 0, 0);
+}
+
+void coordinator_leave(struct sim *sim)
+{
+    struct coordinator *c = &sim->coordinator;
+    c->alive = c->persisting = false;
     for (uint32_t s = 0; s < sim->shard_count; s++) {
-        if (sim->shards[s].control.up) link_cut(sim, &sim->shards[s].control);
+        struct link *link = &sim->shards[s].control;
         sim->shards[s].known_up = false;
+        if (link->up && link->to != c->incarnation) continue;
+        if (link->up) link_cut(sim, link);
         sim_at(sim, rng_exponential(&sim->schedule, 3000), E_CONTROL_RECONNECT, s, NOBODY, 0);
         twin_lost(sim, s);
     }
     for (uint32_t p = 0; p < PROCS_MAX; p++)
-        if (sim->procs[p].alive) process_link_break(sim, p);
-    sim_at(sim, rng_exponential(&sim->schedule, 5000), E_COORDINATOR_START, 0, 0, 0);
+        if (sim->procs[p].alive && sim->procs[p].control.to == c->incarnation)
+            process_link_break(sim, p);
 }
 
 void coordinator_start(struct sim *sim)
@@ -73,7 +86,7 @@ void coordinator_start(struct sim *sim)
     config.round_reserved = c->store.reserved;
     c->core = round_init(sim->round_memory, &config);
     c->alive = true;
-    c->incarnation++;
+    c->incarnation = ++sim->coordinators;
     c->decided_round = 0;
     memset(c->relays, 0, sizeof c->relays);
     memset(c->seats, 0, sizeof c->seats);
@@ -184,7 +197,10 @@ static void persist(struct sim *sim, const struct round_action *action)
     c->persist_layout = reshard_layout(sim, action->layout);
     reshard_persisted(sim, c->persist_layout, action->version);
     const uint64_t delay = rng_exponential(&sim->schedule, sim->scenario.disk_delay);
-    sim_at(sim, delay, E_PERSISTED, 0, 0, c->incarnation);
+    if (sim->scenario.coordinators > 0)
+        lead_persist(sim);
+    else
+        sim_at(sim, delay, E_PERSISTED, 0, 0, c->incarnation);
 }
 
 static void see_result(struct sim *sim, const struct round_action *action)
@@ -220,7 +236,8 @@ static void see_late_shard(struct sim *sim, const struct round_action *action)
 static void refuse(struct sim *sim, const struct round_action *action)
 {
     const bool lost = sim->coordinator.loss_halts;
-    if (!oracle_halted(sim) && !lost) sim_fail(sim, "a worker is refused a round that could open");
+    if (!oracle_halted(sim) && !lost && !lead_is_former(sim))
+        sim_fail(sim, "a worker is refused a round that could open");
     sim->seen[lost ? SEEN_loss_halted : SEEN_halted]++;
     to_worker(sim, M_REFUSED, action);
     const uint64_t delay = rng_exponential(&sim->schedule, 3000);
@@ -306,6 +323,10 @@ static void do_action(struct sim *sim, const struct round_action *action)
     switch (action->kind) {
     case CAIRN_ROUND_PERSIST: persist(sim, action); return;
     case CAIRN_ROUND_FENCE:
+        if (lead_is_former(sim)) { // it hears that it is, or the next one fences again
+            to_shards(sim, M_FENCE, action);
+            return;
+        }
         if (action->epoch <= store_epoch_used(sim))
             sim_fail(sim, "epoch %" PRIu64 " was used before", action->epoch);
         sim->oracle.last_epoch = action->epoch;
@@ -318,24 +339,27 @@ static void do_action(struct sim *sim, const struct round_action *action)
     case CAIRN_ROUND_RESOLVE: to_shards(sim, M_RESOLVE, action); return;
     case CAIRN_ROUND_OPEN_SEND:
         oracle_opened(sim, action);
-        see_start(sim, action);
-        see_losses(sim, action);
+        if (!lead_is_former(sim)) see_start(sim, action);
+        if (!lead_is_former(sim)) see_losses(sim, action);
         groups_form(sim, action);
         standby_opens(sim, action);
         to_shards(sim, M_OPEN, action);
         return;
     case CAIRN_ROUND_DECIDE:
         sim->coordinator.decided_round = action->decision->round;
+        sim->seen[SEEN_lead_decides] += lead_is_former(sim);
         to_shards(sim, M_DECIDE, action);
         return;
     case CAIRN_ROUND_ASK_LACKS:
         sim->seen[SEEN_pauses] += round_paused_ms(sim->coordinator.core) > 0;
         to_shards(sim, M_ASK_LACKS, action);
         return;
-    case CAIRN_ROUND_SHARD_LATE: see_late_shard(sim, action); return;
+    case CAIRN_ROUND_SHARD_LATE:
+        if (!lead_is_former(sim)) see_late_shard(sim, action);
+        return;
     case CAIRN_ROUND_PIN_SEND: to_shards(sim, M_PIN, action); return;
     case CAIRN_ROUND_WORKER_OPENED:
-        oracle_told_worker(sim, action);
+        if (!lead_is_former(sim)) oracle_told_worker(sim, action);
         to_worker(sim, M_OPENED, action);
         return;
     case CAIRN_ROUND_WORKER_RESULT:
@@ -343,12 +367,13 @@ static void do_action(struct sim *sim, const struct round_action *action)
         to_worker(sim, M_RESULT, action);
         return;
     case CAIRN_ROUND_WORKER_FENCE:
-        if (action->status == CAIRN_ERR_TIMEOUT) see_deadline(sim, action);
+        if (action->status == CAIRN_ERR_TIMEOUT && !lead_is_former(sim)) see_deadline(sim, action);
         if (action->status == CAIRN_ERR_FENCED) sim->seen[SEEN_workers_twin]++;
         to_worker(sim, M_FENCED, action);
         return;
     case CAIRN_ROUND_WORKER_REFUSED: refuse(sim, action); return;
     case CAIRN_ROUND_BEHIND:
+        if (lead_is_former(sim)) return; // it does no more with the job
         sim_fail(sim, "shard %u is in epoch %" PRIu64 ", which the coordinator knows nothing of",
                  (unsigned)action->shard, action->epoch);
         return;
@@ -469,6 +494,7 @@ static void from_worker(struct sim *sim, const struct message *message)
                                              message->driven } };
     switch (message->kind) {
     case M_ATTACH:
+        if (!store_admits_worker(sim, message)) return;
         event.kind = CAIRN_ROUND_WORKER_JOIN;
         event.world = sim->scenario.launch;
         event.wait_ms = sim->scenario.start_wait_ms;
@@ -504,13 +530,15 @@ static void persisted(struct sim *sim)
     struct round_event event = { .kind = CAIRN_ROUND_PERSISTED, .epoch = c->persist_epoch };
     store_written(sim);
     do_event(sim, &event);
-    if (c->alive && c->incarnation == incarnation) reshard_in_force(sim, round_layout_of(c->core));
+    if (c->alive && c->incarnation == incarnation && !lead_is_former(sim))
+        reshard_in_force(sim, round_layout_of(c->core));
 }
 
 void coordinator_event(struct sim *sim, const struct event *event)
 {
     struct coordinator *c = &sim->coordinator;
-    if (event->kind == E_COORDINATOR_START) coordinator_start(sim);
+    if (event->kind == E_COORDINATOR_START && sim->scenario.coordinators == 0)
+        coordinator_start(sim);
     if (!c->alive) return;
     struct round_event out = { .kind = CAIRN_ROUND_TICK };
     switch (event->kind) {
@@ -533,7 +561,7 @@ void coordinator_event(struct sim *sim, const struct event *event)
     case E_TICK:
         if (event->conn != c->incarnation) return;
         out.now_ms = sim->now / 1000;
-        reshard_tick(sim);
+        if (!lead_is_former(sim)) reshard_tick(sim);
         standby_tick(sim);
         if (!c->alive || event->conn != c->incarnation) return;
         sim_at(sim, MS(20), E_TICK, 0, 0, c->incarnation);

@@ -25,7 +25,8 @@ enum fault {
     STANDBY_DIES,
     CUT_OFF,
     STANDBY_CUT_OFF,
-    LOSE_MEMORY
+    LOSE_MEMORY,
+    LEAD
 };
 
 void faults_start(struct sim *sim)
@@ -128,8 +129,8 @@ static void do_fault(struct sim *sim, uint32_t kind)
     const uint32_t proc = any_process(sim);
     sim_trace(sim, "fault", kind, shard, proc);
     if (shard == NOBODY) return; // its standby has not its place yet
-    if (kind == LOSE_MEMORY) {
-        log_fault(sim);
+    if (kind == LOSE_MEMORY || kind == LEAD) {
+        (kind == LEAD ? lead_fault : log_fault)(sim);
         return;
     }
     if (kind >= OWNER_DIES)
@@ -180,6 +181,7 @@ void faults_heal(struct sim *sim)
 {
     sim_trace(sim, "the faults stop", 0, 0, 0);
     sim->healed = true;
+    if (sim->scenario.coordinators > 0) lead_healed(sim);
     // A trainer that hangs for good outside of a round is nobody's to notice but its operator's.
     for (uint32_t i = 0; i < PROCS_MAX; i++)
         if (sim->procs[i].alive && (sim->procs[i].stalled || sim->procs[i].mute))

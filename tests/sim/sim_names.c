@@ -68,6 +68,13 @@ const char *event_name(enum event_kind kind)
         "row saved",
         "logged",
         "snapshot",
+        "candidate rests",
+        "-> etcd",
+        "etcd ->",
+        "etcd is silent",
+        "writes again",
+        "operator",
+        "coordinator is missed",
     };
     return NAME(names, kind);
 }

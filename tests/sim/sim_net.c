@@ -172,7 +172,9 @@ void sim_message_free(struct sim *sim, struct message *message)
 void sim_send_control(struct sim *sim, struct link *link, int way, enum event_kind kind,
                       uint32_t to, uint32_t from, const struct message *message)
 {
-    if (!link->up) return;
+    if (!link->up ||
+        (way == 1 && sim->scenario.coordinators > 0 && link->to != sim->coordinator.incarnation))
+        return;
     uint64_t at = sim->now + rng_exponential(&sim->schedule, sim->scenario.control_delay);
     if (at <= link->arrives[way]) at = link->arrives[way] + 1;
     link->arrives[way] = at;

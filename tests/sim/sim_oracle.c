@@ -185,6 +185,11 @@ void oracle_opened(struct sim *sim, const struct round_action *open)
         sim_fail(sim, "more than %d rounds", LEDGER_MAX);
         return;
     }
+    // What a former leader opens after the next one did, or went on, nobody can end.
+    const bool is_late = (o->opened_count > 0 &&
+                          open->round <= o->opened[o->opened_count - 1].round) ||
+                         open->version.step != o->step || !all_executed(sim);
+    if (lead_is_former(sim) && is_late) return;
     if (o->opened_count > 0 && open->round <= o->opened[o->opened_count - 1].round)
         sim_fail(sim, "round number %" PRIu64 " was used before", open->round);
     if (!all_executed(sim) || open->version.step != o->step)
@@ -198,6 +203,7 @@ void oracle_opened(struct sim *sim, const struct round_action *open)
     struct opened *opened = &o->opened[o->opened_count++];
     memset(opened, 0, sizeof *opened);
     opened->revision = sim->revision;
+    opened->by = sim->coordinator.incarnation;
     opened->shards = sim->coordinator.layout->shards;
     check_layouts(sim);
     opened->round = open->round;
@@ -380,8 +386,12 @@ static bool contributed(const struct opened *round, uint64_t member)
 /* That of a round in which it was a coordinator keeps, as long as not too many others come. */
 static bool must_know(struct sim *sim, const struct ledger_entry *entry, uint64_t member)
 {
-    return entry->incarnation == sim->coordinator.incarnation && entry->lives == sim->lives &&
-           contributed(truth_opened(&sim->oracle, entry->round), member);
+    const struct opened *round = truth_opened(&sim->oracle, entry->round);
+    const uint64_t process = sim->coordinator.incarnation;
+    // Of several coordinators, a former one may have opened and decided it while the next one led.
+    const bool is_its = sim->scenario.coordinators == 0 || (round != NULL && round->by == process);
+    return entry->incarnation == process && is_its && entry->lives == sim->lives &&
+           contributed(round, member);
 }
 
 /* Who asks late hears the head alone. */

@@ -29,12 +29,14 @@ void shard_connect(struct sim *sim, uint32_t shard)
                0);
         return;
     }
-    if (!sim->coordinator.alive) {
+    const uint64_t found = lead_found(sim);
+    if (found == 0) {
         sim_at(sim, rng_exponential(&sim->schedule, 2000), E_CONTROL_RECONNECT, shard, NOBODY, 0);
         return;
     }
     link->id++;
     link->up = true;
+    link->to = found;
     link->arrives[0] = link->arrives[1] = sim->now;
     struct sim_shard *s = shard_at(sim, shard);
     s->next = NULL; // what it says now has to stay true: who hears it says again what is in force

@@ -17,7 +17,7 @@ void store_made(struct sim *sim)
 void store_opened(struct sim *sim)
 {
     struct coordinator *c = &sim->coordinator;
-    c->store.incarnation++;
+    if (sim->scenario.coordinators == 0) c->store.incarnation++; // else it is counted already
     c->is_adopting = false;
 }
 
@@ -68,9 +68,26 @@ bool store_admits(struct sim *sim, uint32_t shard)
         return true;
     }
     sim->seen[SEEN_store_refused]++;
+    if (sim->scenario.coordinators > 0) {
+        if (!lead_is_former(sim)) sim_fail(sim, "the leader may not act on shard %u", shard);
+        shard_link_break(sim, shard, NOTICE); // it looks for another one
+        return false;
+    }
     if (c->is_adopting) return false;
     c->is_adopting = true;
     sim_at(sim, rng_exponential(&sim->schedule, 5000), E_ADOPT, 0, 0, c->incarnation);
+    return false;
+}
+
+bool store_admits_worker(struct sim *sim, const struct message *attach)
+{
+    const struct marks marks = { .epoch = sim->coordinator.store.epoch },
+                       seen = { .epoch = attach->epoch };
+    const struct process *proc = sim_process(sim, attach->member);
+    if (sim->scenario.coordinators == 0 || marks_behind(&marks, &seen) == NULL) return true;
+    sim->seen[SEEN_store_refused]++;
+    if (!lead_is_former(sim)) sim_fail(sim, "the leader may not act for a worker");
+    if (proc != NULL) process_link_break(sim, (uint32_t)(proc - sim->procs));
     return false;
 }
 

@@ -363,7 +363,8 @@ bool take_may_die(const struct sim *sim, uint32_t shard)
 {
     const struct sim_shard *s = shard_at(sim, shard);
     // nor two faults in the other order, of which the first may not be known yet
-    if (move_stage_of(sim->coordinator.move) == CAIRN_MOVE_LOST) return false;
+    const struct move *move = sim->coordinator.move; // NULL: no coordinator has led yet
+    if (move == NULL || move_stage_of(move) == CAIRN_MOVE_LOST) return false;
     if (take_some_are_lost(sim)) return false;
     return !s->joining && (s->before == NULL || (s->awaits_settled && s->prepared == NULL));
 }

@@ -67,7 +67,7 @@ static void to_coordinator(struct sim *sim, uint32_t index, enum message_kind ki
 {
     struct process *proc = &sim->procs[index];
     struct message message = {
-        .kind = kind, .member = proc->life, .rank = proc->rank, .round = round
+        .kind = kind, .member = proc->life, .rank = proc->rank, .round = round, .epoch = proc->epoch
     };
     if (kind == M_PAUSE) message.weight = (proc->pause_ends - sim->now) / 1000;
     if (kind == M_COMMIT) message.state_bytes = truth_state(sim, round, proc->life, message.state);
@@ -97,13 +97,15 @@ void process_connect(struct sim *sim, uint32_t index)
 {
     struct process *proc = &sim->procs[index];
     if (proc->control.up) return;
-    if (!sim->coordinator.alive) {
+    const uint64_t found = lead_found(sim);
+    if (found == 0) {
         sim_at(sim, rng_exponential(&sim->schedule, 2000), E_CONTROL_RECONNECT, NOBODY, index,
                proc->life);
         return;
     }
     proc->control.id++;
     proc->control.up = true;
+    proc->control.to = found;
     proc->control.arrives[0] = proc->control.arrives[1] = sim->now;
     to_coordinator(sim, index, M_ATTACH, 0);
     reshard_attached(sim, index); // nothing comes before what the answer says

@@ -189,6 +189,21 @@ static void draw_logs(struct sim *sim)
     sc->faults_end += MS(100);
 }
 
+/* In some seeds several coordinators have one store. */
+static void draw_coordinators(struct sim *sim)
+{
+    struct rng rng = { mix(sim->seed, 117) };
+    struct scenario *sc = &sim->scenario;
+    if (sc->hosts > 0 || sc->standbys || sc->reshards || !rng_chance(&rng, 0.4)) return;
+    sc->coordinators = 2 + (uint32_t)rng_below(&rng, 2);
+    sc->store_lease_ms = 30 + rng_below(&rng, 40);
+    sc->lost_answer = sometimes(&rng, 0.5, 0.1);
+    sc->refused_write = sometimes(&rng, 0.3, 0.2);
+    sc->weight[10] = sc->weight[12] = 0;
+    sc->weight[21] = 1 + (uint32_t)rng_below(&rng, 8);
+    sc->faults_end += MS(300);
+}
+
 /* In some seeds workers and shards share hosts, and the shards of a host of several workers relay. */
 static void draw_hosts(struct sim *sim)
 {
@@ -323,6 +338,8 @@ struct sim *sim_open(void)
     struct sim *sim = reserve(sizeof *sim);
     sim->attack = attack_open();
     sim->logs = logs_open();
+    sim->leads = leads_open();
+    sim->former = reserve(sizeof *sim->former);
     sim->scenario.shards = sim->scenario.room = SHARDS_MAX;
     sim->scenario.window = WINDOW_MAX;
     sim->scenario.small = SMALL_MAX;
@@ -336,11 +353,13 @@ struct sim *sim_open(void)
     const struct step_config step = sim_step_config(sim, &layout, 0);
     const struct push_config push = sim_push_config(sim);
     sim->round_memory = reserve(round_bytes(&round));
+    sim->round_spare = reserve(round_bytes(&round));
     sim->round_list = reserve(round_actions_max(&round) * sizeof *sim->round_list);
     for (uint32_t r = 0; r < 2 * ROOMS_MAX; r++)
         sim->step_memory[r / ROOMS_MAX][r % ROOMS_MAX] = reserve(step_bytes(&step));
     const struct move_config move = { .shard_max = SHARDS_MAX, .shard_count = SHARDS_MAX };
     sim->move_memory = reserve(move_bytes(&move));
+    sim->move_spare = reserve(move_bytes(&move));
     const struct push_config relay_push = sim_relay_push_config();
     for (uint32_t i = 0; i < SHARDS_MAX * SHARDS_MAX; i++) {
         const uint32_t shard = i / SHARDS_MAX, owner = i % SHARDS_MAX;
@@ -359,6 +378,10 @@ void sim_close(struct sim *sim)
     sim_net_reset(sim);
     attack_close(sim->attack);
     logs_close(sim->logs);
+    free(sim->leads);
+    free(sim->former);
+    free(sim->round_spare);
+    free(sim->move_spare);
     for (size_t i = 0; i < sim->free_count; i++) free(sim->free_list[i]);
     free(sim->free_list);
     free(sim->heap);
@@ -418,6 +441,7 @@ static void start(struct sim *sim, uint64_t seed, bool verbose)
     draw_kept(sim);
     draw_standbys(sim);
     draw_logs(sim);
+    draw_coordinators(sim);
     if (sim->has_others) memset(sim->others, 0, sizeof sim->others);
     sim->has_others = sim->scenario.standbys;
     for (uint32_t s = 0; s < SHARDS_MAX; s++) {
@@ -426,7 +450,7 @@ static void start(struct sim *sim, uint64_t seed, bool verbose)
         sim->others[s].name = 1;
         sim->others[s].is_empty = true;
     }
-    sim->starts = sim->serials = 0;
+    sim->starts = sim->serials = sim->coordinators = 0;
     sim->shard_count = sim->scenario.shards;
     for (uint32_t s = sim->shard_count; s < sim->scenario.room && sim->scenario.hosts > 0; s++)
         memset(&sim->relays[s], 0, sizeof sim->relays[s]);
@@ -437,7 +461,10 @@ static void start(struct sim *sim, uint64_t seed, bool verbose)
     }
     store_made(sim);
     if (sim->scenario.standbys) standby_start(sim);
-    coordinator_start(sim);
+    if (sim->scenario.coordinators > 0)
+        lead_start(sim);
+    else
+        coordinator_start(sim);
     for (uint32_t r = 0; r < sim->scenario.ranks; r++)
         sim_at(sim, rng_exponential(&sim->schedule, 1000), E_PROCESS_START, r, 0, 0);
     faults_start(sim);
@@ -487,8 +514,22 @@ static void start_process(struct sim *sim, uint32_t rank)
 
 static void dispatch(struct sim *sim, const struct event *event)
 {
+    if (lead_dispatch(sim, event)) return;
     switch (event->kind) {
     case E_NOTHING: return;
+    case E_LEAD:
+    case E_ETCD:
+    case E_ETCD_ANSWERS:
+    case E_ETCD_SILENT:
+    case E_WRITE_AGAIN:
+    case E_NOTE: lead_event(sim, event); return;
+    case E_LEAD_MISSED: lead_missed(sim, event); return;
+    case E_COORDINATOR_START:
+        if (sim->scenario.coordinators > 0)
+            lead_event(sim, event);
+        else
+            coordinator_event(sim, event);
+        return;
     case E_FAULT: faults_event(sim); return;
     case E_HEAL: faults_heal(sim); return;
     case E_ATTACK: attack_event(sim); return;
@@ -559,7 +600,8 @@ static void say_stuck(struct sim *sim)
     if (sim->coordinator.alive) round_waiting(sim->coordinator.core, NULL, &waiting);
     sim_fail(sim, "no %d steps within %d s after the faults stopped: waits for %s (stage %s)",
              HEALTHY, (int)(LIMIT / MS(1000)), waiting.text,
-             stage_name(round_stage_of(sim->coordinator.core)));
+             sim->coordinator.core != NULL ? stage_name(round_stage_of(sim->coordinator.core))
+                                           : "-");
 }
 
 /* Every shard has done all that was decided, and enough steps were made since the faults stopped; or nothing
@@ -591,6 +633,7 @@ void sim_run(struct sim *sim, uint64_t seed, bool verbose)
     struct event event;
     while (!sim->failed && !finished(sim) && sim_pop(sim, &event)) {
         sim->now = event.time;
+        if (lead_defers(sim, &event)) continue;
         trace_event(sim, &event);
         if (event.message == NULL || (arrives(sim, &event) && attack_take(sim, &event)))
             dispatch(sim, &event);

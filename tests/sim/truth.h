@@ -26,6 +26,7 @@ struct opened {
     bool write;
     bool voided;       /* a worker was told so */
     uint64_t revision; /* of the terms that it goes by */
+    uint64_t by;       /* the coordinator's process */
     uint32_t shards;   /* that the job had, a bit each */
 };
 
