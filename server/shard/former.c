@@ -334,18 +334,30 @@ void former_hand_over(struct shard_job *from, struct shard_job *to)
     from->memory.former = 0;
 }
 
+static void add_told(const struct shard_job *job, struct cairn_version version,
+                     struct former_told *out)
+{
+    Cairn__FormerTold *told = &out->told[out->count];
+    out->pointers[out->count++] = told;
+    cairn__former_told__init(told);
+    told->job = job->number;
+    told->generation = version.generation;
+    told->step = version.step;
+}
+
 void former_list(const struct shard_daemon *shard, struct former_told *out)
 {
+    bool any = true;
     out->count = 0;
-    for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
-        if (job->staged || job->state != CAIRN_JOB_SERVING || !is_open(job)) continue;
-        for (uint32_t i = 0; i < job->former.count && out->count < CAIRN_FORMER_TOLD_MAX; i++) {
-            Cairn__FormerTold *told = &out->told[out->count];
-            out->pointers[out->count++] = told;
-            cairn__former_told__init(told);
-            told->job = job->number;
-            told->generation = slot_at(job, i)->version.generation;
-            told->step = slot_at(job, i)->version.step;
+    for (uint32_t age = 0; any; age++) { // the newest of each job, then the next ones
+        any = false;
+        for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
+            const bool is_told = !job->staged && job->state == CAIRN_JOB_SERVING && is_open(job);
+            const uint32_t count = is_told ? job->former.count : 0;
+            if (age >= count) continue;
+            if (out->count == CAIRN_FORMER_TOLD_MAX) return;
+            add_told(job, slot_at(job, count - 1 - age)->version, out);
+            any = true;
         }
     }
 }

@@ -319,7 +319,7 @@ const uint8_t *former_chunk(const struct shard_job *job, uint32_t index, uint64_
  * over those before it. */
 void former_hand_over(struct shard_job *from, struct shard_job *to);
 
-/* The former versions of all jobs, for a heartbeat. */
+/* The former versions of all jobs, for a heartbeat: the newest of each job, if there are too many. */
 struct former_told {
     size_t count;
     Cairn__FormerTold told[CAIRN_FORMER_TOLD_MAX];
