@@ -78,15 +78,20 @@ static cairn_status follow_decision(struct following *f, size_t i, bool is_ours,
     return CAIRN_OK;
 }
 
+/* True if the entry says that the round was applied. */
+static bool applies(const struct following *f, const struct journal_record *record)
+{
+    return f->round != NONE && record->kept.last.kind == CAIRN_DECISION_APPLY &&
+           record->kept.last.round == round_of(f);
+}
+
 static cairn_status follow(struct following *f, size_t i, struct journal_plan *plan,
                            struct sentence *why)
 {
     const struct journal_record *record = &f->records[i];
     const struct step_kept *kept = &record->kept;
     const bool is_start = record->kind == JOURNAL_START;
-    // The entry says that the round was applied.
-    const bool is_ours = f->round != NONE && kept->last.kind == CAIRN_DECISION_APPLY &&
-                         kept->last.round == round_of(f);
+    const bool is_ours = applies(f, record);
     if (record->kind == JOURNAL_DECISION) return follow_decision(f, i, is_ours, plan, why);
     // A process that died between the decision and its entry: its keeper had the rest.
     if (is_start && is_ours) apply_round(f, i, plan);
@@ -98,26 +103,38 @@ static cairn_status follow(struct following *f, size_t i, struct journal_plan *p
 }
 
 cairn_status journal_plan_of(const struct journal_record *records, size_t count,
-                             struct cairn_version base, struct journal_step *steps,
-                             struct journal_plan *plan_out, struct sentence *why)
+                             struct cairn_version base, const struct cairn_version *to,
+                             struct journal_step *steps, struct journal_plan *plan_out,
+                             struct sentence *why)
 {
     assert(count > 0);
-    struct journal_plan plan = { .steps = steps, .last = count - 1 };
+    struct journal_plan plan = { .steps = steps };
     const struct cairn_version first = records[0].kept.version;
     struct following f = { .records = records,
                            .version = first,
                            .base = base,
                            .round = NONE,
                            .reached = is_same(first, base) };
-    for (size_t i = 0; i < count; i++) CAIRN_TRY(follow(&f, i, &plan, why));
+    for (size_t i = 0; i < count; i++) {
+        const bool is_there = to != NULL && f.reached && is_same(f.version, *to);
+        if (is_there && records[i].kind != JOURNAL_ROUND && applies(&f, &records[i])) break;
+        CAIRN_TRY(follow(&f, i, &plan, why));
+        plan.last = i;
+    }
     if (!f.reached)
         return fail_with(why, CAIRN_ERR_CHECKSUM,
                          "the log goes from version %" PRIu64 ".%" PRIu64 " to %" PRIu64 ".%" PRIu64
                          ", and its snapshot is of %" PRIu64 ".%" PRIu64,
                          first.generation, first.step, f.version.generation, f.version.step,
                          base.generation, base.step);
-    plan.step = step_after(&records[plan.last], f.round != NONE);
-    plan.round = f.round;
+    if (to != NULL && !is_same(f.version, *to))
+        return fail_with(why, CAIRN_ERR_VERSION_GONE,
+                         "the log goes from its snapshot of version %" PRIu64 ".%" PRIu64
+                         " to %" PRIu64 ".%" PRIu64 ", and does not come by %" PRIu64 ".%" PRIu64,
+                         base.generation, base.step, f.version.generation, f.version.step,
+                         to->generation, to->step);
+    plan.round = to == NULL ? f.round : NONE;
+    plan.step = step_after(&records[plan.last], plan.round != NONE);
     *plan_out = plan;
     return CAIRN_OK;
 }

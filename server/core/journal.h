@@ -44,11 +44,14 @@ struct journal_plan {
     struct step_kept step;
 };
 
-/* Makes the plan by which the state of the base's version comes to the newest one. `steps` has room for
- * `count` of them; count > 0. CAIRN_ERR_CHECKSUM: the entries do not begin at that version or before, or do
- * not follow each other. */
+/* Makes the plan by which the state of the base's version comes to the newest one; or to the version `to`
+ * (not NULL), where the machine continues IDLE, after the last decision at that version. `steps` has room for
+ * `count` of them; count > 0. CAIRN_ERR_CHECKSUM: the entries do not begin at the base's version or before,
+ * or do not follow each other. CAIRN_ERR_VERSION_GONE: they do not come by `to`. */
 CAIRN_MUST_CHECK cairn_status journal_plan_of(const struct journal_record *records, size_t count,
-                                              struct cairn_version base, struct journal_step *steps,
+                                              struct cairn_version base,
+                                              const struct cairn_version *to,
+                                              struct journal_step *steps,
                                               struct journal_plan *plan_out, struct sentence *why);
 /* The ROUND that is prepared, `last`, is the last entry, and was not written to its end: goes on without its
  * sums. Its head is intact, so the decision before it counts. */

@@ -218,9 +218,11 @@ CAIRN_MUST_CHECK cairn_status journal_read_chunk(int fd, const struct journal_en
 
 /* ---- the plan (journal_plan.c) ---- */
 
-/* Makes the plan of core/journal.h, which owns its steps. CAIRN_ERR_CHECKSUM, CAIRN_ERR_NO_MEMORY. */
+/* Makes the plan of core/journal.h, which owns its steps. The statuses of journal_plan_of, and
+ * CAIRN_ERR_NO_MEMORY. */
 CAIRN_MUST_CHECK cairn_status journal_plan_make(const struct journal_entries *entries,
                                                 struct cairn_version base,
+                                                const struct cairn_version *to,
                                                 struct journal_plan *plan_out,
                                                 struct sentence *why);
 void journal_plan_release(struct journal_plan *plan);

@@ -26,7 +26,8 @@ static struct journal_record record_of(const struct journal_entry *entry)
 }
 
 cairn_status journal_plan_make(const struct journal_entries *entries, struct cairn_version base,
-                               struct journal_plan *plan_out, struct sentence *why)
+                               const struct cairn_version *to, struct journal_plan *plan_out,
+                               struct sentence *why)
 {
     const size_t count = entries->count;
     assert(count > 0);
@@ -37,7 +38,8 @@ cairn_status journal_plan_make(const struct journal_entries *entries, struct cai
         status = fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read a log");
     for (size_t i = 0; i < count && status == CAIRN_OK; i++)
         records[i] = record_of(&entries->list[i]);
-    if (status == CAIRN_OK) status = journal_plan_of(records, count, base, steps, plan_out, why);
+    if (status == CAIRN_OK)
+        status = journal_plan_of(records, count, base, to, steps, plan_out, why);
     free(records);
     if (status != CAIRN_OK) free(steps);
     return status;

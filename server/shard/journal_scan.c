@@ -73,7 +73,7 @@ static cairn_status make_plan(struct journal_resumed *from, struct sentence *why
 {
     const struct cairn_version first = from->entries.list[0].head.outcome.version;
     CAIRN_TRY(journal_plan_make(&from->entries, journal_has_base(from) ? from->base.version : first,
-                                &from->plan, why));
+                                NULL, &from->plan, why));
     if (from->plan.step.phase != CAIRN_STEP_REDUCED) return CAIRN_OK;
     cairn_status status = check_round(from, why);
     if (status != CAIRN_ERR_CHECKSUM || from->plan.round != from->plan.last) return status;

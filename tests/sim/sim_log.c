@@ -467,7 +467,7 @@ static cairn_status make_plan(const struct log *log, struct journal_step *steps,
 {
     struct journal_record records[ENTRIES_MAX];
     for (size_t i = 0; i < log->count; i++) records[i] = log->entries[i].record;
-    return journal_plan_of(records, log->count, log->base.version, steps, plan, why);
+    return journal_plan_of(records, log->count, log->base.version, NULL, steps, plan, why);
 }
 
 static void replay(struct sim *sim, uint32_t shard, const struct journal_plan *plan)

@@ -112,6 +112,17 @@ static void apply(uint64_t round)
     update();
 }
 
+static void skip(uint64_t round, uint8_t scale)
+{
+    reduce(round);
+    now.phase = CAIRN_STEP_IDLE;
+    now.kind = CAIRN_DECISION_SKIP;
+    now.last_round = round;
+    now.version_after = now.version;
+    payload[0] = scale;
+    write_entry(JOURNAL_DECISION, round);
+}
+
 static void set_up(void)
 {
     cairn_scratch_make_quick(folder);
@@ -135,14 +146,20 @@ static void tear_down(void)
 
 /* ---- reading ---- */
 
-/* Makes the plan from the state of this step on. */
-static cairn_status read_from(uint64_t step)
+/* Makes the plan from the state of this step on, up to the step `to`; 0: to the newest one. */
+static cairn_status read_between(uint64_t step, uint64_t to)
 {
+    const struct cairn_version base = { 1, step }, end = { 1, to };
     forget();
     cairn_status status = journal_read(folder, LOG, &entries, &why);
     if (status == CAIRN_OK)
-        status = journal_plan_make(&entries, (struct cairn_version) { 1, step }, &plan, &why);
+        status = journal_plan_make(&entries, base, to != 0 ? &end : NULL, &plan, &why);
     return status;
+}
+
+static cairn_status read_from(uint64_t step)
+{
+    return read_between(step, 0);
 }
 
 /* Reads the sums of a ROUND, as a replay does. */
@@ -225,19 +242,56 @@ TEST(a_round_that_was_abandoned_is_left_out)
 TEST(a_round_that_was_skipped_is_the_last_decision)
 {
     apply(1);
-    reduce(2);
-    now.phase = CAIRN_STEP_IDLE;
-    now.kind = CAIRN_DECISION_SKIP;
-    now.last_round = 2;
-    now.version_after = now.version;
-    payload[0] = 99; // another loss scale
-    write_entry(JOURNAL_DECISION, 2);
+    skip(2, 99); // another loss scale
     expect(5, 1, 6, 0);
     ck_assert_int_eq(plan.step.last.kind, CAIRN_DECISION_SKIP);
     ck_assert_uint_eq(plan.step.last.round, 2);
     ck_assert_uint_eq(plan.step.last.payload[0], 99);
     apply(3);
     expect(5, 2, 7, 0);
+}
+
+static void expect_back(uint64_t from, uint64_t to, size_t steps, uint8_t scale)
+{
+    ck_assert_msg(read_between(from, to) == CAIRN_OK, "%s", why.text);
+    ck_assert_uint_eq(plan.count, steps);
+    ck_assert_uint_eq(plan.step.version.step, to);
+    ck_assert_int_eq(plan.step.phase, CAIRN_STEP_IDLE);
+    ck_assert_uint_eq(plan.step.round, 0);
+    ck_assert_uint_eq(plan.step.last.payload[0], scale);
+    for (size_t i = 0; i < steps; i++)
+        ck_assert_uint_eq(entries.list[plan.steps[i].round].head.outcome.version.step, from + i);
+}
+
+/* Each version with its last decision: the rounds after that are as if they never were. */
+TEST(a_plan_may_end_at_any_version_on_the_way)
+{
+    apply(1);
+    skip(2, 50);
+    reduce(3); // abandoned
+    skip(4, 51);
+    apply(5);
+    begin_segment();
+    apply(6);
+    reduce(7);
+    decide_unwritten(7);
+    update();
+    begin_segment(); // a keeper had the update, whose decision is in no entry
+    apply(8);
+    reduce(9);
+    expect_back(5, 5, 0, 0);
+    expect_back(5, 6, 1, 51);
+    expect_back(6, 6, 0, 51);
+    expect_back(5, 7, 2, 5);
+    expect_back(5, 8, 3, 6);
+    expect_back(5, 9, 4, 7);
+    expect_back(7, 9, 2, 7);
+    expect_back(5, 10, 5, 8); // the newest one, without the round that is prepared
+    ck_assert_int_eq(read_between(5, 11), CAIRN_ERR_VERSION_GONE);
+    ck_assert_ptr_nonnull(strstr(why.text, "of version 1.5 to 1.10, and does not come by 1.11"));
+    journal_segments_remove(folder, 1);
+    ck_assert_int_eq(read_between(7, 6), CAIRN_ERR_VERSION_GONE);
+    expect_back(7, 8, 1, 6);
 }
 
 TEST(a_log_goes_on_in_segments_and_processes)
