@@ -337,8 +337,10 @@ const struct ctl_question ctl_job_rollback = {
         "[{?@to-version}taken back][{!@to-version}job]|{name}\n"
         "[{?@to-version}goes on from][{!@to-version}is at]|generation {generation}, step {step}\n"
         "keeps|{!@to-version}the last {keep_versions?} version{keep_versions/plural}\n"
-        "keeps|{!@to-version}{!keep_versions}no former version: `cairn job amend {name} "
+        "keeps|{!@to-version}{!keep_versions}{!by_log}no former version: `cairn job amend {name} "
         "--keep-versions K`\n"
+        "by its log|{?by_log}can go back to each step from {by_log.from_step} to {by_log.to_step} "
+        "of generation {by_log.generation}\n"
         "*former can go back to|generation {generation}, step {step}\n"
         "note|{note?}",
     .quiet = "*former {generation}:{step}",

@@ -176,8 +176,8 @@ static const struct ctl_row commands[] = {
       "lost, or all hosts; refused if it cannot be had",
       2, 2, ASKS "quiet", &ctl_job_durability },
     { "job", "rollback", "JOB [--to-version VERSION [--yes]]",
-      "go back to one of the last versions, which shards have kept (--keep-versions), in a new "
-      "generation",
+      "go back, in a new generation, to a version that shards have kept (--keep-versions), or make "
+      "again from the job's log",
       1, 1, ASKS "quiet no-headers", &ctl_job_rollback },
     { "job", "park", "JOB",
       "take its state off GPUs to host memory: no round opens until it is taken back", 1, 1,

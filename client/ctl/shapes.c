@@ -376,11 +376,12 @@ const struct ctl_shape ctl_shapes[] = {
     SHAPE(home, .json = "backend device driver why total_bytes taken_bytes warning failed "
                         "device_memory device_memory_why"),
     SHAPE(former_told, .json = "generation step"),
+    SHAPE(former_range, .json = "generation from_step to_step"),
     SHAPE(job_list, .json = "jobs"),
     SHAPE(job_parked, .json = "job=name parked shards note"),
     SHAPE(job_removed, .json = "job=name generation!version_unknown step!version_unknown shards "
                                "away note"),
-    SHAPE(job_rolled_back, .json = "job=name generation step keep_versions former note"),
+    SHAPE(job_rolled_back, .json = "job=name generation step keep_versions former by_log note"),
     SHAPE(job_shared, .json = "job=name owner? shared shared_read"),
     SHAPE(job_spec, .json = "revision", .add = add_of_spec),
     SHAPE(
@@ -394,7 +395,7 @@ const struct ctl_shape ctl_shapes[] = {
                 "seconds_since_step=stepped_ms_ago/1000?stepped restores blobs blob_bytes "
                 "state_bytes!untold pushed_bytes!untold fetched_bytes!untold "
                 "heaviest_over_mean? leases held_up_by=straggler groups owner? shared shared_read "
-                "parts_kept!untold audited_since? mirrors durability unsafe former "
+                "parts_kept!untold audited_since? mirrors durability unsafe former by_log "
                 "made.by=made_by? made.from=made_from? made.at=made_unix_ms/instant?",
         .columns =
             "JOB|name\nOWNER|[{owner}][{!owner}-]\nSTATE|state\nGENERATION|generation!"

@@ -1402,7 +1402,7 @@ CAIRN_EXPORT cairn_status cairn_job_restore(cairn_session *session, const char *
                                             char id_out[64],
                                             struct cairn_version *version_out) CAIRN_CHECKED;
 
-/* Takes the job back to one of its last versions, which its shards keep (keep_versions). generation 0: the
+/* Takes the job back to a version that its shards keep (keep_versions) or have in logs. generation 0: the
  * newest version of that step. Workers and readers get CAIRN_ERR_ROLLED_BACK. version_out (may be NULL): the
  * version that the job has now. CAIRN_ERR_VERSION_GONE names those that there are; CAIRN_ERR_NO_MEMORY,
  * CAIRN_ERR_BUSY, CAIRN_ERR_NOT_READY: the job goes on. After CAIRN_ERR_TIMEOUT the request continues. */

@@ -153,6 +153,9 @@ static void tell_switched(struct coord_job *job, const struct coord_extension *w
         done.name = job->spec.name;
         done.generation = job->generation;
         done.step = job->base_step;
+        if (coord_logs_wanted(job))
+            done.note = wire_text("its logs begin anew: they protect it as soon as they stand on "
+                                  "the next snapshot, which is taken now (`cairn job show`)");
         coord_waiters_answer(&job->amends.rollbacks, CAIRN_MSG_JOB_ROLLED_BACK, &done.base);
         return;
     }
@@ -409,8 +412,7 @@ static cairn_status make_parts(struct coord_steps *steps, struct sentence *why)
 
 static const struct coord_step extend_steps[] = {
     { CAIRN_STEP_WAIT, CAIRN_STAGE_EXTENDING, .is_ready = may_extend },
-    { CAIRN_STEP_ASK, CAIRN_STAGE_EXTEND_MAKING, "the shards to amend the job", .begin = make_parts,
-      .end = judge_made },
+    { CAIRN_STEP_ASK, CAIRN_STAGE_EXTEND_MAKING, .begin = make_parts, .end = judge_made },
     { CAIRN_STEP_STORE, CAIRN_STAGE_EXTEND_MAKING, "the store's disk", .begin = store_staged_job },
     { .kind = CAIRN_STEP_LAST },
 };
@@ -425,10 +427,41 @@ static struct coord_steps *steps_of_extension(struct coord_job *job)
     return &job->amends.extension.steps;
 }
 
+/* Says for whom the job waits while it goes back. */
+static void say_back(const struct coord_job *job, struct sentence *out)
+{
+    const struct coord_job_shard *slowest = NULL;
+    uint64_t most = 0;
+    CAIRN_EACH_SHARD (job, i) {
+        const struct coord_log *log = &job->shards[i].log;
+        if (log->again_done >= log->again_total || log->again_total - log->again_done <= most)
+            continue;
+        most = log->again_total - log->again_done;
+        slowest = &job->shards[i];
+    }
+    sentence_set(out, "the shards to go back to step %" PRIu64, job->amends.extension.back_to.step);
+    if (slowest != NULL)
+        sentence_add(out, ", of which %s has done %" PRIu64 " of %" PRIu64 " steps again",
+                     slowest->entry->name, slowest->log.again_done, slowest->log.again_total);
+}
+
+/* True while the shards make their parts. */
+static bool extension_waiting(const struct coord_job *job, struct sentence *out)
+{
+    const struct coord_extension *extension = &job->amends.extension;
+    if (extension->steps.gather == NULL) return false;
+    if (extension->goes_back)
+        say_back(job, out);
+    else
+        sentence_set(out, "the shards to amend the job");
+    return true;
+}
+
 const struct coord_operation coord_extending = {
     .steps = steps_of_extension,
     .lost = lose_extension,
     .release = release_extension,
+    .waiting = extension_waiting,
     .being = "amended",
     .until = "until the job is amended",
 };

@@ -227,7 +227,8 @@ struct coord_log {
     struct cairn_version first, base, sent;
     struct cairn_version had; /* the base of the log that a process before had; 0.0: none */
     uint64_t sent_ms;
-    char why[256], waits[256]; /* as in LogTold */
+    uint64_t again_done, again_total; /* as in LogTold, as the next ones are */
+    char why[256], waits[256];
 };
 
 /* At a loss of power hosts start anew, load a snapshot, and do updates again: on_shard_loss waits so long
@@ -671,10 +672,11 @@ void coord_drops_close(struct coord *cluster);
 
 /* Takes the versions to which the shard's parts can go back. */
 void coord_former_take(struct coord_shard_entry *entry, const Cairn__Heartbeat *message);
-/* Adds the versions to which the job can go back, the newest first, to the field `former` of a message. */
-void coord_former_show(const struct coord_job *job, struct coord_answer *answer,
-                       ProtobufCMessage *message);
-/* Says the same as a clause, "to 3 versions, ..."; "": keep_versions is 0. */
+/* Adds the versions to which the job can go back, the newest first, to the field `former` of a message.
+ * Returns those to which it can go back by its logs; NULL: none. */
+Cairn__FormerRange *coord_former_show(const struct coord_job *job, struct coord_answer *answer,
+                                      ProtobufCMessage *message);
+/* Says the same as a clause, "to 3 versions, ..."; "": the job keeps no versions, and no log. */
 const char *coord_former_say(const struct coord_job *job, struct coord_answer *answer);
 
 /* ==== mirror ==== */

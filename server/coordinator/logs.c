@@ -44,6 +44,8 @@ static void take_one(const struct coord *cluster, const struct coord_shard_entry
     log->failed = told->failed;
     log->base = (struct cairn_version) { told->base_generation, told->base_step };
     log->first = (struct cairn_version) { told->first_generation, told->first_step };
+    log->again_done = told->again_done;
+    log->again_total = told->again_total;
     snprintf(log->why, sizeof log->why, "%s", told->why);
     snprintf(log->waits, sizeof log->waits, "%s", told->waits);
     text_mend(log->why, "");
@@ -148,6 +150,7 @@ void coord_logs_tick(struct coord_job *job)
     struct sentence why;
     if (!coord_logs_wanted(job) || job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized)
         return;
+    if (job->amends.extension.goes_back) return; // it may need what stands before the newest one
     tell_newest(job, now_ms);
     if (job->snapshots.running != NULL || now_ms < job->snapshots.log_next_ms || !is_wanted(job))
         return;

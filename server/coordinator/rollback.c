@@ -1,11 +1,15 @@
 /* Takes a job back to a former version, as an operator asks: `cairn job rollback`.
  *
  * The shards keep the last versions of a job (keep_versions; server/shard/part.h, "former"), and tell which
- * these are in their heartbeats. All of them are asked for a heartbeat, so that what is chosen from is what
- * they have now. Then the job gets a new generation, which is made as an amendment makes one (amend.c), but
- * of that version: the open round is given up, each shard makes the new part beside the one that serves, the
- * store says that the new generation is the job, and the old parts are dropped. So whoever dies on the way,
- * the job is at the version where it was, or at the one that it went back to. */
+ * these are in their heartbeats. From its log (durability; server/shard/journal.h) a shard makes each
+ * version again since that of the snapshot on which the log stands, which it tells, too. A version can be
+ * gone back to if each shard has it in one of the two ways; which way it takes, the shard decides. All of
+ * them are asked for a heartbeat, so that what is chosen from is what they have now. Then the job gets a
+ * new generation, which is made as an amendment makes one (amend.c), but of that version: the open round is
+ * given up, each shard makes the new part beside the one that serves, the store says that the new
+ * generation is the job, and the old parts are dropped. So whoever dies on the way, the job is at the
+ * version where it was, or at the one that it went back to. The logs begin anew with the new generation,
+ * and protect it when there is a snapshot of it. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -36,22 +40,45 @@ void coord_former_take(struct coord_shard_entry *entry, const Cairn__Heartbeat *
     entry->told.former_count = count;
 }
 
-static bool shard_has(const struct coord_shard_entry *entry, uint64_t job,
-                      struct cairn_version version)
+/* True if the shard has kept the version, or can make it from its log. */
+static bool shard_has(const struct coord_job *job, uint32_t shard, struct cairn_version version)
 {
-    const struct former_version wanted = { job, version };
-    return entry->told.former_count > 0 &&
-           bsearch(&wanted, entry->told.former, entry->told.former_count, sizeof wanted,
-                   order_versions) != NULL;
+    const struct coord_shard_entry *entry = job->shards[shard].entry;
+    const struct former_version wanted = { job->id, version };
+    const struct cairn_version base = job->shards[shard].log.base;
+    const bool is_kept = entry->told.former_count > 0 &&
+                         bsearch(&wanted, entry->told.former, entry->told.former_count,
+                                 sizeof wanted, order_versions) != NULL;
+    return is_kept ||
+           (base.generation == version.generation && version_compare(base, version) <= 0 &&
+            version_compare(version, coord_job_version(job)) < 0);
 }
 
 /* Returns the first shard that has not told that it has the version; NULL: all have it. */
 static const char *who_lacks(const struct coord_job *job, struct cairn_version version)
 {
     CAIRN_EACH_SHARD (job, i)
-        if (coord_job_in_force(job, i) && !shard_has(job->shards[i].entry, job->id, version))
+        if (coord_job_in_force(job, i) && !shard_has(job, i, version))
             return job->shards[i].entry->name;
     return NULL;
+}
+
+/* Finds the versions that all shards can make from their logs. */
+static bool find_logged(const struct coord_job *job, Cairn__FormerRange *out)
+{
+    const struct cairn_version now = coord_job_version(job);
+    uint64_t from = 0;
+    CAIRN_EACH_SHARD (job, i) {
+        const struct cairn_version base = job->shards[i].log.base;
+        if (!coord_job_in_force(job, i)) continue;
+        if (base.generation != now.generation) return false;
+        if (base.step > from) from = base.step;
+    }
+    cairn__former_range__init(out);
+    out->generation = now.generation;
+    out->from_step = from;
+    out->to_step = now.step - 1;
+    return from < now.step && job->state == CAIRN_CLUSTER_JOB_RUNNING;
 }
 
 /* Finds the newest version before `before` that the shard has. */
@@ -94,33 +121,57 @@ static bool find_any(const struct coord_job *job, struct cairn_version before,
     return found;
 }
 
-void coord_former_show(const struct coord_job *job, struct coord_answer *answer,
-                       ProtobufCMessage *message)
+Cairn__FormerRange *coord_former_show(const struct coord_job *job, struct coord_answer *answer,
+                                      ProtobufCMessage *message)
 {
     struct cairn_version at = { UINT64_MAX, UINT64_MAX };
+    Cairn__FormerRange logged, *by_log = NULL;
     while (find_common(job, at, &at)) {
         Cairn__FormerTold *told = coord_answer_add(answer, message, "former");
-        if (told == NULL) return;
+        if (told == NULL) return NULL;
         told->generation = at.generation;
         told->step = at.step;
     }
+    if (find_logged(job, &logged)) by_log = coord_answer_bytes(answer, sizeof *by_log);
+    if (by_log != NULL) *by_log = logged;
+    return by_log;
+}
+
+/* Adds the versions that are in memory, as "to 3 versions, ...". */
+static void say_kept(const struct coord_job *job, struct sentence *out)
+{
+    struct cairn_version at = { UINT64_MAX, UINT64_MAX }, newest = { 0, 0 };
+    uint32_t count = 0;
+    while (find_common(job, at, &at))
+        if (count++ == 0) newest = at;
+    if (count == 1)
+        sentence_add(out, "to step %" PRIu64 " of generation %" PRIu64, newest.step,
+                     newest.generation);
+    if (count > 1)
+        sentence_add(out,
+                     "to %" PRIu32 " versions, from step %" PRIu64 " of generation %" PRIu64
+                     " to step %" PRIu64 " of generation %" PRIu64,
+                     count, at.step, at.generation, newest.step, newest.generation);
+}
+
+/* Adds those that the logs have: "to each step from 4 to 9 of generation 2 by its logs". */
+static void say_logged(const struct coord_job *job, struct sentence *out)
+{
+    Cairn__FormerRange logged;
+    if (!find_logged(job, &logged)) return;
+    sentence_add(
+        out, "%sto each step from %" PRIu64 " to %" PRIu64 " of generation %" PRIu64 " by its logs",
+        out->text[0] != '\0' ? ", and " : "", logged.from_step, logged.to_step, logged.generation);
 }
 
 const char *coord_former_say(const struct coord_job *job, struct coord_answer *answer)
 {
-    struct cairn_version at = { UINT64_MAX, UINT64_MAX }, newest = { 0, 0 };
-    uint32_t count = 0;
-    if (job->spec.policy.keep_versions == 0) return "";
-    while (find_common(job, at, &at))
-        if (count++ == 0) newest = at;
-    if (count == 0) return "to no version yet";
-    if (count == 1)
-        return coord_answer_text(answer, "to step %" PRIu64 " of generation %" PRIu64, newest.step,
-                                 newest.generation);
-    return coord_answer_text(answer,
-                             "to %" PRIu32 " versions, from step %" PRIu64 " of generation %" PRIu64
-                             " to step %" PRIu64 " of generation %" PRIu64,
-                             count, at.step, at.generation, newest.step, newest.generation);
+    struct sentence said = { "" };
+    if (job->spec.policy.keep_versions == 0 && !coord_logs_wanted(job)) return "";
+    say_kept(job, &said);
+    say_logged(job, &said);
+    if (said.text[0] == '\0') return "to no version yet";
+    return coord_answer_text(answer, "%s", said.text);
 }
 
 static void list_former(const struct coord_job *job, struct sentence *out)
@@ -134,11 +185,31 @@ static void list_former(const struct coord_job *job, struct sentence *out)
     if (!any) sentence_add(out, "none");
 }
 
+/* Adds how the job could go back further, or will. */
+static void say_further(const struct coord_job *job, struct sentence *out)
+{
+    const bool keeps = job->spec.policy.keep_versions != 0, logs = coord_logs_wanted(job);
+    if (!keeps)
+        sentence_add(out,
+                     "; its keep_versions is 0: `cairn job amend %s --keep-versions K` has the "
+                     "next versions kept",
+                     job->spec.name);
+    if (!keeps && !logs)
+        sentence_add(out, ", `cairn job durability %s log` has each step since a snapshot",
+                     job->spec.name);
+    if (!keeps || logs) sentence_add(out, "; `cairn snapshot restore` goes back further");
+}
+
 /* Chooses the version that was asked for: the newest one with that step, if no generation was named. */
 static cairn_status choose(const struct coord_job *job, struct cairn_version *version,
                            struct sentence *why)
 {
     struct cairn_version at = { UINT64_MAX, UINT64_MAX };
+    Cairn__FormerRange logged;
+    const bool is_logged = find_logged(job, &logged);
+    if (version->generation == 0 && is_logged && version->step >= logged.from_step &&
+        version->step <= logged.to_step)
+        version->generation = logged.generation;
     while (version->generation == 0 && find_any(job, at, &at)) {
         if (at.step == version->step) version->generation = at.generation;
     }
@@ -152,11 +223,14 @@ static cairn_status choose(const struct coord_job *job, struct cairn_version *ve
         sentence_add(why, ": no shard has such a version");
     sentence_add(why, "; all shards have (generation:step): ");
     list_former(job, why);
-    if (job->spec.policy.keep_versions == 0)
+    if (is_logged)
         sentence_add(why,
-                     "; its keep_versions is 0: `cairn job amend %s --keep-versions K` has the "
-                     "next versions kept, and `cairn snapshot restore` goes back further",
-                     job->spec.name);
+                     "; by their logs they have each step from %" PRIu64 " to %" PRIu64
+                     " of generation %" PRIu64,
+                     logged.from_step, logged.to_step, logged.generation);
+    else if (coord_logs_wanted(job))
+        sentence_add(why, "; their logs have no other step yet since their snapshot");
+    say_further(job, why);
     return CAIRN_ERR_VERSION_GONE;
 }
 
@@ -217,7 +291,7 @@ static void answer_list(const struct coord_job *job, struct coord_session *sessi
     list.generation = now.generation;
     list.step = now.step;
     list.keep_versions = job->spec.policy.keep_versions;
-    coord_former_show(job, &answer, &list.base);
+    list.by_log = coord_former_show(job, &answer, &list.base);
     while (list.note[0] == '\0' && find_any(job, any, &any)) {
         const char *lacks = who_lacks(job, any);
         if (lacks != NULL)

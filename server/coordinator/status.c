@@ -154,7 +154,7 @@ void coord_memory_show(const struct coord_job *job, struct coord_answer *answer,
         status->state_bytes += told->state + told->published + told->landing + told->staging +
                                told->tables + told->former;
     }
-    coord_former_show(job, answer, &status->base);
+    status->by_log = coord_former_show(job, answer, &status->base);
     status->going_back = (char *)(uintptr_t)coord_former_say(job, answer);
 }
 

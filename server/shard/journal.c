@@ -297,6 +297,7 @@ static void op_done(struct task *task)
     journal_op_free(op);
     pump(job);
     release_fence(job);
+    job->shard->up->memory_back(job->shard); // a create may have waited for the log (open.c)
     shard_job_idle(job);
 }
 
@@ -385,7 +386,7 @@ static bool next_op(struct shard_job *job, enum journal_op_kind *kind_out)
     for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
         if ((journal->wants & order[i].want) == 0) continue;
         const bool is_file = order[i].kind == OP_BASE || order[i].kind == OP_PART;
-        if (is_file && !is_again(job)) continue;
+        if (is_file && (!is_again(job) || journal->read_by != NULL)) continue;
         *kind_out = order[i].kind;
         if (order[i].kind == OP_ROUND && needs_segment(job)) {
             const bool lacks = journal->lacks_room && !is_again(job);
@@ -756,6 +757,7 @@ static void forget_fence(struct shard_job *job)
 static void free_journal(struct shard_job *job)
 {
     struct job_journal *journal = &job->journal;
+    if (journal->read_by != NULL) journal->read_by->serves = NULL; // the shard closes
     journal_op_free(journal->op);
     forget_files(journal);
     free(journal->segments);

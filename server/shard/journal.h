@@ -90,6 +90,8 @@ struct job_journal {
     bool end_fails;        /* it could not be ended: no round may go on before it is */
     struct journal_lag lag;
     struct journal_resumed *from; /* owned: what the part is being made from again */
+    /* borrowed: out of this log a former version is being made, so its files stay; NULL: none is */
+    struct journal_resumed *read_by;
     struct log_limit slow_said;
 };
 
@@ -160,7 +162,14 @@ struct journal_resumed {
     struct journal_plan plan;
     struct log_base base;
     struct sentence why; /* why no part can be made of it; empty: one can */
-    size_t at;           /* the step of the plan that is done next */
+    /* borrowed: the part that serves, and writes this log, beside which its version back_to is made; NULL: no
+     * part has it, and the newest version is made */
+    struct shard_job *serves;
+    struct cairn_version back_to;
+    uint64_t log;
+    bool replays; /* the base is loaded */
+    uint64_t said_ms;
+    size_t at; /* the step of the plan that is done next */
     /* the look for its base */
     struct shard_daemon *shard; /* borrowed */
     struct pool *looks;         /* owned */
@@ -174,6 +183,7 @@ struct journal_resumed {
     pthread_mutex_t lock;
     cairn_status status;
 };
+struct journal_resumed *journal_resumed_new(void);       /* NULL: no memory */
 void journal_resumed_free(struct journal_resumed *from); /* NULL is fine */
 static inline bool journal_has_base(const struct journal_resumed *from)
 {
@@ -210,5 +220,15 @@ struct step_kept journal_step(const struct shard_job *job);
 void journal_replay(struct shard_job *job);
 /* An update was done again. */
 void journal_replayed(struct shard_job *job);
+
+/* ---- a job that goes back: its version is made from the log of the part that serves, which goes on ---- */
+
+/* Holds the log for the version `to`. CAIRN_ERR_VERSION_GONE: the log does not come by it, and why that is so
+ * was added to `why`. CAIRN_ERR_BUSY, CAIRN_ERR_NO_MEMORY. */
+CAIRN_MUST_CHECK cairn_status journal_back_open(struct shard_job *serves, struct cairn_version to,
+                                                struct journal_resumed **from_out,
+                                                struct sentence *why);
+/* Reads it, as journal_read does. Any thread. */
+CAIRN_MUST_CHECK cairn_status journal_back_read(struct journal_resumed *from, struct sentence *why);
 
 #endif

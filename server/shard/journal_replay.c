@@ -1,4 +1,5 @@
 /* Parts that are made again from their logs, update by update: journal.h has the picture. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -7,6 +8,9 @@
 #include "server/shard/journal.h"
 #include "server/shard/kept.h"
 #include "server/shard/shard.h"
+
+/* How far the updates are is said so often. */
+#define SAY_EACH_MS ((uint64_t)10000)
 
 /* ==== the job ==== */
 
@@ -25,10 +29,16 @@ struct step_kept journal_step(const struct shard_job *job)
 
 static void fail_replay(struct shard_job *job, cairn_status status, const struct sentence *why)
 {
-    log_error(
-        "job %s cannot be made again from its log in %s: %s; it is restored from a snapshot by "
-        "its on_shard_loss, or by `cairn snapshot restore`",
-        job->spec.name, job->journal.from->folder, why->text);
+    const struct journal_resumed *from = job->journal.from;
+    if (job->staged)
+        log_error("job %s cannot go back to version %" PRIu64 ".%" PRIu64
+                  " by its log in %s: %s; it goes on as it was",
+                  job->spec.name, from->back_to.generation, from->back_to.step, from->folder,
+                  why->text);
+    else
+        log_error("job %s cannot be made again from its log in %s: %s; it is restored from a "
+                  "snapshot by its on_shard_loss, or by `cairn snapshot restore`",
+                  job->spec.name, from->folder, why->text);
     job->shard->up->loaded(job, status, why, false);
 }
 
@@ -138,15 +148,40 @@ static void prepared_read(struct task *task)
     shard_job_idle(job);
 }
 
+/* The version to which the job goes back is there. The log is that of the part that serves. */
+static void seal_back(struct shard_job *job)
+{
+    const struct journal_resumed *from = job->journal.from;
+    log_info("job %s: version %" PRIu64 ".%" PRIu64 " is there again", job->spec.name,
+             from->back_to.generation, from->back_to.step);
+    journal_resumed_free(job->journal.from);
+    job->journal.from = NULL;
+    pass_seal(job);
+}
+
+static void say_progress(struct shard_job *job)
+{
+    struct journal_resumed *from = job->journal.from;
+    const uint64_t now_ms = uv_now(job->shard->loop);
+    if (from->said_ms == 0) from->said_ms = now_ms;
+    if (now_ms - from->said_ms < SAY_EACH_MS) return;
+    from->said_ms = now_ms;
+    log_info("job %s: %zu of %zu updates are done again", job->spec.name, from->at,
+             from->plan.count);
+}
+
 static void replay_next(struct shard_job *job)
 {
     struct journal_resumed *from = job->journal.from;
     struct sentence why;
     cairn_status status = CAIRN_OK;
+    say_progress(job);
     if (from->at < from->plan.count)
         status = begin_read(job, from->plan.steps[from->at].round, sums_read, &why);
     else if (from->plan.step.phase == CAIRN_STEP_REDUCED)
         status = begin_read(job, from->plan.round, prepared_read, &why);
+    else if (job->staged)
+        seal_back(job);
     else
         pass_seal(job);
     if (status != CAIRN_OK) fail_replay(job, status, &why);
@@ -161,8 +196,63 @@ void journal_replayed(struct shard_job *job)
 
 void journal_replay(struct shard_job *job)
 {
-    if (job->journal.from != NULL)
-        replay_next(job);
-    else
+    if (job->journal.from == NULL) {
         pass_seal(job);
+        return;
+    }
+    struct journal_resumed *from = job->journal.from;
+    from->replays = true;
+    if (job->staged)
+        log_info("job %s: goes back by its log in %s, from the snapshot of step %" PRIu64
+                 " by %zu updates to step %" PRIu64,
+                 job->spec.name, from->folder, from->base.version.step, from->plan.count,
+                 from->back_to.step);
+    replay_next(job);
+}
+
+/* ==== a job that goes back ==== */
+
+static cairn_status fail_gone(const struct shard_job *job, struct sentence *why)
+{
+    const struct cairn_version base = job->journal.base, now = step_version(job->collector.step);
+    if (journal_is_based(job))
+        sentence_add(why,
+                     "; its log stands on the snapshot of %" PRIu64 ":%" PRIu64
+                     ", and goes to %" PRIu64 ":%" PRIu64,
+                     base.generation, base.step, now.generation, now.step);
+    else if (job->journal.wanted)
+        sentence_add(why, "; it has no log that stands on a snapshot");
+    return CAIRN_ERR_VERSION_GONE;
+}
+
+cairn_status journal_back_open(struct shard_job *serves, struct cairn_version to,
+                               struct journal_resumed **from_out, struct sentence *why)
+{
+    const bool comes_by = serves->state == CAIRN_JOB_SERVING && journal_is_based(serves) &&
+                          version_compare(serves->journal.base, to) <= 0 &&
+                          version_compare(to, step_version(serves->collector.step)) < 0;
+    if (!comes_by) return fail_gone(serves, why);
+    if (serves->journal.read_by != NULL)
+        return fail_with(why, CAIRN_ERR_BUSY, "the log of job %s is being read: ask again",
+                         serves->spec.name);
+    struct journal_resumed *from = journal_resumed_new();
+    if (from != NULL) from->folder = strdup(serves->journal.folder);
+    if (from == NULL || from->folder == NULL) {
+        journal_resumed_free(from);
+        return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read a log");
+    }
+    from->back_to = to;
+    from->log = serves->journal.log;
+    from->serves = serves;
+    serves->journal.read_by = from;
+    shard_job_busy(serves);
+    *from_out = from;
+    return CAIRN_OK;
+}
+
+cairn_status journal_back_read(struct journal_resumed *from, struct sentence *why)
+{
+    CAIRN_TRY(journal_base_read(from->folder, from->log, &from->base, why));
+    CAIRN_TRY(journal_read(from->folder, from->log, &from->entries, why));
+    return journal_plan_make(&from->entries, from->base.version, &from->back_to, &from->plan, why);
 }

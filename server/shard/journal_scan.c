@@ -25,9 +25,20 @@
 /* At its end a shard waits so long for a look that hangs. */
 #define HANGS_MS 100
 
+struct journal_resumed *journal_resumed_new(void)
+{
+    struct journal_resumed *from = calloc(1, sizeof *from);
+    if (from == NULL) return NULL;
+    from->fd = -1;
+    pthread_mutex_init(&from->lock, NULL);
+    return from;
+}
+
 void journal_resumed_free(struct journal_resumed *from)
 {
     if (from == NULL) return;
+    struct shard_job *serves = from->serves;
+    if (serves != NULL) serves->journal.read_by = NULL;
     if (from->fd >= 0) close(from->fd);
     journal_plan_release(&from->plan);
     journal_entries_release(&from->entries);
@@ -36,6 +47,7 @@ void journal_resumed_free(struct journal_resumed *from)
     free(from->folder);
     pthread_mutex_destroy(&from->lock);
     free(from);
+    if (serves != NULL) shard_job_idle(serves);
 }
 
 /* ==== the search, on the files thread ==== */
@@ -94,11 +106,9 @@ static cairn_status read_journal(struct journal_resumed *from, struct sentence *
 /* Reads one journal; NULL: it is none. */
 static struct journal_resumed *look_at(const struct journal_scan *scan, const char *name)
 {
-    struct journal_resumed *from = calloc(1, sizeof *from);
+    struct journal_resumed *from = journal_resumed_new();
     struct sentence why;
     if (from == NULL) return NULL;
-    from->fd = -1;
-    pthread_mutex_init(&from->lock, NULL);
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     sentence_set(&why, "out of memory");
     if (asprintf(&from->folder, "%s/%s", scan->shard->journals.folder, name) < 0)
@@ -554,6 +564,10 @@ static void tell(const struct shard_job *job, Cairn__LogTold *out)
     if (journal->is_open && journal->segment_count > 0) {
         out->first_generation = journal->segments[0].first.generation;
         out->first_step = journal->segments[0].first.step;
+    }
+    if (journal->read_by != NULL && journal->read_by->replays) {
+        out->again_done = journal->read_by->at;
+        out->again_total = journal->read_by->plan.count;
     }
     out->failed = uv_now(job->shard->loop) < journal->retry_ms;
     out->why = wire_text(journal->why.text);

@@ -629,8 +629,14 @@ cairn_status own_open(struct shard_job *job, const struct step_config *config,
         decision.payload_bytes = last->payload.len;
     }
     struct step_kept kept = { .round = 0 };
-    const bool continues = job->kept.from != NULL || job->journal.from != NULL;
-    if (continues) kept = job->kept.from != NULL ? kept_step(job) : journal_step(job);
+    const bool is_logged = job->journal.from != NULL, goes_back = is_logged && job->staged;
+    const bool continues = job->kept.from != NULL || (is_logged && !goes_back);
+    if (is_logged) kept = journal_step(job);
+    if (job->kept.from != NULL) kept = kept_step(job);
+    if (goes_back) {
+        decision.payload = kept.last.payload;
+        decision.payload_bytes = kept.last.payload_bytes;
+    }
     const cairn_status status = collector_open(
         &job->collector, &(struct collector_options) {
                              .callbacks = &own_part,
@@ -639,7 +645,7 @@ cairn_status own_open(struct shard_job *job, const struct step_config *config,
                              .shard_name = job->shard->name,
                              .step = config,
                              .version = { message->generation, message->step },
-                             .last = last != NULL ? &decision : NULL,
+                             .last = last != NULL || goes_back ? &decision : NULL,
                              .kept = continues ? &kept : NULL,
                              .actions = &job->pass.actions,
                          });

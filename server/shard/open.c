@@ -231,6 +231,7 @@ static cairn_status draft_open(struct shard_daemon *shard, const Cairn__JobCreat
 static void draft_close(void *made)
 {
     struct shard_draft *draft = made;
+    if (draft->job->staged) journal_resumed_free(draft->job->journal.from);
     free_body(draft->job, NULL);
     free(draft);
 }
@@ -291,15 +292,28 @@ static cairn_status draft_admit(struct shard_draft *draft, const Cairn__JobCreat
     return admit_part(job, &draft->need, why);
 }
 
-/* Makes the tables of a draft that was admitted. Any thread. CAIRN_ERR_NO_MEMORY. */
+/* Reads the log out of which a job that goes back is made, if it is made out of one. */
+static cairn_status read_log(struct shard_job *job, size_t payload_max, struct sentence *why)
+{
+    struct journal_resumed *from = job->journal.from;
+    if (from == NULL) return CAIRN_OK;
+    CAIRN_TRY(journal_back_read(from, why));
+    if (from->plan.step.last.payload_bytes <= payload_max) return CAIRN_OK;
+    return fail_with(why, CAIRN_ERR_INVALID, "a last decision of %zu bytes, at most %zu",
+                     from->plan.step.last.payload_bytes, payload_max);
+}
+
+/* Makes the tables of a draft that was admitted. Any thread. CAIRN_ERR_NO_MEMORY; and what reading a log
+ * fails with. */
 static cairn_status draft_make(struct shard_draft *draft, const Cairn__JobCreate *message,
                                struct sentence *why)
 {
     struct shard_job *job = draft->job;
     struct step_config step = draft->need.step;
     step.joins = message->joins;
+    cairn_status status = job->staged ? read_log(job, step.payload_bytes_max, why) : CAIRN_OK;
     // a worker determines the shapes, and so the size of the tables
-    cairn_status status = make_tables(job, why);
+    if (status == CAIRN_OK) status = make_tables(job, why);
     if (status == CAIRN_OK) status = open_arenas(job, &draft->need, why);
     if (status == CAIRN_OK) status = own_open(job, &step, message, why);
     if (status == CAIRN_OK) status = make_round(job, why);
@@ -433,7 +447,8 @@ static cairn_status begin_state(struct shard_job *job, struct sentence *why)
         pass_seal(job);
         return CAIRN_OK;
     }
-    if (job->staged) return extend_begin(job, shard_job_find(job->shard, job->number), why);
+    if (job->staged && job->journal.from == NULL)
+        return extend_begin(job, shard_job_find(job->shard, job->number), why);
     if (job->load.path[0] != '\0') return restore_begin(job, why);
     if (origin_wanted(job)) return origin_begin(job, why);
     await_puts(job);
@@ -452,7 +467,7 @@ static void on_state_judged(const struct reserve_request *request)
 {
     struct shard_job *job = request->job;
     struct sentence why;
-    const bool reads = !job->load.joins && !job->staged && job->load.path[0] != '\0';
+    const bool reads = !job->load.joins && job->load.path[0] != '\0';
     if (job->state != CAIRN_JOB_LOADING || !reads) return;
     // if this failed, the reading begins when all pages are made
     job->load.begun = restore_begin(job, &why) == CAIRN_OK;
@@ -524,7 +539,8 @@ static cairn_status admit_job(struct shard_job *job, const Cairn__JobCreate *cre
     job->load.goes_back = create->back;
     job->load.back_to = (struct cairn_version) { create->back_generation, create->step };
     job->mirrors.is_mirror = create->mirror;
-    job->load.path = strdup(create->snapshot_path);
+    const struct journal_resumed *from = job->journal.from;
+    job->load.path = strdup(from != NULL ? from->base.path : create->snapshot_path);
     if (job->load.path == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
     job->state = CAIRN_JOB_LOADING;
     const struct reserve_request request = { .job = job,
@@ -684,16 +700,27 @@ static void create_open(struct shard_daemon *shard, struct arriving *create)
     arriving_drop(shard, create);
 }
 
-/* A create that goes back has the payload of the version that the serving part has kept. */
-static cairn_status take_former(const struct shard_job *from, Cairn__JobCreate *create,
+/* A create that goes back has the payload of the version that the serving part has kept; or it is made out of
+ * that part's log. */
+static cairn_status take_former(struct shard_job *from, struct arriving *create,
                                 struct sentence *why)
 {
-    const struct cairn_version version = { create->back_generation, create->step };
+    Cairn__JobCreate *message = (Cairn__JobCreate *)create->message;
+    const struct cairn_version version = { message->back_generation, message->step };
+    struct shard_job *job = ((struct shard_draft *)create->made)->job;
     uint32_t index;
-    if (!create->back || create->last != NULL) return CAIRN_OK;
-    CAIRN_TRY(former_find(from, version, &index, why));
-    if (former_give_payload(from, index, create) == CAIRN_OK) return CAIRN_OK;
+    if (!message->back || message->last != NULL || job->journal.from != NULL) return CAIRN_OK;
+    if (former_find(from, version, &index, why) != CAIRN_OK)
+        return journal_back_open(from, version, &job->journal.from, why);
+    if (former_give_payload(from, index, message) == CAIRN_OK) return CAIRN_OK;
     return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to go back");
+}
+
+/* True if the create may be made out of the serving part's log, whose files change just now. */
+static bool awaits_log(struct shard_daemon *shard, const struct arriving *create)
+{
+    const struct shard_job *from = shard_job_find(shard, create_message(create)->job);
+    return create_message(create)->back && from != NULL && from->journal.op != NULL;
 }
 
 /* Creates a generation of a job beside the generation that it extends, which continues to serve. If
@@ -701,7 +728,7 @@ static cairn_status take_former(const struct shard_job *from, Cairn__JobCreate *
 static void create_beside(struct shard_daemon *shard, struct arriving *create)
 {
     const uint64_t number = create_message(create)->job;
-    const struct shard_job *from = shard_job_find(shard, number);
+    struct shard_job *from = shard_job_find(shard, number);
     if (from == NULL) {
         struct sentence why;
         sentence_set(&why, "shard %s holds no part of job %016" PRIx64 " to extend", shard->name,
@@ -709,15 +736,16 @@ static void create_beside(struct shard_daemon *shard, struct arriving *create)
         arriving_end(shard, create, CAIRN_ERR_NOT_FOUND, &why);
         return;
     }
-    struct sentence why;
-    const cairn_status status = take_former(from, (Cairn__JobCreate *)create->message, &why);
-    if (status != CAIRN_OK) {
-        arriving_end(shard, create, status, &why);
-        return;
-    }
+    if (awaits_log(shard, create)) return; // op_done goes on
     // If other generations leave, the create resumes when they are freed. This may happen within
     // leave_all, so `create` may not be used afterwards.
-    if (!leave_all(shard, number, newest_held(shard, number), from)) create_open(shard, create);
+    if (leave_all(shard, number, newest_held(shard, number), from)) return;
+    struct sentence why;
+    const cairn_status status = take_former(from, create, &why);
+    if (status == CAIRN_OK)
+        create_open(shard, create);
+    else
+        arriving_end(shard, create, status, &why);
 }
 
 /* Continues with a create that is complete, in a way that depends on the jobs that are held under
@@ -799,8 +827,9 @@ static void on_memory_back(struct shard_daemon *shard)
     struct arriving *create = TAILQ_FIRST(&shard->arriving);
     while (create != NULL && !memory_comes_back(shard)) {
         const bool is_one = create->kind == &create_kind && arriving_whole(create);
-        const bool goes_on = is_one && (create_message(create)->extend ||
-                                        held_job(shard, create_message(create)->job) == NULL);
+        const bool goes_on = is_one && !awaits_log(shard, create) &&
+                             (create_message(create)->extend ||
+                              held_job(shard, create_message(create)->job) == NULL);
         if (goes_on) create_advance(shard, create);
         create = goes_on ? TAILQ_FIRST(&shard->arriving)
                          : TAILQ_NEXT(create, link); // the list may have changed

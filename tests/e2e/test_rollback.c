@@ -1,13 +1,28 @@
-/* A job goes back to one of its last versions, which its shards have kept: with the bits of then, and on from
- * there with the bits of a run that was never past it. */
+/* A job goes back to one of its last versions, which its shards have kept or make again from their logs: with
+ * the bits of then, and on from there with the bits of a run that was never past it. */
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "tests/e2e/scene.h"
+#include "tests/support/scratch.h"
 
 enum { ELEMS = 20000, STEPS = 7 };
+
+static char folder[CAIRN_SCRATCH_BYTES], log_path[CAIRN_SCRATCH_BYTES + 16];
+
+static void set_up(void)
+{
+    cairn_scratch_make(folder);
+    snprintf(log_path, sizeof log_path, "log.path=%s", folder);
+}
+
+static void tear_down(void)
+{
+    stop();
+    cairn_scratch_remove(folder);
+}
 
 /* A job in which everything changes with the step: a schedule, an average, a loss scale that grows. */
 static struct tiny_job *changing(struct tiny_job *tiny)
@@ -30,6 +45,20 @@ static struct tiny_job *changing(struct tiny_job *tiny)
 static void step_to(uint64_t step)
 {
     while (newest(job).step < step) train_pushing(1.0f / (float)(newest(job).step + 1), 1);
+}
+
+/* The job's root, when no snapshot is being taken, as for a log at any time. */
+static void bits_at_rest(char root_out[65])
+{
+    await((ask("job digest tiny -q"), said.status == 0));
+    snprintf(root_out, 65, "%.64s", said.out);
+}
+
+static void expect_bits_at_rest(const char *root)
+{
+    char its[65];
+    bits_at_rest(its);
+    ck_assert_str_eq(its, root);
 }
 
 /* A round with a gradient that is none: it is skipped, and the loss scale falls. */
@@ -174,7 +203,7 @@ static void run_undisturbed(const struct tiny_job *tiny, char roots[][65], uint6
 static void train_on(char roots[][65], uint64_t steps)
 {
     step_to(newest(job).step + steps);
-    expect_bits(roots[newest(job).step]);
+    expect_bits_at_rest(roots[newest(job).step]);
 }
 
 /* All shards have a version to go back to, as they tell within a few heartbeats. */
@@ -187,19 +216,26 @@ static bool has_versions(void)
     return false;
 }
 
-/* A shard, or the coordinator, dies at any time while the job goes back. */
-TEST(whoever_dies_on_the_way_the_job_is_where_it_was_or_where_it_went_back_to)
+/* The logs stand on a snapshot. */
+static void await_log(void)
+{
+    await_said("log; log is asked for", "job show tiny");
+}
+
+/* A shard, or the coordinator, dies at any time while the job goes back: by its logs, or by what shards keep
+ * in memory. */
+static void die_on_the_way(const struct tiny_job *tiny, bool by_logs)
 {
     enum { KILLS_MAX = 100, MORE = 4 };
     static char roots[4 * KILLS_MAX + MORE + 5][65];
-    const struct tiny_job *tiny = changing(TINY(ELEMS, .keep_versions = 3));
     const char *asked = getenv("CAIRN_TEST_KILLS");
     const int kills = asked != NULL ? atoi(asked) : 4;
     int gone_back = 0, more = 0;
     ck_assert_int_le(kills, KILLS_MAX);
-    start(2, .shards_kept = true, .coordinator_set = SETTINGS("lease.heartbeat=100ms"));
     run_undisturbed(tiny, roots, 4 * (uint64_t)kills + MORE);
     join("tiny", tiny);
+    if (by_logs) says(0, "", "job durability tiny log -q");
+    if (by_logs) await_log();
     for (int i = 0; i < kills; i++) {
         struct cluster_command command;
         train_on(roots, 4); // a shard that died has forgotten those before
@@ -217,15 +253,22 @@ TEST(whoever_dies_on_the_way_the_job_is_where_it_was_or_where_it_went_back_to)
         (void)cluster_wait(command.pid, CLUSTER_WAIT_MS);
         leave();
         join("tiny", tiny);
+        if (by_logs) await_log();
         const struct cairn_version now = newest(job);
         if (now.generation == before.generation)
             ck_assert_uint_eq(now.step, before.step);
         else
             ck_assert_uint_eq(now.step, before.step - 1);
-        expect_bits(roots[now.step]);
+        expect_bits_at_rest(roots[now.step]);
         gone_back += now.generation != before.generation;
     }
     if (asked != NULL) fprintf(stderr, "%d of %d times gone back\n", gone_back, kills);
+}
+
+TEST(whoever_dies_on_the_way_the_job_is_where_it_was_or_where_it_went_back_to)
+{
+    start(2, .shards_kept = true, .coordinator_set = SETTINGS("lease.heartbeat=100ms"));
+    die_on_the_way(changing(TINY(ELEMS, .keep_versions = 3)), false);
 }
 
 /* A job that goes back twice, and loses a shard before there is a snapshot of it, is restored from one that
@@ -261,4 +304,110 @@ TEST(what_was_given_up_twice_ago_is_not_restored)
     expect_bits(root);
 }
 
-SUITE(60, .tear_down = stop);
+/* ---- by its log ---- */
+
+static void start_logged(int shards, const char *memory_limit, bool is_kept)
+{
+    start(shards, .coordinator_set = SETTINGS("lease.heartbeat=100ms"),
+          .shard_set = SETTINGS("compute.threads=1", memory_limit, log_path),
+          .shards_kept = is_kept);
+}
+
+static void go_back(uint64_t step)
+{
+    says(0, "its logs begin anew", "job rollback tiny --to-version %d --yes", (int)step);
+    expect_rolled_back();
+    leave();
+}
+
+TEST(a_job_with_a_log_goes_back_to_any_step_since_its_snapshot)
+{
+    enum { FIRST = 2, SKIPPED = 5, LAST = 9 };
+    static char roots[LAST + 1][65];
+    const struct tiny_job *tiny = changing(TINY(ELEMS));
+    start_logged(2, "memory.limit=256MiB", false);
+    join("tiny", tiny);
+    step_to(FIRST);
+    says(0, "", "job durability tiny log -q");
+    await_log();
+    for (uint64_t s = FIRST; s <= LAST; s++) {
+        step_to(s);
+        if (s == SKIPPED) skip(); // the last decision at this version
+        bits_at_rest(roots[s]);
+    }
+    says(0, "going back        to each step from 2 to 8 of generation 1 by its logs",
+         "job show tiny");
+    says(0, "can go back to each step from 2 to 8 of generation 1", "job rollback tiny");
+    go_back(SKIPPED);
+    join("tiny", tiny);
+    ck_assert_uint_eq(newest(job).step, SKIPPED);
+    expect_bits_at_rest(roots[SKIPPED]);
+    ck_assert_int_eq(logged("shard-0.log", "by 3 updates to step 5"), 1);
+    for (uint64_t s = SKIPPED + 1; s <= LAST; s++) {
+        step_to(s);
+        expect_bits_at_rest(roots[s]);
+    }
+    // in the new generation, too: to the snapshot itself, which needs no update
+    await_log();
+    const uint64_t based = newest(job).step;
+    step_to(based + 2);
+    ask("job rollback tiny -o json");
+    const uint64_t from = (uint64_t)said_number("by_log.from_step");
+    ck_assert_uint_le(from, based);
+    go_back(from);
+    ck_assert_int_eq(logged("shard-1.log", "by 0 updates to step"), 1);
+    join("tiny", tiny);
+    if (from <= LAST) expect_bits_at_rest(roots[from]);
+    // and then the hosts lose power
+    await_log();
+    step_to(LAST + 3);
+    bits_at_rest(roots[0]);
+    for (int i = 0; i < 2; i++) kill_shard(i);
+    for (int i = 0; i < 2; i++) cluster_restart_shard(&cluster, i);
+    expect_bits_at_rest(roots[0]);
+}
+
+TEST(what_a_log_does_not_have_is_refused_and_the_job_goes_on)
+{
+    char root[65], away[sizeof cluster.snapshots_path + 8];
+    start_logged(1, "memory.limit=19MiB", false);
+    join("tiny", TINY(ELEMS));
+    step_to(2);
+    says(0, "", "job durability tiny log -q");
+    await_log();
+    ask("job rollback tiny --to-version 1 --yes");
+    expect_said(4, "cannot go back to step 1", "their logs have no other step yet");
+    step_to(5);
+    bits_at_rest(root);
+    ask("job rollback tiny --to-version 1 --yes");
+    expect_said(4, "cannot go back to step 1", "each step from 2 to 4 of generation 1");
+    says(4, "each step from 2 to 4", "job rollback tiny --to-version 5 --yes");
+    snprintf(away, sizeof away, "%s.away", cluster.snapshots_path);
+    ck_assert_int_eq(rename(cluster.snapshots_path, away), 0);
+    ask("job rollback tiny --to-version 4 --yes");
+    ck_assert_msg(said.status != 0 && strstr(said.err, "goes on as it was") != NULL, "%s",
+                  said.err);
+    expect_bits_at_rest(root);
+    ck_assert_int_eq(rename(away, cluster.snapshots_path), 0);
+    step_to(6);
+    says(0, "", "job rollback tiny --to-version 5 --yes");
+    expect_bits_at_rest(root);
+    leave();
+    says(0, "", "job drop tiny --yes --force");
+    join("tiny", TINY(1 << 17)); // a second part of it has no room
+    train_pushing(0.5f, 1);
+    says(0, "", "job durability tiny log -q");
+    await_log();
+    train_pushing(0.5f, 2);
+    ask("job rollback tiny --to-version 2 --yes");
+    ck_assert_msg(said.status != 0 && strstr(said.err, "bytes") != NULL, "%s", said.err);
+    train_pushing(0.5f, 1);
+}
+
+TEST(whoever_dies_on_the_way_by_the_logs_the_job_is_where_it_was_or_where_it_went_back_to)
+{
+    start_logged(2, "memory.limit=256MiB", true);
+    die_on_the_way(changing(TINY(ELEMS)), true);
+}
+
+SUITE(60, set_up, tear_down);
