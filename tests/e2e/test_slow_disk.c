@@ -310,31 +310,44 @@ static void await_met(const char *name)
     }
 }
 
-/* A shard is killed while it writes the decision of a round to its log, so its keeper has the step, and the
- * log has not. The next process has the step in the log before anybody is told that it is done: a loss of
- * power in between would take it back. */
-TEST(a_step_that_only_a_keeper_has_is_told_when_the_log_has_it)
+/* A cluster with slow files, of one shard that has a folder for logs; with a keeper, or none. */
+static void start_logged(bool is_kept)
 {
-    static char log_path[sizeof root + 32], logs[sizeof root + 16];
+    static char log_path[sizeof root + 32], logs[sizeof root + 16], snapshots[sizeof root + 16];
     cairn_scratch_make(root);
     snprintf(control, sizeof control, "%s/control", root);
     snprintf(logs, sizeof logs, "%s/logs", root);
     snprintf(log_path, sizeof log_path, "log.path=%s", logs);
+    snprintf(snapshots, sizeof snapshots, "%s/snapshots", root);
     ck_assert_int_eq(mkdir(control, 0700), 0);
     ck_assert_int_eq(mkdir(logs, 0700), 0);
     setenv("CAIRN_SLOW_FOLDER", control, 1);
     setenv("LD_PRELOAD", CAIRN_SLOW_FILES, 1);
     setenv("UCX_MEM_EVENTS", "n", 1);
-    start(1, .shards_kept = true,
+    start(1, .shards_kept = is_kept, .snapshots_path = snapshots,
+          .coordinator_set = SETTINGS("lease.heartbeat=100ms"),
           .shard_set = SETTINGS("compute.threads=1", "memory.limit=256MiB", log_path));
     unsetenv("LD_PRELOAD");
+}
+
+/* A job of it has its log, and a step more. */
+static void train_logged(void)
+{
     join("tiny", TINY(ELEMS));
     train_pushing(0.5f, 1);
     says(0, "", "job durability tiny log -q");
-    await((ask("job show tiny"), strstr(said.out, "process+log; log is asked for") != NULL));
+    await((ask("job show tiny"), strstr(said.out, "log; log is asked for") != NULL));
     train_pushing(0.5f, 1);
-    const uint64_t step = newest(job).step;
+}
 
+/* A shard is killed while it writes the decision of a round to its log, so its keeper has the step, and the
+ * log has not. The next process has the step in the log before anybody is told that it is done: a loss of
+ * power in between would take it back. */
+TEST(a_step_that_only_a_keeper_has_is_told_when_the_log_has_it)
+{
+    start_logged(true);
+    train_logged();
+    const uint64_t step = newest(job).step;
     slow_ms = 1500;
     arm_for("fsync", ".seg"); // of the round
     good((cairn_status)pthread_create(&training, NULL, train_one, NULL));
@@ -352,6 +365,28 @@ TEST(a_step_that_only_a_keeper_has_is_told_when_the_log_has_it)
     ck_assert_uint_eq(newest(job).step, step + 1);
     ck_assert_int_eq(logged("shard-0.log", "as the process before left it"), 1);
     says(0, "process+log; log is asked for", "job show tiny");
+    stop();
+    cairn_scratch_remove(root);
+}
+
+/* The look for the snapshot of a log has a thread of its own. */
+TEST(storage_that_hangs_holds_up_no_shard_that_has_a_log)
+{
+    char bits_before[65];
+    start_logged(false);
+    train_logged();
+    bits(bits_before);
+    kill_shard(0);
+    setenv("LD_PRELOAD", CAIRN_SLOW_FILES, 1);
+    slow_ms = 4000;
+    arm_for("stat", "manifest");
+    const int64_t begun_ms = now_ms();
+    restart_shard(0);
+    unsetenv("LD_PRELOAD");
+    ck_assert_int_lt(now_ms() - begun_ms, slow_ms);
+    await_said("its storage does not answer", "job show tiny");
+    expect_bits(bits_before);
+    check_met("stat", begun_ms);
     stop();
     cairn_scratch_remove(root);
 }
