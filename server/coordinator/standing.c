@@ -174,6 +174,11 @@ void coord_shard_clean(struct coord *cluster, struct coord_shard_entry *entry,
                      entry->name, held->job);
         }
     }
+    // a part that is made again from its log later
+    for (size_t i = 0; i < entry->told.awaited_count; i++)
+        if (coord_job_by_id(cluster, entry->told.awaited[i]) == NULL &&
+            was_dropped(cluster, entry->told.awaited[i]))
+            coord_job_send_drop(cluster, entry, entry->told.awaited[i]);
 }
 
 struct marks coord_held_marks(const Cairn__HeldJob *held)

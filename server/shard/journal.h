@@ -174,6 +174,7 @@ struct journal_resumed {
     struct shard_daemon *shard; /* borrowed */
     struct pool *looks;         /* owned */
     bool is_looking, holds;     /* holds: the shard does not connect before it has looked once */
+    bool is_void;               /* the job was dropped: the log ends */
     struct sentence looked;     /* why the base is not there */
     struct sentence waits;      /* for what the part waits, as is told; empty: it does not */
     /* the sums that are being read; see journal_replay.c. The look for its base, too */
@@ -206,6 +207,8 @@ bool journal_is_scanning(const struct shard_daemon *shard);
 struct journal_resumed *journal_find(struct shard_daemon *shard, struct shard_job *job,
                                      bool *is_of_job);
 
+/* The job is dropped: its log ends whose base is not there. */
+void journals_drop(struct shard_daemon *shard, uint64_t job);
 /* The jobs whose parts are not there yet, because their bases are not, or updates are being done again:
  * at most CAIRN_SHARD_JOBS_MAX. */
 size_t journals_awaited(const struct shard_daemon *shard, uint64_t *jobs_out);

@@ -273,7 +273,7 @@ static bool is_held(const struct shard_daemon *shard, uint64_t number)
 static void resume(struct shard_daemon *shard, struct journal_resumed *from)
 {
     struct sentence why;
-    if (is_held(shard, from->part->job)) { // a keeper had it, or it was restored: that is newer
+    if (is_held(shard, from->part->job)) { // a keeper had it, and its state is newer
         from->next = shard->journals.found;
         shard->journals.found = from;
         return;
@@ -340,20 +340,62 @@ static void unlink_from(struct journal_resumed *from)
     from->next = NULL;
 }
 
+/* True if nobody wants the part any more: its job was dropped, or restored. */
+static bool is_over(const struct journal_resumed *from)
+{
+    return from->is_void || is_held(from->shard, from->part->job);
+}
+
+static void run_end(struct task *task, uint32_t item, uint32_t thread)
+{
+    struct journal_resumed *from = from_of(task);
+    (void)item;
+    (void)thread;
+    from->status = journal_end(from->folder, &from->looked);
+}
+
+static void stop_looking(struct journal_resumed *from)
+{
+    unlink_from(from);
+    pool_close(from->looks, NULL, NULL);
+    from->looks = NULL;
+}
+
+static void end_done(struct task *task)
+{
+    struct journal_resumed *from = from_of(task);
+    if (from->status != CAIRN_OK)
+        log_error("the log of job %s, which was dropped or restored, could not be removed: %s; "
+                  "remove %s by hand",
+                  from->part->name, from->looked.text, from->folder);
+    stop_looking(from);
+    journal_resumed_free(from);
+}
+
+static void end_log(struct journal_resumed *from)
+{
+    from->is_looking = from->is_void = true;
+    from->task = (struct task) { .run = run_end, .done = end_done, .item_count = 1 };
+    pool_submit(from->looks, &from->task);
+    let_connect(from);
+}
+
 static void look_done(struct task *task)
 {
     struct journal_resumed *from = from_of(task);
     struct shard_daemon *shard = from->shard;
     from->is_looking = false;
+    if (is_over(from)) {
+        end_log(from);
+        return;
+    }
     if (from->status != CAIRN_OK) {
         say_away(from, from->looked.text);
         return;
     }
     if (from->waits.text[0] != '\0')
         log_info("job %s: the snapshot on which its log stands is there now", from->part->name);
-    unlink_from(from);
-    pool_close(from->looks, NULL, NULL);
-    from->looks = NULL;
+    stop_looking(from);
     shard->kept.pending += !from->holds; // until it is known whether a part can be made
     resume(shard, from);
     if (--shard->kept.pending == 0) shard->up->resumed(shard);
@@ -372,9 +414,11 @@ static void on_timer(uv_timer_t *timer)
     struct journal_resumed *next;
     for (struct journal_resumed *from = shard->journals.awaiting; from != NULL; from = next) {
         next = from->next;
-        if (from->is_looking)
+        if (from->is_looking && !from->is_void)
             say_away(from, "its storage does not answer");
-        else
+        else if (!from->is_looking && is_over(from))
+            end_log(from);
+        else if (!from->is_looking)
             look(from);
     }
     if (shard->journals.awaiting == NULL) uv_timer_stop(timer);
@@ -518,6 +562,12 @@ struct journal_resumed *journal_find(struct shard_daemon *shard, struct shard_jo
     return from;
 }
 
+void journals_drop(struct shard_daemon *shard, uint64_t job)
+{
+    for (struct journal_resumed *from = shard->journals.awaiting; from != NULL; from = from->next)
+        from->is_void |= from->part->job == job;
+}
+
 /* ==== what is told ==== */
 
 size_t journals_awaited(const struct shard_daemon *shard, uint64_t *jobs_out)
@@ -525,7 +575,7 @@ size_t journals_awaited(const struct shard_daemon *shard, uint64_t *jobs_out)
     size_t count = 0;
     for (const struct journal_resumed *from = shard->journals.awaiting;
          from != NULL && count < CAIRN_SHARD_JOBS_MAX; from = from->next)
-        jobs_out[count++] = from->part->job;
+        if (!is_over(from)) jobs_out[count++] = from->part->job;
     for (const struct shard_job *job = shard->jobs; job != NULL && count < CAIRN_SHARD_JOBS_MAX;
          job = job->next)
         if (job->kept.is_pending && job->journal.from != NULL) jobs_out[count++] = job->number;
@@ -581,7 +631,7 @@ size_t journals_tell(const struct shard_daemon *shard, Cairn__LogTold *out)
         if (!job->staged && job->journal.wanted) tell(job, &out[count++]);
     for (const struct journal_resumed *from = shard->journals.awaiting;
          from != NULL && count < CAIRN_SHARD_JOBS_MAX; from = from->next)
-        tell_awaiting(from, &out[count++]);
+        if (!is_over(from)) tell_awaiting(from, &out[count++]);
     return count;
 }
 

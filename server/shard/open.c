@@ -853,6 +853,7 @@ static void on_drop(struct shard_daemon *shard, struct request asked, const void
 {
     const Cairn__JobDrop *message = body;
     end_creates(shard, message->job);
+    journals_drop(shard, message->job);
     struct shard_job *job = held_job(shard, message->job);
     if (job == NULL) {
         session_answer(shard, &asked, CAIRN_OK, NULL);

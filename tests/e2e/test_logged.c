@@ -216,15 +216,21 @@ TEST(a_write_begins_the_log_anew)
     expect_power_to_lose_nothing(2);
 }
 
+/* No folder of a log is in the shard's. */
+static bool is_without_logs(int shard)
+{
+    char path[CAIRN_SCRATCH_BYTES + 32];
+    struct stat is;
+    snprintf(path, sizeof path, "%s/shard-%d", folder, shard);
+    return stat(path, &is) == 0 && is.st_nlink == 2;
+}
+
 TEST(a_log_that_is_not_wanted_any_more_is_gone)
 {
     SHARDS(1);
     begin(3);
     says(0, "", "job durability tiny default -q");
-    char path[CAIRN_SCRATCH_BYTES + 32];
-    snprintf(path, sizeof path, "%s/shard-0", folder);
-    struct stat is;
-    await(stat(path, &is) == 0 && is.st_nlink == 2); // no folder in it
+    await(is_without_logs(0));
     expect_in("job show tiny", "durability        none");
     train_pushing(0.5f, 3);
     log_it("tiny");
@@ -588,6 +594,35 @@ TEST(a_part_whose_snapshot_is_away_is_waited_for_and_the_other_jobs_are_not)
     train_pushing(0.5f, 2);
     ck_assert_int_eq(in_log("job tiny is lost"), 0);
     expect_in("job show tiny", "log; log is asked for");
+}
+
+/* The job is restored, or dropped, while its part waits for a snapshot that does not come again. */
+TEST_EACH(a_part_whose_snapshot_is_gone_waits_no_longer_than_its_job, 0, 2)
+{
+    char first[CLUSTER_WORD_BYTES], second[CLUSTER_WORD_BYTES], base[256], command[1024];
+    SHARDS(1);
+    begin(1);
+    word_of(first, "snapshot create tiny --wait -q");
+    train_pushing(0.5f, 1);
+    word_of(second, "snapshot create tiny --wait -q");
+    log_file(0, "base", base);
+    await(strstr(base_text(base), second) != NULL);
+    leave();
+    kill_shard(0);
+    snprintf(command, sizeof command, "rm -r %s", snapshot_folder("tiny", second));
+    ck_assert_int_eq(system(command), 0);
+    cluster_restart_shard(&cluster, 0);
+    expect_in("job show tiny", "which is made again from its log and waits for the snapshot");
+    if (_i == 0) {
+        says(0, "", "snapshot restore tiny %s --yes -q", first);
+        expect_in("job show tiny", "durability        log; log is asked for");
+        join("tiny", TINY(ELEMS));
+        train_pushing(0.5f, 2);
+        expect_power_to_lose_nothing(1);
+    } else {
+        says(0, "", "job drop tiny --yes -q");
+        await(is_without_logs(0));
+    }
 }
 
 TEST(a_part_that_a_keeper_has_does_not_wait_for_the_disk)
