@@ -296,6 +296,10 @@ void fake_shard_hello(struct fake_cluster *fake, uint32_t i)
     home.backend = "cuda";
     home.failed = wire_text(shard->failed);
     if (shard->failed != NULL) hello.home = &home;
+    Cairn__ShardTiers tiers = CAIRN__SHARD_TIERS__INIT;
+    tiers.awaited = &shard->awaits;
+    tiers.n_awaited = 1;
+    if (shard->awaits != 0) hello.tiers = &tiers;
     shard->dead = false;
     fake_peer_close(&shard->peer);
     say_hello(fake, &shard->peer, &hello);

@@ -76,6 +76,8 @@ struct fake_shard {
     const char *storage; /* what its heartbeats say of it */
     const char *unheard; /* a shard that they say it does not hear; NULL: none */
     const char *failed; /* its Hello says that its device has, and why; NULL: nothing of a device */
+    uint64_t
+        awaits; /* its Hello says that this job's part waits for the snapshot of its log; 0: nothing */
     const char
         *refuse_create; /* answer JobCreate with refuse_create_status, or NO_MEMORY, and this */
     cairn_status refuse_create_status;

@@ -116,6 +116,28 @@ TEST(a_part_that_comes_back_first_ends_it)
     train();
 }
 
+/* It is given up when a shard that is away would be. */
+TEST(a_part_that_waits_for_the_snapshot_of_its_log_is_waited_for)
+{
+    struct sentence waits;
+    take_snapshot();
+    train();
+    amend();
+    toy()->spec.policy.durability = CAIRN_DURABILITY_LOG;
+    fake.shards[1].awaits = job;
+    fake_shard_renew(&fake, 1);
+    fake_until(&fake, toy()->shards[1].missed_ms != 0);
+    ck_assert_uint_eq(toy()->shards[1].patience_ms, 1000 * CAIRN_LOG_LOSS_WAIT_S);
+    coord_job_waiting(toy(), &waits);
+    ck_assert_str_eq(waits.text, "the part of shard s1, which is made again from its log and waits "
+                                 "for the snapshot on which the log stands");
+    toy()->shards[1].patience_ms = 0; // as when that time is over
+    expect_rolled_back();
+    ck_assert_ptr_nonnull(strstr(toy()->loss.why.text, "for the snapshot of its log (the job goes "
+                                                       "on when that is there)"));
+    expect_attached(ask_open(), 2, 1);
+}
+
 static void damage(const char *folder)
 {
     char file[400];
