@@ -395,6 +395,7 @@ static void look_done(struct task *task)
     }
     if (from->waits.text[0] != '\0')
         log_info("job %s: the snapshot on which its log stands is there now", from->part->name);
+    sentence_set(&from->waits, WAITS "its updates to be done again");
     stop_looking(from);
     shard->kept.pending += !from->holds; // until it is known whether a part can be made
     resume(shard, from);
@@ -628,7 +629,10 @@ size_t journals_tell(const struct shard_daemon *shard, Cairn__LogTold *out)
 {
     size_t count = 0;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
-        if (!job->staged && job->journal.wanted) tell(job, &out[count++]);
+        if (!job->staged && job->journal.from != NULL)
+            tell_awaiting(job->journal.from, &out[count++]);
+        else if (!job->staged && job->journal.wanted)
+            tell(job, &out[count++]);
     for (const struct journal_resumed *from = shard->journals.awaiting;
          from != NULL && count < CAIRN_SHARD_JOBS_MAX; from = from->next)
         if (!is_over(from)) tell_awaiting(from, &out[count++]);

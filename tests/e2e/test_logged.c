@@ -486,6 +486,9 @@ TEST(another_snapshot_at_the_path_of_the_base_is_refused)
     cluster_restart_shard(&cluster, 0);
     await(in_log("job tiny is lost: shard-0") > 0);
     ck_assert_int_eq(logged("shard-0.log", "is another one, of version"), 1);
+    ck_assert_int_gt(in_log("it cannot use the log of it, and its own log says why: until then it "
+                            "had one, and without it 2 steps are lost"),
+                     0);
     kill_shard(0);
     snprintf(command, sizeof command, "rm -r %s && mv %s.right %s", at, at, at);
     ck_assert_int_eq(system(command), 0);
