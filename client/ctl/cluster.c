@@ -316,6 +316,7 @@ const struct ctl_question ctl_cluster_status = {
         "or a cut between them, in both directions\n"
         "*members {;}{name} {apart?}\n"
         "*members {;}{name} is a standby of {standby_of?}\n"
+        "*members {;}{name} {spare?}\n"
         "*members {;}warning: shard {name} {clear?}\n"
         "{?strangers}{;}held by shards, but not acted on (`cairn cluster adopt` takes it, `cairn "
         "cluster forget JOB` drops it):{;}\n"

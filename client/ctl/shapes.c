@@ -430,7 +430,7 @@ const struct ctl_shape ctl_shapes[] = {
     SHAPE(lease_status, .json = "generation step holder role/role seconds_left=left_ms/1000"),
     SHAPE(member_status, .add = add_of_member,
           .json = "name role/role state address path place storage unheard unfit apart clear "
-                  "standby_of since_ms "
+                  "standby_of spare since_ms "
                   "state_bytes memory_bytes version without/without home",
           .columns = "NAME|name\nROLE|role/role\nSTATE|state\nFOR|since_ms/s\nPATH|path\n"
                      "PLACE|place\nMEMORY|{state_bytes/bytes}[ of {memory_bytes/bytes}]\n"

@@ -138,8 +138,10 @@
  * 124  a leader's key counts as made although the answer was lost
  * 125  a write counts as not made when the lease ends before its answer
  * 126  a leader that does not know what it has written renews its lease, and goes on
- * 127  a write counts as not made when the last attempt was refused, whatever became of those before it */
-#define CAIRN_MUTANT_COUNT 127
+ * 127  a write counts as not made when the last attempt was refused, whatever became of those before it
+ * 128  two standbys take the place of one owner
+ * 129  a report of an owner counts when one of its standbys has reported the same */
+#define CAIRN_MUTANT_COUNT 129
 
 /* ==== order on a GPU: cairn-home-seeds-mutant-<n>, which the emulated card catches (tests/gpu) ==== */
 

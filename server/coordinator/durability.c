@@ -1,4 +1,5 @@
 /* The durability of jobs: job.h has the picture. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,14 +25,6 @@ void coord_durability_take(struct coord_shard_entry *entry, const Cairn__ShardTi
 
 /* ---- mirrors ---- */
 
-static bool may_stand_by(const struct coord_job *job, const struct coord_shard_entry *owner,
-                         const struct coord_shard_entry *s)
-{
-    return strcmp(s->told.standby_of, owner->name) == 0 && coord_shard_stays(s) &&
-           !coord_shard_unfit(s) && !coord_job_has_shard(job, s) &&
-           coord_mirror_at(job, s) == NULL && s->told.stopped_incarnation != s->incarnation;
-}
-
 /* True if both are lost together. */
 static bool share_domain(const struct coord_shard_entry *a, const struct coord_shard_entry *b)
 {
@@ -40,31 +33,100 @@ static bool share_domain(const struct coord_shard_entry *a, const struct coord_s
     return of_a[0] != '\0' && strcmp(of_a, of_b) == 0;
 }
 
-struct coord_shard_entry *coord_mirrors_standby(const struct coord_job *job,
-                                                const struct coord_shard_entry *owner)
+/* True if it is a standby of the owner: it names the owner, or a shard that has no part of the job any more,
+ * because the owner took its place; or one whose place was taken by such a shard before. */
+static bool stands_for(const struct coord_job *job, const struct coord_shard_entry *owner,
+                       const struct coord_shard_entry *s)
 {
-    struct coord_shard_entry *second = NULL; // better than none: a process may be lost alone
-    for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next) {
-        if (!may_stand_by(job, owner, s)) continue;
-        if (!share_domain(s, owner)) return s;
-        if (second == NULL) second = s;
+    const char *named = owner->name;
+    if (s->told.standby_of[0] == '\0') return false;
+    for (int places = 0; places < 8; places++) { // two may be each other's standby
+        if (strcmp(s->told.standby_of, named) == 0) return true;
+        const struct coord_shard_entry *taker = coord_shard_find(job->cluster, named);
+        if (taker == NULL) return false;
+        named = taker->told.standby_of;
+        const struct coord_shard_entry *former = coord_shard_find(job->cluster, named);
+        if (former != NULL && coord_job_has_shard(job, former)) return false;
     }
-    return second;
+    return false;
 }
 
-struct coord_mirrored coord_mirrors_of(const struct coord_job *job, uint32_t shard)
+static bool may_stand_by(const struct coord_job *job, const struct coord_shard_entry *owner,
+                         const struct coord_shard_entry *s)
 {
-    const struct coord_mirror *mirror = coord_mirror_find(job, shard);
+    return stands_for(job, owner, s) && coord_shard_stays(s) && !coord_shard_unfit(s) &&
+           !coord_job_has_shard(job, s) && coord_mirror_at(job, s) == NULL &&
+           s->told.stopped_incarnation != s->incarnation;
+}
+
+/* How little one loss takes with the standby: 0 is the best. Any is better than none, since a process may be
+ * lost alone. other: the part's other standby; NULL: there is none. */
+static int rank_standby(const struct coord_shard_entry *s, const struct coord_shard_entry *owner,
+                        const struct coord_shard_entry *other)
+{
+    if (share_domain(s, owner)) return 2;
+    return other != NULL && share_domain(s, other) ? 1 : 0;
+}
+
+struct coord_shard_entry *coord_mirrors_standby(const struct coord_job *job, uint32_t shard,
+                                                int mirror)
+{
+    const struct coord_shard_entry *owner = job->shards[shard].entry;
+    const struct coord_mirrors *all = coord_mirrors_find(job, shard);
+    const struct coord_mirror *other = all != NULL ? &all->of[1 - mirror] : NULL;
+    struct coord_shard_entry *best = NULL;
+    for (struct coord_shard_entry *s = job->cluster->shards; s != NULL; s = s->next) {
+        // the other mirror tries its standby again later
+        if (!may_stand_by(job, owner, s) || (other != NULL && strcmp(other->name, s->name) == 0))
+            continue;
+        const struct coord_shard_entry *beside = other != NULL ? other->entry : NULL;
+        if (best == NULL || rank_standby(s, owner, beside) < rank_standby(best, owner, beside))
+            best = s;
+    }
+    return best;
+}
+
+static_assert(CAIRN_STANDBYS_MAX == 2, "a mirror has one other beside it");
+
+struct coord_mirrored coord_mirrors_of(const struct coord_job *job, uint32_t shard, int mirror)
+{
+    const struct coord_mirrors *all = coord_mirrors_find(job, shard);
+    const struct coord_mirror *m = all != NULL ? &all->of[mirror] : NULL;
     struct coord_mirrored mirrored = { .state = CAIRN_MIRRORED_NEVER, .standby = "", .why = "" };
-    if (mirror == NULL || mirror_is_taking(&mirror->state)) return mirrored;
-    mirrored.standby = mirror->name;
-    mirrored.why = mirror->why.text;
-    mirrored.state = mirror->state.stage == CAIRN_MIRROR_IN_STEP ? CAIRN_MIRRORED_NOW
-                     : mirror->state.stage == CAIRN_MIRROR_NONE ||
-                             mirror->state.stage == CAIRN_MIRROR_ENDING
+    if (m == NULL || m->name[0] == '\0' || mirror_is_taking(&m->state)) return mirrored;
+    mirrored.standby = m->name;
+    mirrored.why = m->why.text;
+    mirrored.state = m->state.stage == CAIRN_MIRROR_IN_STEP ? CAIRN_MIRRORED_NOW
+                     : m->state.stage == CAIRN_MIRROR_NONE || m->state.stage == CAIRN_MIRROR_ENDING
                          ? CAIRN_MIRRORED_NOT
                          : CAIRN_MIRRORED_SOON;
     return mirrored;
+}
+
+/* True if each mirror of the part has its standby. */
+static bool has_all(const struct coord_mirrors *all)
+{
+    for (int i = 0; i < CAIRN_STANDBYS_MAX; i++)
+        if (all->of[i].entry == NULL) return false;
+    return true;
+}
+
+void coord_mirrors_say_spare(const struct coord *cluster, const struct coord_shard_entry *entry,
+                             struct sentence *out)
+{
+    for (const struct coord_job *job = cluster->jobs; job != NULL; job = job->next) {
+        if (coord_mirror_at(job, entry) != NULL) continue;
+        CAIRN_EACH_SHARD (job, i) {
+            const struct coord_mirrors *all = coord_mirrors_find(job, i);
+            const struct coord_shard_entry *owner = job->shards[i].entry;
+            if (all == NULL || !stands_for(job, owner, entry) || !has_all(all)) continue;
+            sentence_set(out,
+                         "mirrors nothing of job %s: %s and %s mirror %s already, and a shard has "
+                         "two standbys at most; it waits until one of them is lost",
+                         job->spec.name, all->of[0].name, all->of[1].name, owner->name);
+            return;
+        }
+    }
 }
 
 /* ---- what each part has ---- */
@@ -112,43 +174,55 @@ static void fill_log(struct safety_part *part, const struct coord_job *job, uint
     if (!of->has || !of->may) of->why = why_no_log(entry, log, is_heard);
 }
 
-/* True if the part's standby is lost together with the owner, from which it takes the place if only the
- * owner's process is lost. */
-static bool is_beside(const struct coord_job *job, const struct coord_shard_entry *owner,
-                      const struct coord_mirrored *mirrored,
-                      const struct coord_shard_entry *offered)
+/* True if the standby is lost together with the owner, from which it takes the place if only the owner's
+ * process is lost. */
+static bool is_beside(const struct coord_shard_entry *owner,
+                      const struct coord_shard_entry *standby)
 {
-    const bool has_one = mirrored->state == CAIRN_MIRRORED_NOW ||
-                         mirrored->state == CAIRN_MIRRORED_SOON;
-    const struct coord_shard_entry *standby =
-        has_one ? coord_shard_find(job->cluster, mirrored->standby) : offered;
     return standby != NULL && share_domain(owner, standby);
 }
 
+/* The more of it, the safer is the part. */
+static int worth_of(const struct coord_job *job, const struct coord_shard_entry *owner,
+                    const struct coord_mirrored *m)
+{
+    if (m->state == CAIRN_MIRRORED_NEVER || m->state == CAIRN_MIRRORED_NOT) return m->state;
+    return (int)m->state +
+           (is_beside(owner, coord_shard_find(job->cluster, m->standby)) ? 0 : CAIRN_MIRRORED_NOW);
+}
+
+/* A part is as safe as its best mirror makes it. */
 static void fill_peer(struct safety_part *part, const struct coord_job *job, uint32_t shard)
 {
     const struct coord_shard_entry *entry = job->shards[shard].entry;
-    const struct coord_mirrored mirrored = coord_mirrors_of(job, shard);
+    struct coord_mirrored best = coord_mirrors_of(job, shard, 0);
     struct safety_of *of = &part->of[CAIRN_SAFE_PEER];
-    const bool is_new = mirrored.state == CAIRN_MIRRORED_NEVER;
+    const struct coord_shard_entry *offered = coord_mirrors_standby(job, shard, 0);
+    for (int i = 1; i < CAIRN_STANDBYS_MAX; i++) {
+        const struct coord_mirrored m = coord_mirrors_of(job, shard, i);
+        if (worth_of(job, entry, &m) > worth_of(job, entry, &best)) best = m;
+        if (offered == NULL) offered = coord_mirrors_standby(job, shard, i);
+    }
+    const bool is_new = best.state == CAIRN_MIRRORED_NEVER;
     // a shard that is somebody's standby, and has a part, has taken the other's place
     const bool took = is_new && entry->told.standby_of[0] != '\0';
-    const struct coord_shard_entry *offered = coord_mirrors_standby(job, entry);
-    const bool is_offered = offered != NULL;
+    const bool is_offered = offered != NULL, is_soon = best.state == CAIRN_MIRRORED_SOON,
+               is_now = best.state == CAIRN_MIRRORED_NOW;
     of->is_due = !is_new || took || is_offered;
-    if (mirrored.state == CAIRN_MIRRORED_NOT)
-        of->why = mirrored.why;
+    if (best.state == CAIRN_MIRRORED_NOT)
+        of->why = best.why;
     else if (took)
         of->why = "it took the place of the shard whose standby it was, and has no standby itself: "
                   "start another shard, with shard.standby_of = its name";
-    if (is_beside(job, entry, &mirrored, offered)) {
+    if (is_beside(entry,
+                  is_now || is_soon ? coord_shard_find(job->cluster, best.standby) : offered)) {
         of->why = "there is no second domain: its standby is on the same host, or has the same "
                   "shard.domain";
         return;
     }
-    of->has = mirrored.state == CAIRN_MIRRORED_NOW;
-    of->is_coming = mirrored.state == CAIRN_MIRRORED_SOON || (is_new && is_offered);
-    of->may = of->has || mirrored.state == CAIRN_MIRRORED_SOON || is_offered;
+    of->has = is_now;
+    of->is_coming = is_soon || (is_new && is_offered);
+    of->may = is_now || is_soon || is_offered;
     if (of->is_coming) of->why = "its standby is being filled";
 }
 

@@ -295,19 +295,19 @@ cairn_status coord_job_judge_shards(const struct coord_job *job, struct sentence
 
 /* ---- mirrors ---- */
 
-struct coord_mirror *coord_mirror_find(const struct coord_job *job, uint32_t shard)
+struct coord_mirrors *coord_mirrors_find(const struct coord_job *job, uint32_t shard)
 {
-    struct coord_mirror *mirror = job->loss.mirrors;
-    while (mirror != NULL && mirror->shard != shard) mirror = mirror->next;
-    return mirror;
+    struct coord_mirrors *all = job->loss.mirrors;
+    while (all != NULL && all->shard != shard) all = all->next;
+    return all;
 }
 
 struct coord_mirror *coord_mirror_at(const struct coord_job *job,
                                      const struct coord_shard_entry *entry)
 {
-    struct coord_mirror *mirror = job->loss.mirrors;
-    while (mirror != NULL && mirror->entry != entry) mirror = mirror->next;
-    return mirror;
+    CAIRN_EACH_MIRROR (job, all, mirror)
+        if (mirror->entry == entry) return mirror;
+    return NULL;
 }
 
 bool coord_shard_is_standby(const struct coord *cluster, const struct coord_shard_entry *entry)
@@ -320,17 +320,22 @@ bool coord_shard_is_standby(const struct coord *cluster, const struct coord_shar
 
 bool coord_mirror_fits(const struct coord_mirror *mirror)
 {
-    const struct coord_job *job = mirror->job;
+    const struct coord_job *job = mirror->all->job;
+    const uint32_t shard = mirror->all->shard;
     return mirror->generation == job->generation && mirror->layout == job->layout->version &&
-           mirror->shard < job->layout->shard_count && job->shards[mirror->shard].entry != NULL;
+           shard < job->layout->shard_count && job->shards[shard].entry != NULL;
 }
 
 bool coord_mirrors_may_take(const struct coord_job *job, uint32_t shard)
 {
-    const struct coord_mirror *mirror = coord_mirror_find(job, shard);
-    return mirror != NULL && mirror->state.is_stored &&
-           mirror->state.stage != CAIRN_MIRROR_ENDING && coord_mirror_fits(mirror) &&
-           mirror->entry != NULL && coord_shard_obeys(mirror->entry);
+    const struct coord_mirrors *all = coord_mirrors_find(job, shard);
+    for (int i = 0; all != NULL && i < CAIRN_STANDBYS_MAX; i++) {
+        const struct coord_mirror *mirror = &all->of[i];
+        if (mirror->state.is_stored && mirror->state.stage != CAIRN_MIRROR_ENDING &&
+            coord_mirror_fits(mirror) && mirror->entry != NULL && coord_shard_obeys(mirror->entry))
+            return true;
+    }
+    return false;
 }
 
 bool coord_mirrors_has(const struct coord_job *job, const struct coord_shard_entry *entry)

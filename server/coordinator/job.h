@@ -174,7 +174,7 @@ struct coord_loss {
     /* true: the job is LOST because our store is an older copy. This ends when the job is adopted */
     bool behind;
     struct coord_recovery recovery;
-    struct coord_mirror *mirrors; /* owned: what keeps it from being lost */
+    struct coord_mirrors *mirrors; /* owned: what keeps it from being lost */
     struct coord_unsafe unsafe;
 };
 
@@ -689,7 +689,8 @@ const char *coord_former_say(const struct coord_job *job, struct coord_answer *a
  *       standby is the owner
  *
  * In each round the standby is a shard more, of which the core knows nothing: the reports of the owner are
- * handed to the core when the standby has reported the same. Loop thread. */
+ * handed to the core when the standby has reported the same. A shard has up to CAIRN_STANDBYS_MAX of them,
+ * and its reports wait for all that are in step. Loop thread. */
 
 /* True if the shard is a standby that owns no part of any job. It gets none, and does not count. */
 bool coord_shard_is_standby(const struct coord *cluster, const struct coord_shard_entry *entry);
@@ -732,7 +733,7 @@ bool coord_mirrors_take(struct coord_session *session, const struct wire_frame *
 void coord_part_message(struct coord_job *job, uint32_t shard, uint16_t type,
                         const ProtobufCMessage *message);
 
-/* How far the mirror of a shard's part is. */
+/* How far a mirror of a shard's part is. */
 struct coord_mirrored {
     enum {
         CAIRN_MIRRORED_NEVER, /* there was no standby */
@@ -743,10 +744,14 @@ struct coord_mirrored {
     const char *standby; /* its name; "": none has been found yet */
     const char *why;     /* if NOT: why */
 };
-struct coord_mirrored coord_mirrors_of(const struct coord_job *job, uint32_t shard);
-/* Returns a standby that could mirror the shard's part. NULL: there is none. */
-struct coord_shard_entry *coord_mirrors_standby(const struct coord_job *job,
-                                                const struct coord_shard_entry *owner);
+/* mirror: its number, below CAIRN_STANDBYS_MAX. */
+struct coord_mirrored coord_mirrors_of(const struct coord_job *job, uint32_t shard, int mirror);
+/* Returns a standby for that mirror of the shard's part. NULL: there is none. */
+struct coord_shard_entry *coord_mirrors_standby(const struct coord_job *job, uint32_t shard,
+                                                int mirror);
+/* Says why the standby mirrors nothing, if its shard has as many standbys as it may have. */
+void coord_mirrors_say_spare(const struct coord *cluster, const struct coord_shard_entry *entry,
+                             struct sentence *out);
 
 /* ==== durability ==== */
 

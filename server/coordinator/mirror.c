@@ -11,12 +11,11 @@
 #define AGAIN_MS  1000
 #define TWICE_MAX 9
 
-const char *coord_mirror_owner(const struct coord_mirror *mirror)
+const char *coord_mirrors_owner(const struct coord_mirrors *all)
 {
-    const struct coord_job *job = mirror->job;
-    const bool is_there = mirror->shard < job->shard_count &&
-                          job->shards[mirror->shard].entry != NULL;
-    return is_there ? job->shards[mirror->shard].entry->name : "that left the job";
+    const struct coord_job *job = all->job;
+    const bool is_there = all->shard < job->shard_count && job->shards[all->shard].entry != NULL;
+    return is_there ? job->shards[all->shard].entry->name : "that left the job";
 }
 
 static void act(struct coord_mirror *mirror, enum mirror_event event, const char *why);
@@ -25,20 +24,24 @@ static void act(struct coord_mirror *mirror, enum mirror_event event, const char
 static struct coord_mirror *find_serial(const struct coord *cluster, uint64_t serial)
 {
     for (const struct coord_job *job = cluster->jobs; job != NULL; job = job->next)
-        for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next)
+        CAIRN_EACH_MIRROR (job, all, m)
             if (m->serial == serial) return m;
     return NULL;
 }
 
-static struct coord_mirror *add_mirror(struct coord_job *job, uint32_t shard)
+/* Returns the mirrors of the part, of which there may be none yet. NULL: there is no memory for that. */
+static struct coord_mirrors *have_mirrors(struct coord_job *job, uint32_t shard)
 {
-    struct coord_mirror *mirror = calloc(1, sizeof *mirror);
-    if (mirror == NULL) return NULL;
-    mirror->job = job;
-    mirror->shard = shard;
-    mirror->next = job->loss.mirrors;
-    job->loss.mirrors = mirror;
-    return mirror;
+    struct coord_mirrors *all = coord_mirrors_find(job, shard);
+    if (all != NULL) return all;
+    all = calloc(1, sizeof *all);
+    if (all == NULL) return NULL;
+    all->job = job;
+    all->shard = shard;
+    for (int i = 0; i < CAIRN_STANDBYS_MAX; i++) all->of[i].all = all;
+    all->next = job->loss.mirrors;
+    job->loss.mirrors = all;
+    return all;
 }
 
 /* ---- what is known ---- */
@@ -68,8 +71,8 @@ static bool may_take(const struct coord_job *job)
 
 struct mirror_view coord_mirror_view(const struct coord_mirror *mirror)
 {
-    const struct coord_job *job = mirror->job;
-    const struct coord_job_shard *owner = &job->shards[mirror->shard];
+    const struct coord_job *job = mirror->all->job;
+    const struct coord_job_shard *owner = &job->shards[mirror->all->shard];
     const struct coord *cluster = job->cluster;
     const uint64_t now_ms = coord_now_ms(cluster);
     const uint64_t patience_ms = (uint64_t)cluster->options->standby_after_ms,
@@ -85,6 +88,8 @@ struct mirror_view coord_mirror_view(const struct coord_mirror *mirror)
                        (takes_part || has_part(mirror->entry, job)),
         .has_owner = owner->up,
         .owner_is_empty = owner->missed_ms != 0,
+        .owner_comes = coord_mirrors_is_taking(job, mirror->all->shard) ||
+                       (owner->entry->session != NULL && owner->missed_ms == 0),
         .may_mirror = may_mirror(job),
         .may_take = may_take(job),
         .away_ms = owner->entry->session == NULL ? now_ms - owner->entry->gone_ms : 0,
@@ -94,8 +99,10 @@ struct mirror_view coord_mirror_view(const struct coord_mirror *mirror)
 
 bool coord_mirrors_is_taking(const struct coord_job *job, uint32_t shard)
 {
-    const struct coord_mirror *mirror = coord_mirror_find(job, shard);
-    return mirror != NULL && mirror_is_taking(&mirror->state);
+    const struct coord_mirrors *all = coord_mirrors_find(job, shard);
+    for (int i = 0; all != NULL && i < CAIRN_STANDBYS_MAX; i++)
+        if (mirror_is_taking(&all->of[i].state)) return true;
+    return false;
 }
 
 /* ---- the store ---- */
@@ -103,16 +110,28 @@ bool coord_mirrors_is_taking(const struct coord_job *job, uint32_t shard)
 static cairn_status save_row(struct coord_mirror *mirror, enum store_change change,
                              cluster_saved_fn then, struct sentence *why)
 {
-    char part[48];
-    snprintf(part, sizeof part, "%016" PRIx64 "/%" PRIu32, mirror->job->id, mirror->shard);
+    char part[64];
+    const int length = snprintf(part, sizeof part, "%016" PRIx64 "/%" PRIu32, mirror->all->job->id,
+                                mirror->all->shard);
+    const int which = (int)(mirror - mirror->all->of);
+    if (which > 0) snprintf(part + length, sizeof part - (size_t)length, "/%d", which);
     const struct stored_mirror row = { .part = part,
-                                       .job = mirror->job->id,
+                                       .job = mirror->all->job->id,
                                        .generation = mirror->generation,
                                        .layout = mirror->layout,
-                                       .place = mirror->shard,
+                                       .place = mirror->all->shard,
                                        .shard = mirror->name,
                                        .incarnation = mirror->incarnation };
-    return coord_save(mirror->job->cluster, change, &row, 1, mirror->serial, then, why);
+    return coord_save(mirror->all->job->cluster, change, &row, 1, mirror->serial, then, why);
+}
+
+/* Returns which of the part's mirrors a row is of. The first one has no number in it, as when there was but
+ * one. */
+static uint64_t which_of(const struct stored_mirror *row)
+{
+    const char *shard = strchr(row->part, '/'),
+               *which = strchr(shard != NULL ? shard + 1 : "", '/');
+    return which != NULL ? strtoull(which + 1, NULL, 10) : 0;
 }
 
 static bool has_place(const struct coord_job *job, const char *name)
@@ -127,9 +146,12 @@ static cairn_status load_mirror(void *context, const void *any, struct sentence 
     struct coord *cluster = context;
     const struct stored_mirror *row = any;
     struct coord_job *job = coord_job_by_id(cluster, row->job);
-    if (job == NULL || row->place >= CAIRN_SHARDS_MAX) return CAIRN_OK; // of no use to anybody
-    struct coord_mirror *mirror = add_mirror(job, (uint32_t)row->place);
-    if (mirror == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a mirror");
+    const uint64_t which = which_of(row);
+    if (job == NULL || row->place >= CAIRN_SHARDS_MAX || which >= CAIRN_STANDBYS_MAX)
+        return CAIRN_OK; // of no use to anybody
+    struct coord_mirrors *all = have_mirrors(job, (uint32_t)row->place);
+    if (all == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory for a mirror");
+    struct coord_mirror *mirror = &all->of[which];
     snprintf(mirror->name, sizeof mirror->name, "%s", row->shard);
     // The row of a standby that has taken a place is a leftover: it fits nothing, and a tick drops it.
     mirror->generation = has_place(job, row->shard) ? 0 : row->generation;
@@ -151,15 +173,16 @@ cairn_status coord_mirrors_load(struct coord *cluster, struct sentence *why)
 static void go_alone(struct coord_mirror *mirror)
 {
     const unsigned twice = mirror->failures < TWICE_MAX ? mirror->failures : TWICE_MAX;
-    mirror->again_ms = coord_now_ms(mirror->job->cluster) + ((uint64_t)AGAIN_MS << twice);
+    mirror->again_ms = coord_now_ms(mirror->all->job->cluster) + ((uint64_t)AGAIN_MS << twice);
     mirror->failures++;
-    coord_mirror_pass_reports(mirror->job, mirror->shard);
+    coord_mirrors_pass_reports(mirror->all->job, mirror->all->shard);
 }
 
 /* Takes the store's answer to the last order that wrote to it. `why` is the reason if it fails. */
 static void store_answers(struct coord_mirror *mirror, cairn_status status, const char *why)
 {
-    mirror->again_ms = coord_now_ms(mirror->job->cluster) + AGAIN_MS; // if it is to be told again
+    mirror->again_ms = coord_now_ms(mirror->all->job->cluster) +
+                       AGAIN_MS; // if it is to be told again
     act(mirror, status == CAIRN_OK ? CAIRN_MIRROR_ON_SAVED : CAIRN_MIRROR_ON_NOT_SAVED, why);
 }
 
@@ -169,20 +192,20 @@ static void on_row_dropped(const struct coord_saved *saved)
     if (mirror == NULL || mirror->state.stage != CAIRN_MIRROR_ENDING) return;
     if (saved->status != CAIRN_OK)
         log_error("job %s waits: the store cannot be told that standby %s is not in step: %s",
-                  mirror->job->spec.name, mirror->name, saved->why);
+                  mirror->all->job->spec.name, mirror->name, saved->why);
     store_answers(mirror, saved->status, saved->why);
 }
 
 /* Tells the owner and the standby. */
 static void part_both(const struct coord_mirror *mirror, bool owner_knows)
 {
-    const struct coord_job *job = mirror->job;
+    const struct coord_job *job = mirror->all->job;
     Cairn__MemberLeave leave = CAIRN__MEMBER_LEAVE__INIT;
     leave.job = job->id;
     leave.member = mirror->member;
-    if (owner_knows && mirror->shard < job->shard_count && job->shards[mirror->shard].up)
-        coord_session_send(job->shards[mirror->shard].entry->session, CAIRN_MSG_MEMBER_LEAVE, 0,
-                           &leave.base);
+    if (owner_knows && mirror->all->shard < job->shard_count && job->shards[mirror->all->shard].up)
+        coord_session_send(job->shards[mirror->all->shard].entry->session, CAIRN_MSG_MEMBER_LEAVE,
+                           0, &leave.base);
     // the part of a shard that has a place of its own is no mirror any more
     if (mirror->entry != NULL && mirror->entry->session != NULL &&
         !coord_job_has_shard(job, mirror->entry))
@@ -200,8 +223,8 @@ static void drop_row(struct coord_mirror *mirror)
 static void say_end(struct coord_mirror *mirror, const struct mirror_state *before, const char *why)
 {
     if (mirror_takes_part(before) || strcmp(mirror->why.text, why) != 0)
-        log_info("job %s: shard %s is mirrored no more by %s: %s", mirror->job->spec.name,
-                 coord_mirror_owner(mirror), mirror->name, why);
+        log_info("job %s: shard %s is mirrored no more by %s: %s", mirror->all->job->spec.name,
+                 coord_mirrors_owner(mirror->all), mirror->name, why);
     sentence_set(&mirror->why, "%s", why);
 }
 
@@ -226,26 +249,30 @@ static void leave_nothing(struct coord_mirror *mirror)
 {
     struct sentence why;
     if (mirror->entry != NULL && mirror->entry->session != NULL)
-        coord_job_send_drop(mirror->job->cluster, mirror->entry, mirror->job->id);
+        coord_job_send_drop(mirror->all->job->cluster, mirror->entry, mirror->all->job->id);
     if (mirror->state.is_stored &&
         save_row(mirror, CAIRN_STORE_MIRROR_DROP, on_leftover, &why) != CAIRN_OK)
         log_debug("a row of a mirror stays: %s", why.text);
 }
 
-static void free_mirror(struct coord_mirror *mirror)
+/* There is no such mirror any more, and none that had ended. */
+static void clear_mirror(struct coord_mirror *mirror)
 {
-    coord_mirror_forget_reports(mirror);
     free(mirror->answer);
-    free(mirror);
+    *mirror = (struct coord_mirror) { .all = mirror->all };
 }
 
 void coord_mirrors_free(struct coord_job *job)
 {
     while (job->loss.mirrors != NULL) {
-        struct coord_mirror *mirror = job->loss.mirrors;
-        job->loss.mirrors = mirror->next;
-        if (!job->cluster->closing) leave_nothing(mirror);
-        free_mirror(mirror);
+        struct coord_mirrors *all = job->loss.mirrors;
+        for (struct coord_mirror *m = all->of; m < all->of + CAIRN_STANDBYS_MAX; m++) {
+            if (!job->cluster->closing) leave_nothing(m);
+            clear_mirror(m);
+        }
+        coord_mirrors_forget_reports(all);
+        job->loss.mirrors = all->next;
+        free(all);
     }
 }
 
@@ -253,9 +280,9 @@ void coord_mirrors_free(struct coord_job *job)
 
 static void fill_owner(const struct coord_mirror *mirror, Cairn__ShardInfo *info)
 {
-    const struct coord_shard_entry *owner = mirror->job->shards[mirror->shard].entry;
+    const struct coord_shard_entry *owner = mirror->all->job->shards[mirror->all->shard].entry;
     cairn__shard_info__init(info);
-    info->index = mirror->shard;
+    info->index = mirror->all->shard;
     info->name = owner->name;
     info->fabric_address = (ProtobufCBinaryData) { owner->fabric_address_bytes,
                                                    owner->fabric_address };
@@ -265,15 +292,17 @@ static void on_paired(struct coord_job *job, const void *about, cairn_status sta
                       const char *why)
 {
     struct coord_mirror *mirror = find_serial(job->cluster, *(const uint64_t *)about);
-    if (mirror == NULL || mirror->job != job) return;
+    if (mirror == NULL || mirror->all->job != job) return;
+    // a standby in step outlives the loss of the owner, and what follows from a loss is heard of as such
+    if (status == CAIRN_ERR_CLOSED && mirror->state.is_stored) return;
     act(mirror, status == CAIRN_OK ? CAIRN_MIRROR_ON_PAIRED : CAIRN_MIRROR_ON_END, why);
 }
 
 /* Asks both at once; whoever is first tries again until the other knows it, too. */
 static void pair(struct coord_mirror *mirror)
 {
-    struct coord_job *job = mirror->job;
-    struct coord_shard_entry *owner = job->shards[mirror->shard].entry;
+    struct coord_job *job = mirror->all->job;
+    struct coord_shard_entry *owner = job->shards[mirror->all->shard].entry;
     struct coord_gather *gather = coord_gather_open_job(job, on_paired, &mirror->serial,
                                                         sizeof mirror->serial);
     Cairn__MemberJoin join = CAIRN__MEMBER_JOIN__INIT;
@@ -298,13 +327,14 @@ static void pair(struct coord_mirror *mirror)
 static void on_made(struct coord_job *job, const void *about, cairn_status status, const char *why)
 {
     struct coord_mirror *mirror = find_serial(job->cluster, *(const uint64_t *)about);
-    if (mirror == NULL || mirror->job != job || mirror->state.stage != CAIRN_MIRROR_MAKING) return;
+    if (mirror == NULL || mirror->all->job != job || mirror->state.stage != CAIRN_MIRROR_MAKING)
+        return;
     act(mirror, status == CAIRN_OK ? CAIRN_MIRROR_ON_MADE : CAIRN_MIRROR_ON_END, why);
 }
 
 static void make_mirror(struct coord_mirror *mirror, struct coord_shard_entry *entry)
 {
-    struct coord_job *job = mirror->job;
+    struct coord_job *job = mirror->all->job;
     struct decision last = *round_last(job->core);
     const struct coord_create load = {
         .joins = true, .mirror = true, .version = { job->generation, job->base_step }, .last = &last
@@ -328,24 +358,27 @@ static void make_mirror(struct coord_mirror *mirror, struct coord_shard_entry *e
         return;
     }
     coord_job_send_drop(job->cluster, entry, job->id); // an earlier mirror may have left a part
-    coord_job_ask_create(job, &load, mirror->shard, entry, job->planned.layout, gather);
+    coord_job_ask_create(job, &load, mirror->all->shard, entry, job->planned.layout, gather);
     coord_gather_start(gather);
 }
 
-static void begin_mirror(struct coord_job *job, uint32_t shard)
+/* Begins with each mirror that has no standby, if there is one for it. */
+static void begin_mirrors(struct coord_job *job, uint32_t shard)
 {
-    const struct coord_job_shard *owner = &job->shards[shard];
-    struct coord_mirror *mirror = coord_mirror_find(job, shard);
-    if (!owner->up || !coord_job_in_force(job, shard)) return;
+    struct coord_mirrors *all = coord_mirrors_find(job, shard);
+    if (!job->shards[shard].up || !coord_job_in_force(job, shard)) return;
     // what the owner published in the layout before, a standby could not serve in its place
     if (coord_layouts_behind(job)) return;
-    if (mirror != NULL && (mirror->state.stage != CAIRN_MIRROR_NONE || mirror->state.is_stored ||
-                           coord_now_ms(job->cluster) < mirror->again_ms))
-        return;
-    struct coord_shard_entry *entry = coord_mirrors_standby(job, owner->entry);
-    if (entry == NULL) return;
-    if (mirror == NULL) mirror = add_mirror(job, shard);
-    if (mirror != NULL) make_mirror(mirror, entry);
+    for (int i = 0; i < CAIRN_STANDBYS_MAX; i++) {
+        if (all != NULL &&
+            (all->of[i].state.stage != CAIRN_MIRROR_NONE || all->of[i].state.is_stored ||
+             coord_now_ms(job->cluster) < all->of[i].again_ms))
+            continue;
+        struct coord_shard_entry *entry = coord_mirrors_standby(job, shard, i);
+        if (entry == NULL) continue;
+        if (all == NULL) all = have_mirrors(job, shard);
+        if (all != NULL) make_mirror(&all->of[i], entry);
+    }
 }
 
 /* ---- it is filled ---- */
@@ -360,10 +393,10 @@ static void on_row_saved(const struct coord_saved *saved)
     store_answers(mirror, saved->status, why.text);
     if (saved->status != CAIRN_OK) return;
     mirror->failures = 0;
-    log_info("job %s: shard %s is mirrored by %s", mirror->job->spec.name,
-             coord_mirror_owner(mirror), mirror->name);
-    coord_event_note(saved->cluster, CAIRN_EVENT_MIRRORED, mirror->job->spec.name, NULL,
-                     "shard %s, by %s", coord_mirror_owner(mirror), mirror->name);
+    log_info("job %s: shard %s is mirrored by %s", mirror->all->job->spec.name,
+             coord_mirrors_owner(mirror->all), mirror->name);
+    coord_event_note(saved->cluster, CAIRN_EVENT_MIRRORED, mirror->all->job->spec.name, NULL,
+                     "shard %s, by %s", coord_mirrors_owner(mirror->all), mirror->name);
 }
 
 static void store_in_step(struct coord_mirror *mirror)
@@ -446,24 +479,16 @@ static void free_standby(struct coord_job *job, struct coord_shard_entry *entry,
     end_at_standby(coord_gather_open_job(job, on_standby_free, &taken, sizeof taken), job, entry);
 }
 
-static void remove_mirror(struct coord_mirror *mirror)
-{
-    struct coord_mirror **at = &mirror->job->loss.mirrors;
-    while (*at != mirror) at = &(*at)->next;
-    *at = mirror->next;
-    free_mirror(mirror);
-}
-
 /* The store says that it has the place: the mirror is gone, and the shard is the owner. */
 static void own(struct coord_mirror *mirror)
 {
-    struct coord_job *job = mirror->job;
+    struct coord_job *job = mirror->all->job;
     struct sentence why;
-    struct coord_shard_entry *entry = job->shards[mirror->shard].entry;
+    struct coord_shard_entry *entry = job->shards[mirror->all->shard].entry;
     if (save_row(mirror, CAIRN_STORE_MIRROR_DROP, on_leftover, &why) != CAIRN_OK)
         log_debug("a row of a mirror stays: %s", why.text);
     const uint64_t incarnation = mirror->incarnation;
-    remove_mirror(mirror);
+    clear_mirror(mirror);
     if (coord_shard_obeys(entry)) free_standby(job, entry, incarnation);
 }
 
@@ -475,7 +500,7 @@ static void on_taken(const struct coord_saved *saved)
     if (saved->status != CAIRN_OK)
         log_error("job %s waits: the store cannot be told that shard %s has the place of a lost "
                   "one: %s",
-                  mirror->job->spec.name, mirror->name, saved->why);
+                  mirror->all->job->spec.name, mirror->name, saved->why);
     store_answers(mirror, saved->status, saved->why);
 }
 
@@ -484,24 +509,25 @@ static void store_place(struct coord_mirror *mirror)
     struct sentence why;
     mirror->again_ms = UINT64_MAX;
     randombytes_buf(&mirror->serial, sizeof mirror->serial);
-    if (coord_save_job(mirror->job, CAIRN_STORE_LAYOUT, NULL, mirror->serial, on_taken, &why) !=
-        CAIRN_OK)
-        mirror->again_ms = coord_now_ms(mirror->job->cluster) + AGAIN_MS;
+    if (coord_save_job(mirror->all->job, CAIRN_STORE_LAYOUT, NULL, mirror->serial, on_taken,
+                       &why) != CAIRN_OK)
+        mirror->again_ms = coord_now_ms(mirror->all->job->cluster) + AGAIN_MS;
 }
 
 /* The standby gets the owner's place in the layout. From here on the former owner has no part of the job: if
  * it comes back, what it holds is dropped. */
 static void take_place(struct coord_mirror *mirror)
 {
-    struct coord_job *job = mirror->job;
-    struct coord_job_shard *s = &job->shards[mirror->shard];
+    struct coord_job *job = mirror->all->job;
+    struct coord_job_shard *s = &job->shards[mirror->all->shard];
     struct coord_shard_entry *former = s->entry;
     struct sentence why;
     sentence_set(&why, "%s was lost, and its standby %s takes its place", former->name,
                  mirror->name);
     log_warn("job %s: shard %s", job->spec.name, why.text);
     coord_event_note(job->cluster, CAIRN_EVENT_TAKEN, job->spec.name, NULL, "shard %s", why.text);
-    coord_mirror_forget_reports(mirror);
+    coord_mirrors_forget_reports(mirror->all);
+    coord_mirrors_forget_audits(mirror->all);
     s->entry = mirror->entry;
     s->incarnation = mirror->incarnation;
     s->missed_ms = s->away_ms = 0;
@@ -515,8 +541,7 @@ static void take_place(struct coord_mirror *mirror)
 
 /* ---- what the core says ---- */
 
-/* Does what the core's machine says to the event. `why`: the mirror ends because of that, if it does. The
- * mirror may be gone afterwards. */
+/* Does what the core's machine says to the event. `why`: the mirror ends because of that, if it does. */
 static void act(struct coord_mirror *mirror, enum mirror_event event, const char *why)
 {
     const struct mirror_state before = mirror->state;
@@ -531,9 +556,9 @@ static void act(struct coord_mirror *mirror, enum mirror_event event, const char
     case CAIRN_MIRROR_DO_UNSTORE:
         say_end(mirror, &before, why);
         part_both(mirror, before.stage >= CAIRN_MIRROR_JOINING);
-        coord_mirror_forget_audits(mirror);
         mirror->entry = NULL;
         randombytes_buf(&mirror->serial, sizeof mirror->serial);
+        coord_mirror_forget_audits(mirror);
         if (order == CAIRN_MIRROR_DO_UNSTORE)
             drop_row(mirror);
         else
@@ -551,7 +576,7 @@ static void act(struct coord_mirror *mirror, enum mirror_event event, const char
 void coord_mirrors_standby_up(struct coord *cluster, struct coord_shard_entry *entry)
 {
     for (struct coord_job *job = cluster->jobs; job != NULL; job = job->next)
-        for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next) {
+        CAIRN_EACH_MIRROR (job, all, m) {
             const struct mirror_view view = coord_mirror_view(m);
             if (mirror_expects(&m->state, &view) && m->entry == NULL &&
                 !coord_job_has_shard(job, entry) && strcmp(m->name, entry->name) == 0 &&
@@ -578,23 +603,24 @@ static void on_told(struct coord_job *job, const void *about, cairn_status statu
 
 void coord_mirrors_owner_up(struct coord_job *job, uint32_t shard)
 {
-    struct coord_mirror *mirror = coord_mirror_find(job, shard);
+    struct coord_mirrors *all = coord_mirrors_find(job, shard);
     struct coord_shard_entry *owner = job->shards[shard].entry;
     // A standby that has a place is told again: whoever gave it the place may have died before that.
     if (owner->told.standby_of[0] != '\0')
         end_at_standby(coord_gather_open_job(job, on_told, NULL, 0), job, owner);
-    if (mirror != NULL)
-        act(mirror, CAIRN_MIRROR_ON_OWNER_BACK,
+    for (int i = 0; all != NULL && i < CAIRN_STANDBYS_MAX; i++)
+        act(&all->of[i], CAIRN_MIRROR_ON_OWNER_BACK,
             "the owner is back, and the standby may have missed something");
 }
 
 void coord_mirrors_owner_down(struct coord_job *job, uint32_t shard)
 {
-    struct coord_mirror *mirror = coord_mirror_find(job, shard);
-    if (mirror == NULL) return;
-    coord_mirror_forget_reports(mirror);
-    act(mirror, CAIRN_MIRROR_ON_OWNER_LOST,
-        "the owner was lost before the standby had all that it has");
+    struct coord_mirrors *all = coord_mirrors_find(job, shard);
+    if (all == NULL) return;
+    coord_mirrors_forget_reports(all);
+    for (int i = 0; i < CAIRN_STANDBYS_MAX; i++)
+        act(&all->of[i], CAIRN_MIRROR_ON_OWNER_LOST,
+            "the owner was lost before the standby had all that it has");
 }
 
 /* ---- time ---- */
@@ -603,7 +629,7 @@ void coord_mirrors_owner_down(struct coord_job *job, uint32_t shard)
 static const char *why_not(const struct coord_mirror *mirror)
 {
     if (!coord_mirror_fits(mirror)) return "the job has another shape now";
-    if (!may_mirror(mirror->job)) return "the job's state is being moved";
+    if (!may_mirror(mirror->all->job)) return "the job's state is being moved";
     return "it cannot be known whether it has all that the owner has";
 }
 
@@ -611,21 +637,20 @@ static void tick_mirror(struct coord_mirror *mirror)
 {
     const enum mirror_stage stage = mirror->state.stage;
     const bool waits = stage == CAIRN_MIRROR_NONE || stage == CAIRN_MIRROR_TAKING;
-    if (waits && coord_now_ms(mirror->job->cluster) < mirror->again_ms) return;
+    if (waits && coord_now_ms(mirror->all->job->cluster) < mirror->again_ms) return;
     if (coord_mirror_fits(mirror) && mirror_takes_part(&mirror->state) &&
         coord_mirror_is_late(mirror)) {
         coord_mirror_end(mirror, "it did not keep up with the owner");
-        return; // the mirror may be gone
+        return;
     }
-    if (stage == CAIRN_MIRROR_READY && mirror->entry != NULL && may_mirror(mirror->job))
+    if (stage == CAIRN_MIRROR_READY && mirror->entry != NULL && may_mirror(mirror->all->job))
         coord_mirror_join_at_rest(mirror);
     act(mirror, CAIRN_MIRROR_ON_TICK, why_not(mirror));
 }
 
 void coord_mirrors_end(struct coord_job *job, const char *why)
 {
-    for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next)
-        act(m, CAIRN_MIRROR_ON_END, why);
+    CAIRN_EACH_MIRROR (job, all, m) act(m, CAIRN_MIRROR_ON_END, why);
 }
 
 void coord_mirrors_part_stopped(struct coord_job *job, const struct coord_shard_entry *entry,
@@ -635,7 +660,7 @@ void coord_mirrors_part_stopped(struct coord_job *job, const struct coord_shard_
     sentence_set(&text,
                  "%s has stopped its part, and mirrors nothing until it is started again: %s",
                  entry->name, sentence_brief(why, 600).text);
-    for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next) {
+    CAIRN_EACH_MIRROR (job, all, m) {
         if (strcmp(m->name, entry->name) != 0 || coord_job_has_shard(job, entry)) continue;
         coord_mirror_end(m, "%s", text.text);
         m->why = text; // also if it had ended with the connection
@@ -644,13 +669,9 @@ void coord_mirrors_part_stopped(struct coord_job *job, const struct coord_shard_
 
 void coord_mirrors_tick(struct coord_job *job)
 {
-    struct coord_mirror *next;
-    for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = next) {
-        next = m->next;
-        tick_mirror(m);
-    }
+    CAIRN_EACH_MIRROR (job, all, m) tick_mirror(m);
     const bool is_asked = safety_mirrors(job->spec.policy.durability);
     if (!is_asked) coord_mirrors_end(job, "the job asks for a durability without standbys");
     if (!is_asked || !may_mirror(job)) return;
-    CAIRN_EACH_SHARD (job, i) begin_mirror(job, i);
+    CAIRN_EACH_SHARD (job, i) begin_mirrors(job, i);
 }

@@ -4,10 +4,10 @@
 #include "server/coordinator/cluster.h"
 #include "server/core/mirror.h"
 
-/* The mirror of a shard's part of a job, as the files see it that make mirrors: mirror.c has a mirror's life,
- * and mirror_rounds.c a mirror's part in the rounds. job.h has what others call. Loop thread. */
+/* The mirrors of a shard's part of a job, as the files see them that make mirrors: mirror.c has a mirror's
+ * life, and mirror_rounds.c a mirror's part in the rounds. job.h has what others call. Loop thread. */
 
-/* A report of the owner that waits for the standby's. */
+/* A report of the owner that waits for those of its standbys. */
 struct mirror_waiting {
     uint8_t *bytes; /* owned: the packed message; NULL: none waits */
     size_t byte_count;
@@ -15,7 +15,8 @@ struct mirror_waiting {
     uint64_t since_ms; /* coord_now_ms */
 };
 
-enum { CAIRN_AUDIT_OWNER, CAIRN_AUDIT_STANDBY, CAIRN_AUDIT_SIDES };
+/* Who has the state: the owner, and the standby of each of its mirrors. */
+enum { CAIRN_AUDIT_OWNER, CAIRN_AUDIT_STANDBYS, CAIRN_AUDIT_SIDES = 1 + CAIRN_STANDBYS_MAX };
 
 /* The digests that one side has told: of an audited version, or of a range of its checksums. */
 struct audit_told {
@@ -26,12 +27,10 @@ struct audit_told {
     bool changed; /* the leaf has changed in that side's memory */
 };
 
-/* The mirror of a shard's part of a job. */
+/* The mirror of a part at one standby. */
 struct coord_mirror {
-    struct coord_mirror *next; /* of the job */
-    struct coord_job *job;
-    uint32_t shard;  /* the owner's index */
-    uint64_t serial; /* of the mirror as it is now: tells late answers apart */
+    struct coord_mirrors *all; /* that it is one of */
+    uint64_t serial;           /* of the mirror as it is now: tells late answers apart */
     struct mirror_state state;
     uint64_t generation,
         layout; /* of the job when the standby's part was made; layout: its version */
@@ -39,22 +38,36 @@ struct coord_mirror {
     uint64_t incarnation;            /* of its process */
     struct coord_shard_entry *entry; /* borrowed; NULL: the process is away */
     uint64_t member, token;          /* as which it asks the owner */
-    struct mirror_waiting waiting[CAIRN_MIRROR_REPORTS]; /* the owner's */
     uint8_t *answer; /* owned: the standby's last answer to a Fence, packed; NULL: none */
     size_t answer_bytes;
-    struct audit_told audited[CAIRN_AUDIT_SIDES]; /* the last of each */
-    /* the range of checksums in which both differ; count 0: none is looked for */
-    struct {
-        uint64_t first, count;
-        struct audit_told told[CAIRN_AUDIT_SIDES];
-    } look;
     uint64_t again_ms;   /* coord_now_ms: no mirror is made before */
     unsigned failures;   /* since it was in step */
     struct sentence why; /* why there is no mirror, if there is none */
 };
 
-/* Returns the mirror of the part at the index; NULL if there is none. */
-struct coord_mirror *coord_mirror_find(const struct coord_job *job, uint32_t shard);
+/* The mirrors of a shard's part of a job. */
+struct coord_mirrors {
+    struct coord_mirrors *next; /* of the job */
+    struct coord_job *job;
+    uint32_t shard; /* the owner's index */
+    struct coord_mirror of[CAIRN_STANDBYS_MAX];
+    struct mirror_waiting waiting[CAIRN_MIRROR_REPORTS]; /* the owner's */
+    struct audit_told audited[CAIRN_AUDIT_SIDES];        /* the last of each */
+    /* the range of checksums in which some of them differ; count 0: none is looked for */
+    struct {
+        uint64_t first, count;
+        bool is_asked[CAIRN_AUDIT_SIDES];
+        struct audit_told told[CAIRN_AUDIT_SIDES];
+    } look;
+};
+
+/* Goes through all mirrors of a job: `all` is those of a part, and `mirror` one of them. */
+#define CAIRN_EACH_MIRROR(job, all, mirror)                                             \
+    for (struct coord_mirrors *all = (job)->loss.mirrors; all != NULL; all = all->next) \
+        for (struct coord_mirror *mirror = all->of; mirror < all->of + CAIRN_STANDBYS_MAX; mirror++)
+
+/* Returns the mirrors of the part at the index; NULL if there was none yet. */
+struct coord_mirrors *coord_mirrors_find(const struct coord_job *job, uint32_t shard);
 /* Returns the mirror that the shard holds, or is given; NULL if there is none. */
 struct coord_mirror *coord_mirror_at(const struct coord_job *job,
                                      const struct coord_shard_entry *entry);
@@ -62,7 +75,7 @@ struct coord_mirror *coord_mirror_at(const struct coord_job *job,
 bool coord_mirror_fits(const struct coord_mirror *mirror);
 struct mirror_view coord_mirror_view(const struct coord_mirror *mirror);
 /* Returns the owner's name, for a sentence. */
-const char *coord_mirror_owner(const struct coord_mirror *mirror);
+const char *coord_mirrors_owner(const struct coord_mirrors *all);
 /* Ends the mirror, unless the standby alone has the part. If the store says that it is in step, the owner's
  * reports wait until the store does not. */
 void coord_mirror_end(struct coord_mirror *mirror, const char *format, ...)
@@ -75,12 +88,14 @@ void coord_mirror_looked(struct coord_session *session, uint32_t request, const 
 /* Lets a standby take part that is READY, if no round is open. It is filled before the next one opens. */
 void coord_mirror_join_at_rest(struct coord_mirror *mirror);
 
-void coord_mirror_forget_reports(struct coord_mirror *mirror);
-/* The standby is not asked any more where it differs from the owner, so no report waits for that. */
+void coord_mirrors_forget_reports(struct coord_mirrors *all);
+/* Forgets what all have told of audits, or what the standby has. Nobody is asked any more where that
+ * differs, so no report waits for that. */
+void coord_mirrors_forget_audits(struct coord_mirrors *all);
 void coord_mirror_forget_audits(struct coord_mirror *mirror);
 /* Hands the core those reports of the owner that need not wait any longer. The job may be lost by that, and
- * the mirror with it. */
-void coord_mirror_pass_reports(struct coord_job *job, uint32_t shard);
+ * the mirrors with it. */
+void coord_mirrors_pass_reports(struct coord_job *job, uint32_t shard);
 /* True if the standby has not reported for too long what the owner has, while the owner was heard. */
 bool coord_mirror_is_late(const struct coord_mirror *mirror);
 

@@ -1,5 +1,6 @@
-/* The part that a standby has in the rounds of a job: a round is sent to the standby too, and the owner's
- * reports wait for the standby's. */
+/* The part that standbys have in the rounds of a job: a round is sent to a standby too, and the owner's
+ * reports wait for those of all its standbys. */
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,23 +18,19 @@ static void forget_waiting(struct mirror_waiting *waiting)
     *waiting = (struct mirror_waiting) { .bytes = NULL };
 }
 
-void coord_mirror_forget_reports(struct coord_mirror *mirror)
+void coord_mirrors_forget_reports(struct coord_mirrors *all)
 {
-    for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++) forget_waiting(&mirror->waiting[kind]);
-    mirror->look.count = 0;
-}
-
-void coord_mirror_forget_audits(struct coord_mirror *mirror)
-{
-    mirror->look.count = 0;
-    memset(mirror->audited, 0, sizeof mirror->audited);
+    for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++) forget_waiting(&all->waiting[kind]);
+    all->look.count = 0;
 }
 
 /* True if the owner's report need not wait any longer. */
-static bool may_pass(const struct coord_mirror *mirror, int kind, struct mirror_report report)
+static bool may_pass(const struct coord_mirrors *all, int kind, struct mirror_report report)
 {
-    return mirror_passes(&mirror->state, (enum mirror_report_kind)kind, report) &&
-           !(kind == CAIRN_MIRROR_PUBLISHED && mirror->look.count != 0);
+    const struct mirror_state *const states[CAIRN_STANDBYS_MAX] = { &all->of[0].state,
+                                                                    &all->of[1].state };
+    return mirrors_pass(states, (enum mirror_report_kind)kind, report) &&
+           !(kind == CAIRN_MIRROR_PUBLISHED && all->look.count != 0);
 }
 
 /* The decision may have reached the standby alone, which has carried it out. The owner, which is prepared for
@@ -45,40 +42,48 @@ static void add_decision(const struct coord_mirror *mirror, Cairn__Answer *owner
     const bool is_known = theirs != NULL && standbys->last != NULL &&
                           standbys->epoch == owners->epoch;
     if (!is_known || !mirror_knows_more(standbys->last->round, theirs->round)) return;
-    log_info("job %s: round %" PRIu64 " was decided, and standby %s alone knows",
-             mirror->job->spec.name, standbys->last->round, mirror->name);
+    log_info("job %s: round %" PRIu64 " was decided, and standby %s knows, and its owner does not",
+             mirror->all->job->spec.name, standbys->last->round, mirror->name);
     owners->last = standbys->last;
     standbys->last = theirs;
 }
 
-/* Hands the owner's report to the core. */
-static void pass(struct coord_mirror *mirror, int kind)
+/* Returns the standby's last answer to a Fence. NULL: none is known that counts. */
+static ProtobufCMessage *answer_of(const struct coord_mirror *mirror)
 {
-    struct mirror_waiting waiting = mirror->waiting[kind];
-    mirror->waiting[kind] = (struct mirror_waiting) { .bytes = NULL };
-    const ProtobufCMessageDescriptor *type = message_type(report_types[kind]);
-    ProtobufCMessage *message = message_unpack(type, waiting.bytes, waiting.byte_count);
-    ProtobufCMessage *answer = NULL;
-    if (kind == CAIRN_MIRROR_ANSWER && mirror->answer != NULL && mirror_takes_part(&mirror->state))
-        answer = message_unpack(type, mirror->answer, mirror->answer_bytes);
-    struct coord_job *job = mirror->job;
-    const uint32_t shard = mirror->shard;
+    if (mirror->answer == NULL || !mirror_takes_part(&mirror->state)) return NULL;
+    return message_unpack(message_type(CAIRN_MSG_ANSWER), mirror->answer, mirror->answer_bytes);
+}
+
+/* Hands the owner's report to the core: an answer with what its standbys know. */
+static void pass(struct coord_mirrors *all, int kind)
+{
+    struct mirror_waiting waiting = all->waiting[kind];
+    all->waiting[kind] = (struct mirror_waiting) { .bytes = NULL };
+    ProtobufCMessage *message = message_unpack(message_type(report_types[kind]), waiting.bytes,
+                                               waiting.byte_count);
+    ProtobufCMessage *answers[CAIRN_STANDBYS_MAX] = { NULL };
+    struct coord_job *job = all->job;
+    const uint32_t shard = all->shard;
     free(waiting.bytes);
-    if (message != NULL && answer != NULL)
-        add_decision(mirror, (Cairn__Answer *)message, (Cairn__Answer *)answer);
+    for (int i = 0; i < CAIRN_STANDBYS_MAX && kind == CAIRN_MIRROR_ANSWER; i++) {
+        answers[i] = answer_of(&all->of[i]);
+        if (message != NULL && answers[i] != NULL)
+            add_decision(&all->of[i], (Cairn__Answer *)message, (Cairn__Answer *)answers[i]);
+    }
     // without memory the report is lost, and the round ends at the step's deadline
     if (message != NULL && job->shards[shard].up)
         coord_part_message(job, shard, report_types[kind], message);
     message_free(message);
-    message_free(answer);
+    for (int i = 0; i < CAIRN_STANDBYS_MAX; i++) message_free(answers[i]);
 }
 
-void coord_mirror_pass_reports(struct coord_job *job, uint32_t shard)
+void coord_mirrors_pass_reports(struct coord_job *job, uint32_t shard)
 {
     for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++) {
-        struct coord_mirror *mirror = coord_mirror_find(job, shard);
-        if (mirror == NULL || mirror->waiting[kind].bytes == NULL) continue;
-        if (may_pass(mirror, kind, mirror->waiting[kind].report)) pass(mirror, kind);
+        struct coord_mirrors *all = coord_mirrors_find(job, shard);
+        if (all == NULL || all->waiting[kind].bytes == NULL) continue;
+        if (may_pass(all, kind, all->waiting[kind].report)) pass(all, kind);
     }
 }
 
@@ -101,27 +106,30 @@ static int kind_of(uint16_t type)
     return kind;
 }
 
-/* Keeps the owner's report until the standby has reported the same. */
-static void hold(struct coord_mirror *mirror, int kind, const struct wire_frame *frame,
+/* Keeps the owner's report until its standbys have reported the same. */
+static void hold(struct coord_mirrors *all, int kind, const struct wire_frame *frame,
                  struct mirror_report report)
 {
-    struct mirror_waiting *waiting = &mirror->waiting[kind];
+    struct mirror_waiting *waiting = &all->waiting[kind];
     forget_waiting(waiting);
     waiting->bytes = malloc(frame->payload_bytes + 1);
     if (waiting->bytes == NULL) return; // the round ends at the step's deadline
     memcpy(waiting->bytes, frame->payload, frame->payload_bytes);
     waiting->byte_count = frame->payload_bytes;
     waiting->report = report;
-    waiting->since_ms = coord_now_ms(mirror->job->cluster);
+    waiting->since_ms = coord_now_ms(all->job->cluster);
 }
 
-static void tell_sums(const struct coord_mirror *mirror, struct mirror_report report)
+/* Tells the standbys that the owner has the sums of the round. */
+static void tell_sums(const struct coord_mirrors *all, struct mirror_report report)
 {
     Cairn__MirrorSums message = CAIRN__MIRROR_SUMS__INIT;
-    message.job = mirror->job->id;
+    message.job = all->job->id;
     message.epoch = report.epoch;
     message.round = report.round;
-    coord_session_send(mirror->entry->session, CAIRN_MSG_MIRROR_SUMS, 0, &message.base);
+    for (const struct coord_mirror *m = all->of; m < all->of + CAIRN_STANDBYS_MAX; m++)
+        if (mirror_takes_part(&m->state) && m->entry != NULL)
+            coord_session_send(m->entry->session, CAIRN_MSG_MIRROR_SUMS, 0, &message.base);
 }
 
 static bool same_bytes(const ProtobufCBinaryData *a, const ProtobufCBinaryData *b)
@@ -144,13 +152,33 @@ static bool same_sums(const Cairn__Reduced *a, const Cairn__Reduced *b)
 
 /* ---- audits ---- */
 
-/* Both have the same bits, so the checksums of an audited version are the same, leaf by leaf. Where they
- * differ, the range is divided until it is one leaf, and both sides say whether that leaf has changed in
- * their memory since. */
+/* All have the same bits, so the checksums of an audited version are the same, leaf by leaf. Where they
+ * differ, the range is divided until it is one leaf, and each says whether that leaf has changed in its
+ * memory since. */
 
-static const char *side_name(const struct coord_mirror *mirror, int side)
+static struct coord_mirror *mirror_of_side(struct coord_mirrors *all, int side)
 {
-    return side == CAIRN_AUDIT_OWNER ? coord_mirror_owner(mirror) : mirror->name;
+    return side == CAIRN_AUDIT_OWNER ? NULL : &all->of[side - CAIRN_AUDIT_STANDBYS];
+}
+
+static const char *side_name(struct coord_mirrors *all, int side)
+{
+    const struct coord_mirror *mirror = mirror_of_side(all, side);
+    return mirror != NULL ? mirror->name : coord_mirrors_owner(all);
+}
+
+/* Returns the session of a side that has all of the state; NULL: it has not, or is away. */
+static struct coord_session *session_of_side(struct coord_mirrors *all, int side)
+{
+    const struct coord_mirror *mirror = mirror_of_side(all, side);
+    if (mirror == NULL) {
+        const struct coord_job *job = all->job;
+        const bool is_up = all->shard < job->shard_count && job->shards[all->shard].up;
+        return is_up ? job->shards[all->shard].entry->session : NULL;
+    }
+    const bool is_filled = mirror->state.stage == CAIRN_MIRROR_STORING ||
+                           mirror->state.stage == CAIRN_MIRROR_IN_STEP;
+    return is_filled && mirror->entry != NULL ? mirror->entry->session : NULL;
 }
 
 /* Writes the digests to `out`, at most as many as there is room for. */
@@ -161,9 +189,8 @@ static void take_digests(struct audit_told *out, const uint64_t *digests, size_t
 }
 
 /* Finds the first range in which both are known, and differ. */
-static bool find_difference(const struct audit_told told[static CAIRN_AUDIT_SIDES], uint32_t *out)
+static bool find_difference(const struct audit_told *a, const struct audit_told *b, uint32_t *out)
 {
-    const struct audit_told *a = &told[CAIRN_AUDIT_OWNER], *b = &told[CAIRN_AUDIT_STANDBY];
     for (uint32_t i = 0; i < a->count && i < b->count; i++) {
         if (a->digests[i] == 0 || b->digests[i] == 0 || a->digests[i] == b->digests[i]) continue;
         *out = i;
@@ -172,111 +199,200 @@ static bool find_difference(const struct audit_told told[static CAIRN_AUDIT_SIDE
     return false;
 }
 
-static void begin_look(struct coord_mirror *mirror, uint64_t first, uint64_t count)
+static void begin_look(struct coord_mirrors *all, uint64_t first, uint64_t count)
 {
     Cairn__AuditLook look = CAIRN__AUDIT_LOOK__INIT;
-    memset(&mirror->look, 0, sizeof mirror->look);
-    mirror->look.first = look.first = first;
-    mirror->look.count = look.count = count;
-    look.job = mirror->job->id;
-    coord_session_send(mirror->job->shards[mirror->shard].entry->session, CAIRN_MSG_AUDIT_LOOK, 0,
-                       &look.base);
-    coord_session_send(mirror->entry->session, CAIRN_MSG_AUDIT_LOOK, 0, &look.base);
+    memset(&all->look, 0, sizeof all->look);
+    all->look.first = look.first = first;
+    all->look.count = look.count = count;
+    look.job = all->job->id;
+    for (int side = 0; side < CAIRN_AUDIT_SIDES; side++) {
+        struct coord_session *session = session_of_side(all, side);
+        all->look.is_asked[side] = session != NULL;
+        if (session != NULL) coord_session_send(session, CAIRN_MSG_AUDIT_LOOK, 0, &look.base);
+    }
 }
 
 /* Looks into one of the ranges of a range. */
-static void look_into(struct coord_mirror *mirror, uint64_t first, uint64_t count, uint32_t range)
+static void look_into(struct coord_mirrors *all, uint64_t first, uint64_t count, uint32_t range)
 {
     const uint64_t step = audit_range(count), from = range * step;
     if (from >= count) return; // more digests than there are ranges: a shard that is broken
-    begin_look(mirror, first + from, count - from < step ? count - from : step);
+    begin_look(all, first + from, count - from < step ? count - from : step);
 }
 
-/* Notes what one side has told of a version that it has published, and compares both. While it is looked for
- * what differs, the version is not committed. */
-static void compare_audits(struct coord_mirror *mirror, int side, const Cairn__Published *published)
+/* Compares the owner with each standby. While it is looked for what differs, the version is not committed. */
+static void compare_audits(struct coord_mirrors *all)
 {
-    struct audit_told *told = &mirror->audited[side];
-    const struct audit_told *other = &mirror->audited[1 - side];
+    const struct audit_told *owner = &all->audited[CAIRN_AUDIT_OWNER];
     uint32_t range;
+    if (owner->all == 0 || session_of_side(all, CAIRN_AUDIT_OWNER) == NULL) return;
+    for (int i = CAIRN_AUDIT_STANDBYS; i < CAIRN_AUDIT_SIDES && all->look.count == 0; i++) {
+        const struct audit_told *told = &all->audited[i];
+        const bool are_same = owner->of.epoch == told->of.epoch &&
+                              owner->of.round == told->of.round && owner->all == told->all;
+        if (session_of_side(all, i) == NULL || !are_same || !find_difference(owner, told, &range))
+            continue;
+        log_error("job %s: shard %s and its standby %s differ in the state that round %" PRIu64
+                  " made: one of the two has bad memory; looking where",
+                  all->job->spec.name, coord_mirrors_owner(all), side_name(all, i), told->of.round);
+        look_into(all, 0, owner->all, range);
+    }
+}
+
+/* Notes what one side has told of a version that it has published. */
+static void take_audit(struct coord_mirrors *all, int side, const Cairn__Published *published)
+{
+    struct audit_told *told = &all->audited[side];
     told->of = (struct mirror_report) { published->epoch, published->round };
     told->all = published->n_audit > 0 ? published->audited : 0;
     take_digests(told, published->audit, published->n_audit);
-    const bool is_filled = mirror->state.stage == CAIRN_MIRROR_STORING ||
-                           mirror->state.stage == CAIRN_MIRROR_IN_STEP;
-    const bool are_same = told->of.epoch == other->of.epoch && told->of.round == other->of.round &&
-                          told->all == other->all;
-    if (!is_filled || mirror->entry == NULL || !mirror->job->shards[mirror->shard].up ||
-        told->all == 0 || !are_same || mirror->look.count != 0 ||
-        !find_difference(mirror->audited, &range))
-        return;
-    log_error("job %s: shard %s and its standby %s differ in the state that round %" PRIu64
-              " made: one of the two has bad memory; looking where",
-              mirror->job->spec.name, coord_mirror_owner(mirror), mirror->name, published->round);
-    look_into(mirror, 0, told->all, range);
+    compare_audits(all);
+}
+
+void coord_mirrors_forget_audits(struct coord_mirrors *all)
+{
+    all->look.count = 0;
+    memset(all->audited, 0, sizeof all->audited);
+}
+
+void coord_mirror_forget_audits(struct coord_mirror *mirror)
+{
+    struct coord_mirrors *all = mirror->all;
+    all->look.count = 0;
+    memset(&all->audited[CAIRN_AUDIT_STANDBYS + (mirror - all->of)], 0, sizeof all->audited[0]);
+    compare_audits(all); // another one may differ, too
+}
+
+static_assert(CAIRN_AUDIT_SIDES == 3, "whoever is outvoted is so by both others");
+
+/* Says who has another leaf than both others. Returns its side; -1: it is not known. */
+static int outvote(struct coord_mirrors *all, const char *leaf, struct sentence *why)
+{
+    uint64_t digests[CAIRN_AUDIT_SIDES] = { 0 };
+    for (int side = 0; side < CAIRN_AUDIT_SIDES; side++)
+        if (all->look.told[side].count > 0) digests[side] = all->look.told[side].digests[0];
+    const int wrong = mirror_outvoted(digests, CAIRN_AUDIT_SIDES);
+    if (wrong < 0) return -1;
+    const int others[2] = { wrong == 0 ? 1 : 0, wrong == 2 ? 1 : 2 };
+    sentence_set(
+        why,
+        "%s is wrong at shard %s: shards %s and %s have the same, and it has not: test the "
+        "memory and the processor of its host",
+        leaf, side_name(all, wrong), side_name(all, others[0]), side_name(all, others[1]));
+    return wrong;
+}
+
+/* True if the standby's leaf is not the owner's. */
+static bool has_other_leaf(const struct coord_mirrors *all, int side)
+{
+    const struct audit_told *told = all->look.told;
+    uint32_t range;
+    return told[side].changed || find_difference(&told[CAIRN_AUDIT_OWNER], &told[side], &range);
+}
+
+static void end_mirrors_that_differ(struct coord_mirrors *all, const char *why)
+{
+    bool differs[CAIRN_AUDIT_SIDES];
+    for (int i = CAIRN_AUDIT_STANDBYS; i < CAIRN_AUDIT_SIDES; i++)
+        differs[i] = has_other_leaf(all, i);
+    coord_mirrors_forget_audits(all);
+    for (int i = CAIRN_AUDIT_STANDBYS; i < CAIRN_AUDIT_SIDES; i++)
+        if (differs[i]) coord_mirror_end(mirror_of_side(all, i), "%s", why);
+}
+
+/* Names the first standby that differs. */
+static const char *name_other(struct coord_mirrors *all)
+{
+    int side = CAIRN_AUDIT_STANDBYS;
+    while (side + 1 < CAIRN_AUDIT_SIDES && !has_other_leaf(all, side)) side++;
+    return side_name(all, side);
+}
+
+static void stop_owner(const struct coord_mirrors *all, const char *leaf)
+{
+    Cairn__AuditLook look = CAIRN__AUDIT_LOOK__INIT;
+    look.job = all->job->id;
+    look.outvoted = (char *)(uintptr_t)leaf;
+    coord_session_send(all->job->shards[all->shard].entry->session, CAIRN_MSG_AUDIT_LOOK, 0,
+                       &look.base);
 }
 
 /* The leaf is known. A side of which the leaf changed in memory has stopped its part itself: the owner's
- * place is taken, or the mirror is over. Otherwise both are as their updates left them, and two copies do not
- * tell which of the updates was wrong. */
-static void end_look(struct coord_mirror *mirror, const char *leaf)
+ * place is taken, or the mirror is over. Otherwise all are as their updates left them: two copies do not
+ * tell which of the updates was wrong, and of three the one that is unlike the others was. */
+static void end_look(struct coord_mirrors *all, const char *leaf)
 {
-    struct coord_job *job = mirror->job;
-    const struct audit_told *told = mirror->look.told;
-    const bool owner = told[CAIRN_AUDIT_OWNER].changed, standby = told[CAIRN_AUDIT_STANDBY].changed;
+    struct coord_job *job = all->job;
     struct sentence why;
-    if (owner != standby)
-        sentence_set(&why, "%s changed in the memory of shard %s", leaf,
-                     side_name(mirror, owner ? CAIRN_AUDIT_OWNER : CAIRN_AUDIT_STANDBY));
-    else
+    int changed = -1, changes = 0;
+    for (int side = 0; side < CAIRN_AUDIT_SIDES; side++) {
+        if (!all->look.told[side].changed) continue;
+        changed = side;
+        changes++;
+    }
+    int wrong = changes == 1 ? changed : -1;
+    if (changes == 1)
+        sentence_set(&why, "%s changed in the memory of shard %s", leaf, side_name(all, wrong));
+    else if ((wrong = outvote(all, leaf, &why)) < 0)
         sentence_set(
             &why,
             "%s differs between shard %s and its standby %s, and it cannot be known which "
             "of the two is wrong: test the memory of both hosts, and restore a snapshot if "
             "it is that of the shard",
-            leaf, coord_mirror_owner(mirror), mirror->name);
+            leaf, coord_mirrors_owner(all), name_other(all));
     log_error("job %s: %s", job->spec.name, why.text);
     coord_event_note(job->cluster, CAIRN_EVENT_STOPPED, job->spec.name, NULL, "%s", why.text);
-    // The owner's version is not committed: its standby, which has it, too, takes the place.
-    if (owner && !standby) return;
-    mirror->look.count = 0;
-    coord_mirror_end(mirror, "%s", why.text);
+    if (wrong != CAIRN_AUDIT_OWNER)
+        end_mirrors_that_differ(all, why.text);
+    else if (changes == 0) // its version is not committed: a standby takes the place
+        stop_owner(all, leaf);
+}
+
+/* Goes on when all have told that were asked. */
+static void look_on(struct coord_mirrors *all, const char *leaf)
+{
+    const struct audit_told *told = all->look.told;
+    uint32_t range;
+    for (int side = 0; side < CAIRN_AUDIT_SIDES; side++)
+        if (all->look.is_asked[side] && told[side].all == 0) return;
+    for (int i = CAIRN_AUDIT_STANDBYS; i < CAIRN_AUDIT_SIDES && all->look.count > 1; i++) {
+        if (!find_difference(&told[CAIRN_AUDIT_OWNER], &told[i], &range)) continue;
+        look_into(all, all->look.first, all->look.count, range);
+        return;
+    }
+    end_look(all, leaf[0] != '\0' ? leaf : "a part of the state");
 }
 
 void coord_mirror_looked(struct coord_session *session, uint32_t request, const void *any)
 {
     const Cairn__AuditLooked *looked = any;
-    struct coord_job *job = coord_job_by_id(session->cluster, looked->job);
-    struct coord_mirror *mirror = job != NULL ? job->loss.mirrors : NULL;
-    uint32_t range;
+    const struct coord_job *job = coord_job_by_id(session->cluster, looked->job);
     (void)request;
-    if (session->entry == NULL) return;
-    while (
-        mirror != NULL && mirror->entry != session->entry &&
-        (mirror->shard >= job->shard_count || job->shards[mirror->shard].entry != session->entry))
-        mirror = mirror->next;
-    if (mirror == NULL || mirror->look.count == 0 || mirror->entry == NULL ||
-        mirror->look.first != looked->first || mirror->look.count != looked->count)
+    if (job == NULL || session->entry == NULL) return;
+    for (struct coord_mirrors *all = job->loss.mirrors; all != NULL; all = all->next) {
+        if (all->look.count == 0 || all->look.first != looked->first ||
+            all->look.count != looked->count)
+            continue;
+        int side = 0;
+        while (side < CAIRN_AUDIT_SIDES && session_of_side(all, side) != session) side++;
+        if (side == CAIRN_AUDIT_SIDES || !all->look.is_asked[side]) continue;
+        struct audit_told *told = &all->look.told[side];
+        take_digests(told, looked->digests, looked->n_digests);
+        told->all = 1; // it has told
+        told->changed = looked->changed;
+        look_on(all, looked->leaf);
         return;
-    struct audit_told *told = mirror->look.told;
-    const int side = mirror->entry == session->entry ? CAIRN_AUDIT_STANDBY : CAIRN_AUDIT_OWNER;
-    take_digests(&told[side], looked->digests, looked->n_digests);
-    told[side].all = 1; // it has told
-    told[side].changed = looked->changed;
-    if (told[CAIRN_AUDIT_OWNER].all == 0 || told[CAIRN_AUDIT_STANDBY].all == 0) return;
-    if (looked->count > 1 && find_difference(told, &range))
-        look_into(mirror, looked->first, looked->count, range);
-    else
-        end_look(mirror, looked->leaf[0] != '\0' ? looked->leaf : "a part of the state");
+    }
 }
 
 /* ---- what both report ---- */
 
 /* Compares the standby's sums with those of the owner that wait for it. */
-static bool agrees(const struct coord_mirror *mirror, struct mirror_report report,
+static bool agrees(const struct coord_mirrors *all, struct mirror_report report,
                    const ProtobufCMessage *message)
 {
-    const struct mirror_waiting *waiting = &mirror->waiting[CAIRN_MIRROR_REDUCED];
+    const struct mirror_waiting *waiting = &all->waiting[CAIRN_MIRROR_REDUCED];
     if (waiting->bytes == NULL || waiting->report.epoch != report.epoch ||
         waiting->report.round != report.round)
         return true;
@@ -303,11 +419,12 @@ static void keep_answer(struct coord_mirror *mirror, const struct wire_frame *fr
 static void take_standbys(struct coord_mirror *mirror, int kind, const struct wire_frame *frame,
                           const ProtobufCMessage *message)
 {
+    struct coord_mirrors *all = mirror->all;
     const struct mirror_report report = report_of(kind, message);
-    if (kind == CAIRN_MIRROR_REDUCED && !agrees(mirror, report, message)) {
+    if (kind == CAIRN_MIRROR_REDUCED && !agrees(all, report, message)) {
         log_error("job %s: shard %s and its standby %s have other sums of round %" PRIu64
                   ": one of the two has bad memory, or is broken otherwise",
-                  mirror->job->spec.name, coord_mirror_owner(mirror), mirror->name, report.round);
+                  all->job->spec.name, coord_mirrors_owner(all), mirror->name, report.round);
         coord_mirror_end(mirror, "its sums of round %" PRIu64 " were not those of the owner",
                          report.round);
         return;
@@ -315,18 +432,19 @@ static void take_standbys(struct coord_mirror *mirror, int kind, const struct wi
     if (kind == CAIRN_MIRROR_ANSWER) keep_answer(mirror, frame);
     mirror_hears(&mirror->state, (enum mirror_report_kind)kind, report);
     if (kind == CAIRN_MIRROR_PUBLISHED)
-        compare_audits(mirror, CAIRN_AUDIT_STANDBY, (const Cairn__Published *)message);
-    coord_mirror_pass_reports(mirror->job, mirror->shard);
+        take_audit(all, (int)(CAIRN_AUDIT_STANDBYS + (mirror - all->of)),
+                   (const Cairn__Published *)message);
+    coord_mirrors_pass_reports(all->job, all->shard);
 }
 
-/* Returns the mirror of the shard's part, if it has one. */
-static struct coord_mirror *mirror_of(const struct coord_job *job,
-                                      const struct coord_shard_entry *entry)
+/* Returns the mirrors of the shard's part, if it has some. */
+static struct coord_mirrors *mirrors_of(const struct coord_job *job,
+                                        const struct coord_shard_entry *entry)
 {
-    for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next)
-        if (m->shard < job->shard_count && job->shards[m->shard].entry == entry &&
-            job->shards[m->shard].up)
-            return m;
+    for (struct coord_mirrors *all = job->loss.mirrors; all != NULL; all = all->next)
+        if (all->shard < job->shard_count && job->shards[all->shard].entry == entry &&
+            job->shards[all->shard].up)
+            return all;
     return NULL;
 }
 
@@ -344,23 +462,23 @@ bool coord_mirrors_take(struct coord_session *session, const struct wire_frame *
             take_standbys(mirror, kind, frame, message);
         return true; // the core knows nothing of it
     }
-    mirror = kind < CAIRN_MIRROR_REPORTS ? mirror_of(job, session->entry) : NULL;
-    if (mirror == NULL) return false;
+    struct coord_mirrors *all = kind < CAIRN_MIRROR_REPORTS ? mirrors_of(job, session->entry)
+                                                            : NULL;
+    if (all == NULL) return false;
     const struct mirror_report report = report_of(kind, message);
     // The core takes no report of an epoch that is over, and no standby makes one: it would wait for nothing.
     if (job->core == NULL || report.epoch != round_epoch_of(job->core)) return false;
     if (kind == CAIRN_MIRROR_PUBLISHED)
-        compare_audits(mirror, CAIRN_AUDIT_OWNER, (const Cairn__Published *)message);
-    const bool passes = may_pass(mirror, kind, report);
+        take_audit(all, CAIRN_AUDIT_OWNER, (const Cairn__Published *)message);
+    const bool passes = may_pass(all, kind, report);
     const bool is_refused = kind == CAIRN_MIRROR_ANSWER &&
                             ((const Cairn__Answer *)message)->refused;
     if (is_refused || (passes && kind != CAIRN_MIRROR_ANSWER)) return false;
-    hold(mirror, kind, frame, report);
-    if (passes) // an answer, to which the standby's may have to be added
-        coord_mirror_pass_reports(job, mirror->shard);
-    else if (kind == CAIRN_MIRROR_REDUCED && mirror_takes_part(&mirror->state) &&
-             mirror->entry != NULL)
-        tell_sums(mirror, report);
+    hold(all, kind, frame, report);
+    if (passes) // an answer, to which those of standbys may have to be added
+        coord_mirrors_pass_reports(job, all->shard);
+    else if (kind == CAIRN_MIRROR_REDUCED)
+        tell_sums(all, report);
     return true;
 }
 
@@ -368,7 +486,7 @@ bool coord_mirrors_take(struct coord_session *session, const struct wire_frame *
 
 void coord_mirrors_send(const struct coord_job *job, uint16_t type, const ProtobufCMessage *message)
 {
-    for (const struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next)
+    CAIRN_EACH_MIRROR (job, all, m)
         if (mirror_takes_part(&m->state) && m->entry != NULL)
             coord_session_send(m->entry->session, type, 0, message);
 }
@@ -377,7 +495,7 @@ void coord_mirrors_send(const struct coord_job *job, uint16_t type, const Protob
  * made the version. All rounds up to that one have ended. */
 static void join_rounds(struct coord_mirror *mirror, uint64_t round, struct cairn_version version)
 {
-    struct coord_job *job = mirror->job;
+    struct coord_job *job = mirror->all->job;
     const struct decision *last = round_last(job->core);
     Cairn__Fence fence = CAIRN__FENCE__INIT;
     Cairn__Resolve resolve = CAIRN__RESOLVE__INIT;
@@ -396,7 +514,7 @@ static void join_rounds(struct coord_mirror *mirror, uint64_t round, struct cair
 
 void coord_mirror_join_at_rest(struct coord_mirror *mirror)
 {
-    const struct round_machine *core = mirror->job->core;
+    const struct round_machine *core = mirror->all->job->core;
     if (round_stage_of(core) == CAIRN_ROUND_STEADY)
         join_rounds(mirror, round_last(core)->round, round_version(core));
 }
@@ -404,8 +522,8 @@ void coord_mirror_join_at_rest(struct coord_mirror *mirror)
 void coord_mirrors_fence(struct coord_job *job, const Cairn__Fence *fence)
 {
     // reports of an epoch before count no more
-    for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = m->next)
-        coord_mirror_forget_reports(m);
+    for (struct coord_mirrors *all = job->loss.mirrors; all != NULL; all = all->next)
+        coord_mirrors_forget_reports(all);
     coord_mirrors_send(job, CAIRN_MSG_FENCE, &fence->base);
 }
 
@@ -413,7 +531,6 @@ void coord_mirrors_open(struct coord_job *job, const struct round_action *action
                         const Cairn__RoundOpen *owners)
 {
     Cairn__RoundOpen open = CAIRN__ROUND_OPEN__INIT;
-    struct coord_mirror *next;
     open.job = owners->job;
     open.epoch = owners->epoch;
     open.round = owners->round;
@@ -424,8 +541,7 @@ void coord_mirrors_open(struct coord_job *job, const struct round_action *action
     open.frozen_tensors = owners->frozen_tensors;
     open.n_frozen_tensors = owners->n_frozen_tensors;
     open.n_members = 1;
-    for (struct coord_mirror *m = job->loss.mirrors; m != NULL; m = next) {
-        next = m->next;
+    CAIRN_EACH_MIRROR (job, all, m) {
         if (m->state.stage == CAIRN_MIRROR_READY && m->entry != NULL)
             join_rounds(m, action->round - 1, action->version);
         if (!mirror_takes_part(&m->state) || m->entry == NULL) continue;
@@ -440,15 +556,21 @@ void coord_mirrors_open(struct coord_job *job, const struct round_action *action
 
 bool coord_mirror_is_late(const struct coord_mirror *mirror)
 {
-    const uint64_t now_ms = coord_now_ms(mirror->job->cluster);
-    const uint64_t lease_ms = (uint64_t)mirror->job->cluster->options->lease_timeout_ms;
-    const struct coord_session *owner = mirror->job->shards[mirror->shard].entry->session;
-    const uint64_t silent_ms = owner != NULL
-                                   ? uv_now(mirror->job->cluster->loop) - owner->last_frame_ms
-                                   : UINT64_MAX / 2;
-    for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++)
-        if (mirror->waiting[kind].bytes != NULL &&
-            mirror_is_late(now_ms - mirror->waiting[kind].since_ms, silent_ms, lease_ms))
+    const struct coord_mirrors *all = mirror->all;
+    const struct coord *cluster = all->job->cluster;
+    const uint64_t now_ms = coord_now_ms(cluster);
+    const uint64_t lease_ms = (uint64_t)cluster->options->lease_timeout_ms;
+    const struct coord_session *owner = all->job->shards[all->shard].entry->session;
+    const uint64_t silent_ms = owner != NULL ? uv_now(cluster->loop) - owner->last_frame_ms
+                                             : UINT64_MAX / 2;
+    for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++) {
+        const struct mirror_waiting *waiting = &all->waiting[kind];
+        const bool looks = kind == CAIRN_MIRROR_PUBLISHED && all->look.count != 0;
+        if (waiting->bytes != NULL &&
+            (looks ||
+             !mirror_passes(&mirror->state, (enum mirror_report_kind)kind, waiting->report)) &&
+            mirror_is_late(now_ms - waiting->since_ms, silent_ms, lease_ms))
             return true;
+    }
     return false;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "server/coordinator/cluster.h"
+#include "server/core/mirror.h"
 
 /* ==== bytes ==== */
 
@@ -198,24 +199,35 @@ static void fill_rounds(struct coord_answer *answer, Cairn__JobStatus *s,
 
 #define MIRRORS_SHOWN 64
 
+/* Says how far one mirror of the part is; NULL: there is none. */
+static char *say_mirror(struct coord_answer *answer, const struct coord_job *job, uint32_t shard,
+                        int mirror)
+{
+    const struct coord_mirrored m = coord_mirrors_of(job, shard, mirror);
+    const char *name = job->shards[shard].entry->name;
+    switch (m.state) {
+    case CAIRN_MIRRORED_NOW:
+        return coord_answer_text(answer, "%s is mirrored by %s", name, m.standby);
+    case CAIRN_MIRRORED_SOON:
+        return coord_answer_text(answer, "%s is not mirrored yet: %s is being filled", name,
+                                 m.standby);
+    case CAIRN_MIRRORED_NOT:
+        return coord_answer_text(answer, "%s is not mirrored by %s: %s", name, m.standby, m.why);
+    default: return NULL;
+    }
+}
+
 static void fill_mirrors(struct coord_answer *answer, Cairn__JobStatus *s,
                          const struct coord_job *job)
 {
     char **list = coord_answer_bytes(answer, MIRRORS_SHOWN * sizeof *list);
     if (list == NULL) return;
     s->mirrors = list;
-    CAIRN_EACH_SHARD (job, i) {
-        const struct coord_mirrored m = coord_mirrors_of(job, i);
-        const char *name = job->shards[i].entry->name;
-        if (m.state == CAIRN_MIRRORED_NEVER || s->n_mirrors == MIRRORS_SHOWN) continue;
-        list[s->n_mirrors++] =
-            m.state == CAIRN_MIRRORED_NOW
-                ? coord_answer_text(answer, "%s is mirrored by %s", name, m.standby)
-            : m.state == CAIRN_MIRRORED_NOT
-                ? coord_answer_text(answer, "%s is not mirrored: %s", name, m.why)
-                : coord_answer_text(answer, "%s is not mirrored yet: %s is being filled", name,
-                                    m.standby);
-    }
+    CAIRN_EACH_SHARD (job, i)
+        for (int mirror = 0; mirror < CAIRN_STANDBYS_MAX; mirror++) {
+            char *said = say_mirror(answer, job, i, mirror);
+            if (said != NULL && s->n_mirrors < MIRRORS_SHOWN) list[s->n_mirrors++] = said;
+        }
     const struct safety safety = coord_durability_of(job);
     s->durability = wire_text(safety_text(safety.has));
     s->unsafe = coord_answer_text(answer, "%s", safety.why.text);
@@ -480,7 +492,12 @@ static void fill_shard(Cairn__MemberStatus *out, struct coord_shard_entry *entry
         out->unfit = wire_text(coord_shard_unfit(entry) ? entry->unfit.text : "");
         out->unheard = wire_text(coord_unheard_text(entry->session));
     }
-    if (coord_shard_is_standby(cluster, entry)) out->standby_of = entry->told.standby_of;
+    if (coord_shard_is_standby(cluster, entry)) {
+        struct sentence spare = { "" };
+        coord_mirrors_say_spare(cluster, entry, &spare);
+        out->standby_of = entry->told.standby_of;
+        out->spare = coord_answer_text(answer, "%s", spare.text);
+    }
     out->since_ms = now_ms - entry->since_ms;
     out->state_bytes = entry->told.stats.state_bytes;
     out->memory_bytes = entry->memory_bytes;

@@ -23,6 +23,7 @@ enum mirror_verdict mirror_judge(const struct mirror_state *mirror, const struct
                                                                                : CAIRN_MIRROR_ENDS;
     // Without the owner, a standby that was never in step has nothing that anybody could go on with.
     if (!mirror->is_stored && !MUTANT(109)) return CAIRN_MIRROR_ENDS;
+    if (view->owner_comes && !MUTANT(128)) return CAIRN_MIRROR_STAYS;
     // A standby that is away may return in time. Nobody goes on without it, as nobody has the part.
     const bool is_given_up = view->owner_is_empty || view->away_ms >= view->patience_ms;
     return view->has_standby && is_given_up ? CAIRN_MIRROR_TAKES : CAIRN_MIRROR_STAYS;
@@ -193,4 +194,28 @@ bool mirror_passes(const struct mirror_state *mirror, enum mirror_report_kind ki
     if (MUTANT(106) && kind == CAIRN_MIRROR_REDUCED) return true;
     if (MUTANT(107) && kind == CAIRN_MIRROR_PUBLISHED) return true;
     return heard->epoch == owner.epoch && heard->round == owner.round;
+}
+
+bool mirrors_pass(const struct mirror_state *const mirrors[static CAIRN_STANDBYS_MAX],
+                  enum mirror_report_kind kind, struct mirror_report owner)
+{
+    int passes = 0;
+    for (int i = 0; i < CAIRN_STANDBYS_MAX; i++) passes += mirror_passes(mirrors[i], kind, owner);
+    return passes == CAIRN_STANDBYS_MAX || (passes > 0 && MUTANT(129));
+}
+
+int mirror_outvoted(const uint64_t *digests, int count)
+{
+    int alone = -1;
+    for (int i = 0; i < count; i++) {
+        int others = 0, like_it = 0;
+        for (int j = 0; j < count; j++) {
+            others += j != i && digests[j] != 0;
+            like_it += j != i && digests[j] == digests[i];
+        }
+        if (digests[i] == 0 || like_it > 0) continue;
+        if (others < 2 || alone >= 0) return -1;
+        alone = i;
+    }
+    return alone;
 }

@@ -14,6 +14,10 @@
  * go on alone: a standby that is not in step never takes a place. The store is told so, too, if the owner is
  * there and the coordinator cannot know whether the standby took part, because the coordinator is new.
  *
+ * A part may have several standbys, and each a machine of its own: all of what is said above holds of each of
+ * them, so each one that is in step may take the place. One of them does, and the others are in step with
+ * it as they were with the owner that is lost: they are told of it as of an owner that is back.
+ *
  * The store counts as saying so from the moment at which it is asked to, until the moment at which it has
  * answered that it does not. A new coordinator begins in NONE, with what its store says.
  *
@@ -23,6 +27,8 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+
+enum { CAIRN_STANDBYS_MAX = 2 }; /* of a part */
 
 enum mirror_stage {
     /* There is no mirror. If the store says that there is, the standby alone may have the part, or the store
@@ -60,9 +66,11 @@ struct mirror_state {
 struct mirror_view {
     /* the standby's part has the generation and the layout of the job */
     bool fits;
-    bool has_standby;     /* the process is connected, and has its part */
-    bool has_owner;       /* the owner is connected, and has its part */
-    bool owner_is_empty;  /* the owner is connected, and its part is lost */
+    bool has_standby;    /* the process is connected, and has its part */
+    bool has_owner;      /* the owner is connected, and has its part */
+    bool owner_is_empty; /* the owner is connected, and its part is lost */
+    /* the owner is connected, and about to be there; or another standby is getting its place */
+    bool owner_comes;
     bool may_mirror;      /* the job has a shape that a standby can have, and keeps it for now */
     bool may_take;        /* shards of the job may be replaced now */
     uint64_t away_ms;     /* for how long the owner has not been connected */
@@ -140,8 +148,16 @@ bool mirror_knows_more(uint64_t standby_round, uint64_t owner_round);
  * report has waited; silent_ms: for how long the owner has not been heard. From an owner that is not heard,
  * the standby has no sums to fetch, and is about to replace it. */
 bool mirror_is_late(uint64_t waiting_ms, uint64_t silent_ms, uint64_t lease_ms);
-/* True if the owner's report may be acted upon. */
+/* True if the owner's report may be acted upon, as far as this standby is concerned. */
 bool mirror_passes(const struct mirror_state *mirror, enum mirror_report_kind kind,
                    struct mirror_report owner);
+/* True if it may be acted upon: as far as each standby of the part is concerned. */
+bool mirrors_pass(const struct mirror_state *const mirrors[static CAIRN_STANDBYS_MAX],
+                  enum mirror_report_kind kind, struct mirror_report owner);
+
+/* Copies of one leaf, made by updates, are not the same: returns the number of the one that alone differs
+ * from all others, which are the same. -1: the digests do not tell which is wrong, as those of two copies
+ * never do. 0 is the digest of a copy that is not known, and has no say. */
+int mirror_outvoted(const uint64_t *digests, int count);
 
 #endif

@@ -208,7 +208,7 @@ static const struct config_option options[] = {
       "This shard's name in the cluster: unique, and the same after a restart." },
     { "shard", "standby_of", CAIRN_OPTION_STRING, offsetof(struct values, standby_of), "", 0, 0,
       "Mirror the parts of the shard of this name, on another host, and take its place if it is "
-      "lost. Empty: this shard owns parts itself." },
+      "lost. Two shards may do so; a third one is a spare. Empty: this shard owns parts itself." },
     { "shard", "domain", CAIRN_OPTION_STRING, offsetof(struct values, domain), "", 0, 0,
       "The rack, zone or power supply that fails as a whole with this shard's host: a standby is "
       "to be in another one than its shard. Empty: the host alone." },

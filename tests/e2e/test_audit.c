@@ -190,6 +190,47 @@ TEST(a_shard_and_its_standby_that_differ_are_named_with_the_leaf)
     ck_assert_int_eq(logged("coordinator.log", "differ in the state"), 1);
 }
 
+/* As before, and a second standby has the third copy: it says who was wrong. */
+static void begin_with_two(void)
+{
+    start(1, .coordinator_set = AT_ONCE);
+    cluster_add_standby(&cluster, 1, 0);
+    cluster_add_standby(&cluster, 2, 0);
+    join("tiny", TINY(ELEMS, .audit_every = 2));
+    await_mirrored(2);
+    do train_pushing(0.5f, 1);
+    while (newest(job).step < 4 || newest(job).step % 2 == 0);
+}
+
+TEST(an_owner_that_is_unlike_both_of_its_standbys_loses_its_place)
+{
+    begin_with_two();
+    flip(0, "param", 5000, 21);
+    train_pushing(0.5f, 4);
+    says(0,
+         "elements 4096 to 8191 (leaf 1) is wrong at shard shard-0: shards shard-1 and shard-2 "
+         "have the same",
+         "cluster events");
+    ck_assert_int_eq(logged("coordinator.log", "takes its place"), 1);
+    ck_assert_int_eq(logged("coordinator.log", "it cannot be known"), 0);
+    await(logged("coordinator.log", "not what both of its standbys made of the same sums") >= 1);
+    expect_undisturbed(TINY(ELEMS, .audit_every = 2));
+}
+
+TEST(a_standby_that_is_unlike_the_owner_and_the_other_one_is_named)
+{
+    begin_with_two();
+    flip(2, "param", 5000, 21);
+    train_pushing(0.5f, 4);
+    says(0,
+         "elements 4096 to 8191 (leaf 1) is wrong at shard shard-2: shards shard-0 and shard-1 "
+         "have the same",
+         "cluster events");
+    await_mirrored(3);
+    ck_assert_int_eq(logged("coordinator.log", "takes its place"), 0);
+    expect_undisturbed(TINY(ELEMS, .audit_every = 2));
+}
+
 /* Every kind of tensor, workers that die, layouts that change, snapshots, a daemon that is killed under its
  * keeper: all that is written gets its checksum, and the bits are as ever. */
 TEST(what_a_rough_run_writes_is_no_alarm)

@@ -83,6 +83,54 @@ TEST_EACH(owners_that_die_one_after_the_other_lose_no_step, 0, sizeof paths / si
     expect_root_at(steps);
 }
 
+/* The standby that took the last place. */
+static int taker(void)
+{
+    int shard = -1;
+    const char *newest = NULL;
+    ask("cluster events");
+    for (const char *at = said.out; (at = strstr(at, "its standby shard-")) != NULL; at++)
+        newest = at;
+    ck_assert_ptr_nonnull(newest);
+    ck_assert_int_eq(sscanf(newest, "its standby shard-%d", &shard), 1);
+    return shard;
+}
+
+/* With two standbys, the next owner dies as soon as it is the owner, and nobody has filled another
+ * standby: the second one was in step with the first owner, and is with the next. */
+TEST(two_owners_that_die_one_after_the_other_at_once_lose_no_step)
+{
+    struct crew_run run;
+    int owner = 0, mirrors = 0, kills = 0;
+    start(2, .coordinator_set = AT_ONCE);
+    cluster_add_standby(&cluster, 2, owner);
+    cluster_add_standby(&cluster, 3, owner);
+    const struct crew crew = both(STEPS);
+    crew_start(&run, &crew);
+    while (run.step + 80 < STEPS) {
+        mirrors += 2;
+        await(mirrored() >= mirrors || run.step + 80 >= STEPS);
+        if (mirrored() < mirrors) break;
+        const int first = owner;
+        kill_shard(first);
+        kills++;
+        await(taken() == kills);
+        const int second = taker();
+        kill_shard(second);
+        kills++;
+        await(taken() == kills);
+        owner = taker();
+        ck_assert_int_ne(owner, first);
+        ck_assert_int_eq(mirrored(), mirrors);
+        crew_await(&run, run.step + 3);
+        cluster_add_standby(&cluster, first, owner);
+        cluster_add_standby(&cluster, second, owner);
+    }
+    crew_join(&run);
+    ck_assert_int_gt(kills, 0);
+    expect_root_at(STEPS);
+}
+
 /* Of a job that the trainer of the scene trains. */
 static void come_in_step(int times)
 {
@@ -249,6 +297,85 @@ TEST(a_standby_that_was_lost_before_takes_no_place)
     ck_assert_int_eq(taken(), 0);
 }
 
+/* ---- two standbys ---- */
+
+static void begin_with_two(void)
+{
+    start(1, .coordinator_set = AT_ONCE);
+    cluster_add_standby(&cluster, 1, 0);
+    cluster_add_standby(&cluster, 2, 0);
+    join("tiny", TINY(ELEMS));
+    come_in_step(2);
+}
+
+/* One of them takes the place, and the other one, which names the shard that is lost, is the standby of
+ * that one: it goes on in step, and is filled again if it is another process. */
+TEST(the_other_standby_goes_on_with_the_next_owner)
+{
+    char root[65], text[64];
+    begin_with_two();
+    says(0, "shard-0 is mirrored by shard-1", "job show tiny");
+    says(0, "shard-0 is mirrored by shard-2", "job show tiny");
+    bits(root);
+    kill_shard(0);
+    await(taken() == 1);
+    const int next = taker(), other = 3 - next;
+    expect_bits(root);
+    train_pushing(0.25f, 3);
+    snprintf(text, sizeof text, "shard-%d is mirrored by shard-%d", next, other);
+    says(0, text, "job show tiny");
+    says(0, "all is well", "job check tiny");
+    ck_assert_int_eq(mirrored(), 2);
+    kill_shard(other);
+    cluster_add_standby(&cluster, other, 0); // the name of the one that is lost
+    come_in_step(3);
+    says(0, text, "job show tiny");
+    bits(root);
+    kill_shard(next);
+    await(taken() == 2);
+    expect_bits(root);
+    train_pushing(0.25f, 3);
+}
+
+/* The coordinator and the owner die, and one standby: the store says of both that they were in step. */
+TEST(either_of_two_standbys_outlives_its_owner_and_the_coordinator)
+{
+    char root[65];
+    begin_with_two();
+    bits(root);
+    kill_coordinator();
+    kill_shard(0);
+    kill_shard(1);
+    cluster_restart_coordinator(&cluster);
+    await(taken() == 1);
+    ck_assert_int_eq(taker(), 2);
+    expect_bits(root);
+    train_pushing(0.25f, 3);
+    cluster_add_standby(&cluster, 1, 0);
+    come_in_step(3);
+}
+
+/* A job has what it asks for as long as one of them is in step. More than two mirror nothing, and are told
+ * so. */
+TEST(the_loss_of_one_of_two_standbys_costs_nothing_and_a_third_waits)
+{
+    begin_with_two();
+    cluster_add_standby(&cluster, 3, 0);
+    await_said("shard-3 is a standby of shard-0", "cluster status");
+    says(0, "shard-3 mirrors nothing of job tiny: ", "cluster status");
+    kill_shard(1);
+    train_pushing(0.5f, 2);
+    says(0, "all is well", "job check tiny");
+    await_said("shard-0 is mirrored by shard-3", "job show tiny");
+    cluster_freeze(cluster.shards[2]);
+    train_pushing(0.5f, 2);
+    ck_assert_int_eq(kill(cluster.shards[2], SIGCONT), 0);
+    kill_shard(0);
+    await(taken() == 1);
+    ck_assert_int_eq(taker(), 3);
+    train_pushing(0.5f, 1);
+}
+
 /* ---- the job moves ---- */
 
 /* While the job trains. */
@@ -293,7 +420,7 @@ TEST(an_owner_that_leaves_takes_its_standby_along)
     says(0, "", "reshard apply tiny --add shard-2 --drain shard-0 -q");
     await((ask("job show tiny"), strstr(said.out, "mirrored") == NULL ||
                                      strstr(said.out, "another layout") != NULL ||
-                                     strstr(said.out, "is not mirrored:") != NULL));
+                                     strstr(said.out, "is not mirrored by") != NULL));
     train_pushing(0.5f, 2);
 }
 

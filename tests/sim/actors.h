@@ -51,24 +51,29 @@ struct sim_row {
 enum sim_row_kind { SIM_ROW_IN_STEP, SIM_ROW_DROPPED, SIM_ROW_PLACE };
 struct sim_row_write {
     enum sim_row_kind kind;
-    uint32_t place, name;
+    uint32_t id, name; /* of the standby's process */
     struct sim_row row;
     uint64_t serial; /* of the mirror that hears of its end; 0: none does */
 };
 
-/* The mirror of a place, as server/coordinator/mirror.c has it. */
+/* A mirror of a place, as server/coordinator/mirror.c has it. */
 struct sim_mirror {
     struct mirror_state state;
     uint64_t serial;                 /* tells late answers apart */
     uint64_t life;                   /* of the standby's process */
     const struct sim_layout *layout; /* of its part */
     bool is_there;                   /* it is connected, and the mirror's */
-    uint32_t paired; /* bits: the standby knows of the owner, and the owner of the standby */
-    bool owner_is_empty;
-    uint64_t owner_gone, again; /* since when the owner is away; when a mirror may be made */
+    uint32_t paired;       /* bits: the standby knows of the owner, and the owner of the standby */
+    uint64_t again;        /* when a mirror may be made */
+    struct message answer; /* the standby's last one */
+};
+
+/* What all mirrors of a place know of its owner. */
+struct sim_owner {
+    bool is_empty;
+    uint64_t gone; /* since when it is away */
     bool holds[CAIRN_MIRROR_REPORTS];
     struct message held[CAIRN_MIRROR_REPORTS];
-    struct message answer; /* the standby's last one */
     uint64_t since[CAIRN_MIRROR_REPORTS];
 };
 
@@ -97,7 +102,7 @@ struct twin {
 struct store { /* what is durable */
     uint64_t identity, incarnation, epoch, reserved;
     struct sim_layout *layout;
-    struct sim_row mirrors[SHARDS_MAX];
+    struct sim_row mirrors[CAIRN_STANDBYS_MAX][SHARDS_MAX];
     uint32_t name[SHARDS_MAX]; /* of the process that has the place */
     uint64_t notes;            /* what operators have had written, a bit each */
 };
@@ -127,7 +132,8 @@ struct coordinator {
     uint64_t awaited_until_ms;
     bool loss_halts;
     bool is_acting; /* on what the core said last */
-    struct sim_mirror mirrors[SHARDS_MAX];
+    struct sim_mirror mirrors[CAIRN_STANDBYS_MAX][SHARDS_MAX];
+    struct sim_owner owners[SHARDS_MAX];
     struct sim_row_write rows[SIM_ROWS_MAX];
     uint32_t row_count;
     struct seat seats[SHARDS_MAX];

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "server/core/mirror.h"
 #include "server/core/round.h"
 #include "server/core/step.h"
 
@@ -27,11 +28,12 @@
 #define STATE_MAX   40 /* of a trainer, bytes */
 #define PAYLOAD_MAX 800
 #define NOBODY      UINT32_MAX
-/* A shard's process is named by its place in the layout; the other process of a place, which is or may become
- * its standby, by OTHER + the place. */
+/* A shard's process is named by its place in the layout; the other processes of a place, which are or may
+ * become its standbys, by OTHER + the place, and by 2 * OTHER + the place. */
 #define OTHER        8
 #define PLACE(id)    ((id) % OTHER)
-#define ROOMS_MAX    (2 * SHARDS_MAX) /* of cores: two for each process */
+#define WHICH(id)    ((id) / OTHER - 1)                      /* of the other processes */
+#define ROOMS_MAX    ((1 + CAIRN_STANDBYS_MAX) * SHARDS_MAX) /* of cores: two for each process */
 #define HOSTS_MAX    3
 #define LAYOUTS_MAX  64
 #define SIM_ROWS_MAX 64 /* writes that wait for the store, beside the epoch's */

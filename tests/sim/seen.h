@@ -140,6 +140,7 @@
     X(standbys_cut_off, "standbys cut off from the coordinator")                       \
     X(mirror_at_rest, "standbys that joined between two rounds")                       \
     X(places_taken, "places that a standby took")                                      \
+    X(places_taken_of_two, "places that one of two standbys in step took")             \
     X(places_cut_off, "places taken of an owner that lives")                           \
     X(place_lost, "places taken, and unknown to the next coordinator")                 \
     X(restart_storing, "coordinators killed while a standby was stored as in step")    \

@@ -23,7 +23,8 @@
  *   sim_oracle.c       what has to hold, whatever happens
  *   sim_twin.c         a second process under a shard's name, and who has the seat
  *   sim_store.c        the coordinator's store, mixed up and adopted
- *   sim_standby.c      standbys, the coordinator's mirrors, and whose host dies
+ *   sim_standby.c      standbys, and whose host dies
+ *   sim_mirror.c       the mirrors that the coordinator has there
  *   sim_log.c          the logs of parts, out of which they are made again
  *   sim_lead.c         several coordinators, and their store in etcd
  *   sim_faults.c       what happens
@@ -100,7 +101,7 @@ struct scenario {          /* drawn from the seed */
     uint32_t coordinators;   /* of which one leads; 0: there is one, and its store is a file */
     uint64_t store_lease_ms;
     double lost_answer, refused_write; /* of etcd */
-    bool standbys;                     /* each place has one */
+    uint32_t standbys;                 /* each place has so many */
     uint64_t patience_ms;              /* for an owner that is away */
     double owner_dies; /* whenever a standby fetches its sums, or carries out a decision */
     double row_delay;  /* of the store's rows beside the epoch */
@@ -132,9 +133,10 @@ struct sim {
     uint32_t layout_count;
     struct sim_plan plan;
     struct sim_shard shards[SHARDS_MAX]; /* that have the places, as far as the coordinator knows */
-    struct sim_shard others[SHARDS_MAX]; /* the other process of each place (sim_standby.c) */
-    uint32_t shard_count;                /* that there ever were */
-    bool has_others;                     /* processes in `others` */
+    /* the other processes of each place (sim_standby.c) */
+    struct sim_shard others[CAIRN_STANDBYS_MAX][SHARDS_MAX];
+    uint32_t shard_count; /* that there ever were */
+    bool has_others;      /* processes in `others` */
     struct sim_shard spare;
     struct message spare_message;
     uint64_t starts, serials; /* of processes; of mirrors */
@@ -161,7 +163,7 @@ struct sim {
 };
 
 /* The process of that name. */
-#define shard_at(sim, id) (&((id) < OTHER ? (sim)->shards : (sim)->others)[PLACE(id)])
+#define shard_at(sim, id) (&((id) < OTHER ? (sim)->shards : (sim)->others[WHICH(id)])[PLACE(id)])
 
 /* sim_operations.c: goes through all orders of a job's operations, and prints what is wrong. */
 bool sim_operations(void);
@@ -260,8 +262,8 @@ bool sim_pop(struct sim *sim, struct event *out);
 void sim_net_reset(struct sim *sim);
 /* Nothing that the shard's process has begun ends any more. */
 void sim_forget_work(struct sim *sim, uint32_t shard);
-/* What is under way for a process of the place is for its other process. */
-void sim_rename_work(struct sim *sim, uint32_t place);
+/* What is under way for the one process of a place is for the other one, and the other way round. */
+void sim_rename_work(struct sim *sim, uint32_t place, uint32_t id);
 struct message *sim_message_copy(struct sim *sim, const struct message *from);
 void sim_message_free(struct sim *sim, struct message *message);
 /* In order, reliable until the connection is lost. way: 0 to the coordinator, 1 from it. */
@@ -348,11 +350,17 @@ void seat_down(struct sim *sim, uint32_t shard);
 void seat_answers(struct sim *sim, uint32_t shard, enum sitter who);
 void seat_left(struct sim *sim, uint32_t shard, enum sitter who);
 
-/* sim_standby.c */
+/* sim_standby.c, sim_mirror.c */
+/* Goes through the processes of a place that do not have it. */
+#define EACH_STANDBY(sim, place, id) \
+    for (uint32_t id = OTHER + (place); id < OTHER * (1 + (sim)->scenario.standbys); id += OTHER)
 enum sim_standby_fault { SIM_OWNER_DIES, SIM_STANDBY_DIES, SIM_CUT_OFF, SIM_STANDBY_CUT_OFF };
 void standby_start(struct sim *sim);
 void standby_fault(struct sim *sim, enum sim_standby_fault fault, uint32_t place);
 void standby_event(struct sim *sim, const struct event *event);
+void standby_row_saved(struct sim *sim, uint64_t incarnation);
+/* The process that has the place and that one change: what is under way for them goes with them. */
+void standby_swap(struct sim *sim, uint32_t id);
 /* To a shard's process, as a standby or its owner. */
 void standby_message(struct sim *sim, uint32_t id, const struct message *message);
 void standby_updates(struct sim *sim, uint32_t id); /* an update begins */
@@ -366,16 +374,19 @@ bool standby_holds(struct sim *sim, uint32_t place, const struct message *messag
 bool standby_has_place(struct sim *sim, uint32_t place, const struct message *hello);
 void standby_owner_up(struct sim *sim, uint32_t place); /* before the core hears of it */
 void standby_owner_down(struct sim *sim, uint32_t place);
-void standby_down(struct sim *sim, uint32_t place);
-/* To the standby of a place, if it takes part. */
+void standby_down(struct sim *sim, uint32_t id);
+/* To the standbys of a place that take part. */
 void standby_send(struct sim *sim, uint32_t place, const struct message *message);
 void standby_opens(struct sim *sim, const struct round_action *open); /* before it is sent */
 void standby_layout_begins(struct sim *sim);
 void standby_tick(struct sim *sim);
-/* The place's standby has to have what the owner has, as far as it is filled; or all of it. */
-bool standby_counts(const struct sim *sim, uint32_t place);
+/* The standby has to have what the owner has, as far as it is filled; or all of it. */
+bool standby_counts(const struct sim *sim, uint32_t id);
 bool standby_is_whole(const struct sim_shard *s, uint32_t chunk); /* the chunk is there */
-bool standby_is_in_step(const struct sim *sim, uint32_t place);
+bool standby_is_in_step(const struct sim *sim, uint32_t id);
+/* True if the standby is promised to take the place if the owner's host is lost: both are in step, as the
+ * store says, and nothing that was begun takes that back. */
+bool standby_is_ready(const struct sim *sim, uint32_t id);
 bool standby_is_awaited(const struct sim *sim, uint32_t place); /* its owner is lost */
 bool standby_is_last(const struct sim *sim);                    /* the same of any place */
 

@@ -128,9 +128,9 @@ static void to_shard(struct sim *sim, uint32_t shard, enum message_kind kind,
                      &message);
 }
 
-/* The same to the shard's standby, of which the owner is the one member. */
-static void to_standby(struct sim *sim, uint32_t shard, enum message_kind kind,
-                       const struct round_action *action)
+/* The same to the shard's standbys, of which the owner is the one member. */
+static void to_standbys(struct sim *sim, uint32_t shard, enum message_kind kind,
+                        const struct round_action *action)
 {
     struct message message = { .kind = kind,
                                .epoch = action->epoch,
@@ -162,9 +162,9 @@ static void to_shards(struct sim *sim, enum message_kind kind, const struct roun
             shard_link_break(sim, shard, NOTICE);
         }
         const bool is_first = sim->scenario.standbys && rng_chance(&sim->schedule, 0.5);
-        if (is_first) to_standby(sim, shard, kind, action);
+        if (is_first) to_standbys(sim, shard, kind, action);
         to_shard(sim, shard, kind, action);
-        if (!is_first) to_standby(sim, shard, kind, action);
+        if (!is_first) to_standbys(sim, shard, kind, action);
     }
 }
 
@@ -570,7 +570,7 @@ void coordinator_event(struct sim *sim, const struct event *event)
         // Another connection has come meanwhile, or the loss was heard of already.
         if (shard_at(sim, event->a)->control.id != event->conn) return;
         if (event->a >= OTHER) {
-            standby_down(sim, PLACE(event->a));
+            standby_down(sim, event->a);
             return;
         }
         if (sim->scenario.standbys) seat_left(sim, event->a, THE_SHARD);

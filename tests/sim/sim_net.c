@@ -126,12 +126,15 @@ static bool is_for_process(const struct event *event)
     }
 }
 
-void sim_rename_work(struct sim *sim, uint32_t place)
+void sim_rename_work(struct sim *sim, uint32_t place, uint32_t id)
 {
     for (size_t i = 0; i < sim->heap_count; i++) {
         struct event *event = &sim->heap[i];
-        if (is_for_process(event) && PLACE(event->a) == place) event->a ^= OTHER;
-        if (event->kind == E_COORDINATOR_FROM_SHARD && PLACE(event->b) == place) event->b ^= OTHER;
+        uint32_t *process = is_for_process(event)                     ? &event->a
+                            : event->kind == E_COORDINATOR_FROM_SHARD ? &event->b
+                                                                      : NULL;
+        if (process == NULL || (*process != place && *process != id)) continue;
+        *process = *process == place ? id : place;
     }
 }
 

@@ -63,13 +63,23 @@ static bool has_caught_up(const struct oracle *o, const struct sim_shard *s)
            o->ledger[s->executed].round == s->standby.ahead;
 }
 
-/* How many entries of the ledger are carried out at a place: if its owner is lost, by the standby that will
- * have the place. */
+static uint32_t executed_by(const struct sim *sim, const struct sim_shard *s)
+{
+    return s->executed + has_caught_up(&sim->oracle, s);
+}
+
+/* How many entries of the ledger are carried out at a place: if its owner is lost, by each standby that
+ * may have the place. */
 uint32_t oracle_executed(const struct sim *sim, uint32_t place)
 {
-    const struct sim_shard *s = standby_is_awaited(sim, place) ? &sim->others[place]
-                                                               : &sim->shards[place];
-    return s->executed + has_caught_up(&sim->oracle, s);
+    uint32_t least = UINT32_MAX;
+    if (!standby_is_awaited(sim, place)) return executed_by(sim, &sim->shards[place]);
+    for (uint32_t i = 1; i <= sim->scenario.standbys; i++) {
+        const uint32_t id = OTHER * i + place;
+        const uint32_t executed = executed_by(sim, shard_at(sim, id));
+        if (standby_is_in_step(sim, id) && executed < least) least = executed;
+    }
+    return least < UINT32_MAX ? least : 0;
 }
 
 static bool all_executed(const struct sim *sim)
@@ -84,16 +94,17 @@ static bool all_executed(const struct sim *sim)
 /* No decision takes effect before each standby that is in step has the sums. */
 static void check_standbys(struct sim *sim, uint64_t round)
 {
-    for (uint32_t p = 0; p < sim->scenario.shards; p++) {
-        if (!standby_is_in_step(sim, p)) continue;
-        const struct step_machine *core = sim->others[p].core;
+    for (uint32_t i = 0; i < sim->scenario.standbys * SHARDS_MAX; i++) {
+        const uint32_t p = i % SHARDS_MAX, id = OTHER * (1 + i / SHARDS_MAX) + p;
+        if (!standby_is_in_step(sim, id)) continue;
+        const struct step_machine *core = shard_at(sim, id)->core;
         const bool has_sums = step_round_of(core) == round &&
                               (step_phase_of(core) == CAIRN_STEP_REDUCED ||
                                step_phase_of(core) == CAIRN_STEP_UPDATING ||
                                step_phase_of(core) == CAIRN_STEP_IDLE);
         if (!has_sums)
             sim_fail(sim,
-                     "round %" PRIu64 " takes effect, and the standby of shard %u lacks its sums",
+                     "round %" PRIu64 " takes effect, and a standby of shard %u lacks its sums",
                      round, p);
     }
 }
@@ -271,7 +282,7 @@ static bool standby_runs_ahead(struct sim *sim, uint32_t id, const struct decisi
     const struct oracle *o = &sim->oracle;
     struct sim_shard *s = shard_at(sim, id);
     struct sim_standby *standby = &s->standby;
-    if (!standby_counts(sim, PLACE(id))) return false;
+    if (!standby_counts(sim, id)) return false;
     s->executed += has_caught_up(o, s);
     standby->ahead = 0;
     if (s->executed != o->ledger_count) return false;
@@ -282,16 +293,16 @@ static bool standby_runs_ahead(struct sim *sim, uint32_t id, const struct decisi
 bool oracle_has_executed(const struct sim *sim, uint32_t id, uint32_t index)
 {
     const struct sim_shard *s = shard_at(sim, id);
-    return s->executed + has_caught_up(&sim->oracle, s) > index;
+    return executed_by(sim, s) > index;
 }
 
 void oracle_takes_place(struct sim *sim, uint32_t place)
 {
     struct sim_shard *s = &sim->shards[place];
-    const bool was_ahead = s->standby.ahead != 0, is_known = has_caught_up(&sim->oracle, s),
-               is_done = step_phase_of(s->core) != CAIRN_STEP_UPDATING;
+    const bool was_ahead = s->standby.ahead != 0, is_known = has_caught_up(&sim->oracle, s);
     s->standby.ahead = 0;
-    if (!was_ahead) return;
+    if (!was_ahead) return; // its host may have died as well, unnoticed
+    const bool is_done = step_phase_of(s->core) != CAIRN_STEP_UPDATING;
     if (!is_known) oracle_executes(sim, place, step_last(s->core));
     if (is_done && is_known)
         s->executed++; // its bits are compared after its next update
@@ -304,7 +315,7 @@ void oracle_executes(struct sim *sim, uint32_t shard, const struct decision *dec
     struct oracle *o = &sim->oracle;
     if (shard >= OTHER && standby_runs_ahead(sim, shard, decision)) return;
     const uint32_t at = shard_at(sim, shard)->executed;
-    if (shard >= OTHER && !standby_counts(sim, PLACE(shard))) {
+    if (shard >= OTHER && !standby_counts(sim, shard)) {
         shard_at(sim, shard)->standby.is_stray = shard_at(sim, shard)->standby.on;
         return; // a standby that nobody counts on, or a former owner
     }
@@ -434,12 +445,14 @@ void oracle_result(struct sim *sim, const struct message *result)
                  result->round);
         return;
     }
-    for (uint32_t p = 0; p < sim->scenario.shards; p++)
-        if (standby_is_in_step(sim, p) && !oracle_has_executed(sim, OTHER + p, index))
+    for (uint32_t i = 0; i < sim->scenario.standbys * SHARDS_MAX; i++) {
+        const uint32_t p = i % SHARDS_MAX, id = OTHER * (1 + i / SHARDS_MAX) + p;
+        if (standby_is_in_step(sim, id) && !oracle_has_executed(sim, id, index))
             sim_fail(sim,
                      "a worker heard the result of round %" PRIu64
-                     " before the standby of shard %u had carried it out",
+                     " before a standby of shard %u had carried it out",
                      result->round, p);
+    }
     for (uint32_t s = 0; s < sim->shard_count; s++)
         if (layout_has(sim->oracle.layout, s) && !sim->shards[s].joining &&
             oracle_executed(sim, s) <= index)

@@ -1,7 +1,6 @@
-/* Standbys: of each place there are two processes, one that has it, and another one that mirrors it and may
- * take it. The coordinator's side is as thin as can be around mirror_on (server/core/mirror.h), as
- * server/coordinator/mirror.c; the standby's side is as server/shard/mirror.c. Hosts die with all that is in
- * their memory, shards are cut off, and a process that lost its place comes back. */
+/* Standbys: of each place there are two or three processes, one that has it, and others that mirror it and
+ * may take it. The standby's side is as server/shard/mirror.c, and sim_mirror.c has the coordinator's. Hosts
+ * die with all that is in their memory, shards are cut off, and a process that lost its place comes back. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -9,11 +8,6 @@
 
 #define ASKED_MAX 6 /* pieces of state that a standby asks for at a time */
 #define WHOLE     7 /* all planes of a chunk */
-
-static struct sim_mirror *mirror_at(struct sim *sim, uint32_t place)
-{
-    return &sim->coordinator.mirrors[place];
-}
 
 /* ==== the processes ==== */
 
@@ -30,7 +24,7 @@ void standby_start(struct sim *sim)
 {
     for (uint32_t p = 0; p < sim->scenario.shards; p++) {
         sim->shards[p].life = ++sim->starts;
-        start_process(sim, OTHER + p);
+        EACH_STANDBY (sim, p, id) start_process(sim, id);
     }
 }
 
@@ -72,9 +66,9 @@ static void move_pointers(struct sim_shard *s, uint32_t id)
     s->held.decision.payload = s->held.payload;
 }
 
-/* The process that has the place and the other one change: what is under way for them goes with them. */
-static void swap(struct sim *sim, uint32_t place)
+void standby_swap(struct sim *sim, uint32_t id)
 {
+    const uint32_t place = PLACE(id);
     for (uint32_t p = 0; p < PROCS_MAX; p++) {
         fabric_break(sim, place, p);
         if (sim->procs[p].alive)
@@ -82,12 +76,12 @@ static void swap(struct sim *sim, uint32_t place)
                    sim->procs[p].life);
     }
     sim->spare = sim->shards[place];
-    sim->shards[place] = sim->others[place];
-    sim->others[place] = sim->spare;
+    sim->shards[place] = *shard_at(sim, id);
+    *shard_at(sim, id) = sim->spare;
     move_pointers(&sim->shards[place], place);
-    move_pointers(&sim->others[place], OTHER + place);
-    sim_rename_work(sim, place);
-    sim_trace(sim, "processes change", place, sim->shards[place].life, sim->others[place].life);
+    move_pointers(shard_at(sim, id), id);
+    sim_rename_work(sim, place, id);
+    sim_trace(sim, "processes change", place, sim->shards[place].life, shard_at(sim, id)->life);
 }
 
 /* ==== the standby's process ==== */
@@ -357,512 +351,6 @@ void standby_message(struct sim *sim, uint32_t id, const struct message *message
     }
 }
 
-/* ==== the coordinator ==== */
-
-static void to_process(struct sim *sim, uint32_t id, const struct message *message)
-{
-    sim_send_control(sim, &shard_at(sim, id)->control, 1, E_SHARD_FROM_COORDINATOR, id, 0, message);
-}
-
-static void tell(struct sim *sim, uint32_t id, enum message_kind kind, uint64_t request)
-{
-    const struct message message = { .kind = kind,
-                                     .request = request,
-                                     .weight = sim->shards[PLACE(id)].life,
-                                     .layout = sim->coordinator.layout->id };
-    to_process(sim, id, &message);
-}
-
-static bool may_mirror(const struct sim *sim)
-{
-    const struct coordinator *c = &sim->coordinator;
-    return c->next == NULL && !sim->plan.active && !c->publishing &&
-           move_stage_of(c->move) == CAIRN_MOVE_REST;
-}
-
-static struct mirror_view view_of(const struct sim *sim, uint32_t place)
-{
-    const struct coordinator *c = &sim->coordinator;
-    const struct sim_mirror *m = &c->mirrors[place];
-    const struct sim_shard *other = &sim->others[place];
-    const bool takes_part = mirror_takes_part(&m->state);
-    const uint64_t patience_ms = sim->scenario.patience_ms;
-    const bool is_early = !takes_part && patience_ms < LEASE / 1000;
-    const bool is_away = c->seats[place].sitter == NO_SITTER;
-    return (struct mirror_view) {
-        .fits = m->layout == c->layout,
-        .has_standby = m->is_there && (takes_part || other->core != NULL),
-        .has_owner = sim->shards[place].known_up,
-        .owner_is_empty = m->owner_is_empty,
-        .may_mirror = may_mirror(sim),
-        .may_take = c->next == NULL,
-        .away_ms = is_away ? (sim->now - m->owner_gone) / 1000 : 0,
-        .patience_ms = is_early ? LEASE / 1000 : patience_ms,
-    };
-}
-
-static void mirror_event(struct sim *sim, uint32_t place, enum mirror_event event);
-
-/* CAIRN_MIRROR_REPORTS: it is none. */
-static enum mirror_report_kind kind_of(const struct message *message)
-{
-    switch (message->kind) {
-    case M_ANSWER: return message->refused ? CAIRN_MIRROR_REPORTS : CAIRN_MIRROR_ANSWER;
-    case M_REDUCED: return CAIRN_MIRROR_REDUCED;
-    case M_PUBLISHED: return CAIRN_MIRROR_PUBLISHED;
-    default: return CAIRN_MIRROR_REPORTS;
-    }
-}
-
-static struct mirror_report report_of(const struct message *message)
-{
-    return (struct mirror_report) { message->epoch,
-                                    message->kind == M_ANSWER ? 0 : message->round };
-}
-
-/* Hands the owner's report to the core: an answer with what its standby knows. */
-static void pass(struct sim *sim, uint32_t place, const struct message *report)
-{
-    const struct sim_mirror *m = mirror_at(sim, place);
-    sim->spare_message = *report;
-    sim->spare_message.decision.payload = sim->spare_message.payload;
-    const bool knows_more = report->kind == M_ANSWER && mirror_takes_part(&m->state) &&
-                            mirror_knows_more(m->answer.decision.round, report->decision.round);
-    if (knows_more) {
-        sim->seen[SEEN_mirror_knows]++;
-        sim->spare_message.decision = m->answer.decision;
-        sim->spare_message.decision.payload = sim->spare_message.payload;
-        memcpy(sim->spare_message.payload, m->answer.payload, sizeof m->answer.payload);
-    }
-    coordinator_report(sim, place, &sim->spare_message);
-}
-
-static void pass_all(struct sim *sim, uint32_t place)
-{
-    for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++) {
-        struct sim_mirror *m = mirror_at(sim, place);
-        if (!sim->coordinator.alive || !m->holds[kind]) continue;
-        if (!mirror_passes(&m->state, (enum mirror_report_kind)kind, report_of(&m->held[kind])))
-            continue;
-        m->holds[kind] = false;
-        if (sim->shards[place].known_up) pass(sim, place, &m->held[kind]);
-    }
-}
-
-static void forget_reports(struct sim_mirror *m)
-{
-    memset(m->holds, 0, sizeof m->holds);
-}
-
-/* ---- the store ---- */
-
-static void write_row(struct sim *sim, uint32_t place, enum sim_row_kind kind, uint64_t serial)
-{
-    struct coordinator *c = &sim->coordinator;
-    const struct sim_mirror *m = &c->mirrors[place];
-    if (c->row_count == SIM_ROWS_MAX) {
-        sim_fail(sim, "%d writes wait for the store", SIM_ROWS_MAX);
-        return;
-    }
-    c->rows[c->row_count++] = (struct sim_row_write) { .kind = kind,
-                                                       .place = place,
-                                                       .row = { m->life, m->layout },
-                                                       .name = sim->shards[place].name,
-                                                       .serial = serial };
-    if (c->row_count > 1) return;
-    sim_at(sim, rng_exponential(&sim->schedule, sim->scenario.row_delay), E_ROW_SAVED, 0, 0,
-           c->incarnation);
-}
-
-static void apply_row(struct store *store, const struct sim_row_write *write)
-{
-    switch (write->kind) {
-    case SIM_ROW_IN_STEP: store->mirrors[write->place] = write->row; return;
-    case SIM_ROW_DROPPED:
-        if (store->mirrors[write->place].life == write->row.life)
-            store->mirrors[write->place] = (struct sim_row) { 0, NULL };
-        return;
-    case SIM_ROW_PLACE: store->name[write->place] = write->name; return;
-    }
-}
-
-static void row_saved(struct sim *sim)
-{
-    struct coordinator *c = &sim->coordinator;
-    const struct sim_row_write write = c->rows[0];
-    memmove(c->rows, c->rows + 1, --c->row_count * sizeof c->rows[0]);
-    const bool fails = !sim->healed && rng_chance(&sim->fault, 0.05);
-    if (!fails || rng_chance(&sim->fault, 0.5)) apply_row(&c->store, &write);
-    if (c->row_count > 0)
-        sim_at(sim, rng_exponential(&sim->schedule, sim->scenario.row_delay), E_ROW_SAVED, 0, 0,
-               c->incarnation);
-    if (write.serial == 0 || write.serial != c->mirrors[write.place].serial) return;
-    sim->seen[SEEN_mirror_unsaved] += fails;
-    mirror_event(sim, write.place, fails ? CAIRN_MIRROR_ON_NOT_SAVED : CAIRN_MIRROR_ON_SAVED);
-}
-
-/* Of what was being written some is on the disk. */
-void standby_coordinator_dies(struct sim *sim)
-{
-    struct coordinator *c = &sim->coordinator;
-    for (uint32_t p = 0; p < SHARDS_MAX; p++) {
-        if (c->mirrors[p].state.stage == CAIRN_MIRROR_STORING) sim->seen[SEEN_restart_storing]++;
-        if (c->mirrors[p].state.stage == CAIRN_MIRROR_TAKING) sim->seen[SEEN_restart_taking]++;
-        if (c->mirrors[p].state.stage == CAIRN_MIRROR_ENDING) sim->seen[SEEN_restart_ending]++;
-        sim->others[p].known_up = false;
-        if (sim->others[p].control.up) link_cut(sim, &sim->others[p].control);
-        if (sim->scenario.standbys)
-            sim_at(sim, rng_exponential(&sim->schedule, 3000), E_CONTROL_RECONNECT, OTHER + p,
-                   NOBODY, 0);
-    }
-    const uint32_t done = c->row_count > 0 ? (uint32_t)rng_below(&sim->fault, c->row_count + 1) : 0;
-    for (uint32_t i = 0; i < done; i++) apply_row(&c->store, &c->rows[i]);
-    c->row_count = 0;
-}
-
-/* As mirrors are loaded: a row of a standby that has the place is a leftover. */
-void standby_coordinator_starts(struct sim *sim)
-{
-    struct coordinator *c = &sim->coordinator;
-    memset(c->mirrors, 0, sizeof c->mirrors);
-    if (!sim->scenario.standbys) return;
-    for (uint32_t p = 0; p < sim->scenario.shards; p++) {
-        struct sim_mirror *m = &c->mirrors[p];
-        if (sim->shards[p].name != c->store.name[p]) {
-            sim->seen[SEEN_place_lost]++;
-            swap(sim, p);
-        }
-        m->owner_gone = sim->now;
-        m->life = c->store.mirrors[p].life;
-        m->layout = c->store.mirrors[p].layout;
-        m->state.is_stored = m->life != 0;
-        if (m->life == sim->shards[p].life) m->layout = NULL;
-        m->serial = ++sim->serials;
-    }
-}
-
-/* ---- its orders ---- */
-
-/* The owner and the standby hear that it is over; from here on no late answer counts. */
-static void part_both(struct sim *sim, uint32_t place)
-{
-    struct sim_mirror *m = mirror_at(sim, place);
-    if (m->is_there) tell(sim, OTHER + place, M_MIRROR_DROP, 0);
-    m->is_there = false;
-    m->serial = ++sim->serials;
-}
-
-static void go_alone(struct sim *sim, uint32_t place)
-{
-    struct sim_mirror *m = mirror_at(sim, place);
-    m->again = sim->now + rng_exponential(&sim->schedule, 10000);
-    sim->seen[SEEN_mirror_ended]++;
-}
-
-static void pair(struct sim *sim, uint32_t place)
-{
-    struct sim_mirror *m = mirror_at(sim, place);
-    m->paired = 0;
-    tell(sim, place, M_MIRROR_JOIN, m->serial);
-    tell(sim, OTHER + place, M_MIRROR_OF, m->serial);
-}
-
-static void take_place(struct sim *sim, uint32_t place)
-{
-    struct coordinator *c = &sim->coordinator;
-    struct sim_mirror *m = mirror_at(sim, place);
-    const bool is_connected = c->seats[place].sitter == THE_SHARD;
-    sim->seen[SEEN_places_taken]++;
-    sim->seen[SEEN_places_cut_off] += sim->shards[place].alive && !sim->shards[place].is_empty;
-    forget_reports(m);
-    if (is_connected) tell(sim, place, M_MIRROR_DROP, 0);
-    swap(sim, place);
-    oracle_takes_place(sim, place);
-    sim->others[place].known_up = is_connected;
-    sim->shards[place].known_up = false;
-    c->seats[place] = (struct seat) { .sitter = THE_SHARD, .conn = sim->shards[place].control.id };
-    m->is_there = m->owner_is_empty = false;
-    m->owner_gone = sim->now;
-    m->serial = ++sim->serials;
-    write_row(sim, place, SIM_ROW_PLACE, m->serial);
-}
-
-static void own(struct sim *sim, uint32_t place)
-{
-    struct sim_mirror *m = mirror_at(sim, place);
-    write_row(sim, place, SIM_ROW_DROPPED, 0);
-    m->life = 0;
-    m->layout = NULL;
-    if (sim->coordinator.seats[place].sitter == THE_SHARD)
-        tell(sim, place, M_MIRROR_OWNS, m->serial);
-}
-
-static void mirror_event(struct sim *sim, uint32_t place, enum mirror_event event)
-{
-    struct sim_mirror *m = mirror_at(sim, place);
-    const struct mirror_view view = view_of(sim, place);
-    const enum mirror_order order = mirror_on(&m->state, event, &view);
-    if (order != CAIRN_MIRROR_DO_NOTHING)
-        sim_trace(sim, "mirror", place, event, (uint64_t)order << 8 | m->state.stage);
-    switch (order) {
-    case CAIRN_MIRROR_DO_NOTHING: break;
-    case CAIRN_MIRROR_DO_PAIR: pair(sim, place); break;
-    case CAIRN_MIRROR_DO_JOIN: break; // standby_opens
-    case CAIRN_MIRROR_DO_STORE: write_row(sim, place, SIM_ROW_IN_STEP, m->serial); break;
-    case CAIRN_MIRROR_DO_END:
-        part_both(sim, place);
-        go_alone(sim, place);
-        break;
-    case CAIRN_MIRROR_DO_UNSTORE:
-        part_both(sim, place);
-        write_row(sim, place, SIM_ROW_DROPPED, m->serial);
-        break;
-    case CAIRN_MIRROR_DO_GO_ALONE: go_alone(sim, place); break;
-    case CAIRN_MIRROR_DO_TAKE: take_place(sim, place); break;
-    case CAIRN_MIRROR_DO_TAKE_AGAIN:
-        if (sim->coordinator.row_count == 0) write_row(sim, place, SIM_ROW_PLACE, m->serial);
-        break;
-    case CAIRN_MIRROR_DO_OWN: own(sim, place); break;
-    }
-    pass_all(sim, place);
-}
-
-/* ---- what comes in ---- */
-
-bool standby_holds(struct sim *sim, uint32_t place, const struct message *message)
-{
-    struct sim_mirror *m = mirror_at(sim, place);
-    const struct mirror_report report = report_of(message);
-    const enum mirror_report_kind kind = kind_of(message);
-    if (!sim->scenario.standbys || kind == CAIRN_MIRROR_REPORTS) return false;
-    if (report.epoch != round_epoch_of(sim->coordinator.core)) return false; // nobody knows of it
-    if (mirror_passes(&m->state, kind, report)) {
-        pass(sim, place, message);
-        return true;
-    }
-    m->held[kind] = *message;
-    m->holds[kind] = true;
-    m->since[kind] = sim->now;
-    if (kind == CAIRN_MIRROR_REDUCED && mirror_takes_part(&m->state) && m->is_there) {
-        struct message sums = *message;
-        sums.kind = M_MIRROR_SUMS;
-        to_process(sim, OTHER + place, &sums);
-    }
-    return true;
-}
-
-static void on_report(struct sim *sim, uint32_t place, const struct message *message)
-{
-    struct sim_mirror *m = mirror_at(sim, place);
-    const enum mirror_report_kind kind = kind_of(message);
-    if (!mirror_takes_part(&m->state) || !m->is_there) return;
-    const struct message *held = &m->held[CAIRN_MIRROR_REDUCED];
-    const bool is_compared = kind == CAIRN_MIRROR_REDUCED && m->holds[kind] &&
-                             held->round == message->round && held->epoch == message->epoch;
-    if (is_compared && (memcmp(&held->sums.sum_squares, &message->sums.sum_squares,
-                               sizeof held->sums.sum_squares) != 0 ||
-                        held->sums.nonfinite != message->sums.nonfinite))
-        sim_fail(sim, "shard %u and its standby have other sums of round %" PRIu64, place,
-                 message->round);
-    if (kind == CAIRN_MIRROR_REPORTS) return;
-    if (kind == CAIRN_MIRROR_ANSWER) m->answer = *message;
-    mirror_hears(&m->state, kind, report_of(message));
-    pass_all(sim, place);
-}
-
-/* A process that has no place comes: it is the standby that the store knows, or what it has is of no use. */
-static void on_other_hello(struct sim *sim, uint32_t place, const struct message *message)
-{
-    struct sim_mirror *m = mirror_at(sim, place);
-    struct sim_shard *other = &sim->others[place];
-    const bool was_there = m->is_there;
-    m->is_there = false;
-    if (was_there) mirror_event(sim, place, CAIRN_MIRROR_ON_STANDBY_LOST);
-    other->known_up = true;
-    const struct mirror_view view = view_of(sim, place);
-    const bool fits = mirror_expects(&m->state, &view) && m->life == message->member;
-    if (!sim->coordinator.alive) return;
-    if (fits && store_admits(sim, OTHER + place))
-        m->is_there = true;
-    else if (message->unknown)
-        tell(sim, OTHER + place, M_MIRROR_DROP, 0);
-}
-
-static void on_paired(struct sim *sim, uint32_t place, uint64_t request, uint32_t who)
-{
-    struct sim_mirror *m = mirror_at(sim, place);
-    if (request != m->serial) return;
-    m->paired |= who;
-    if (m->paired == 3) mirror_event(sim, place, CAIRN_MIRROR_ON_PAIRED);
-}
-
-void standby_from(struct sim *sim, uint32_t id, const struct message *message)
-{
-    const uint32_t place = PLACE(id);
-    const bool is_other = id >= OTHER;
-    const bool is_answer = message->request == mirror_at(sim, place)->serial;
-    switch (message->kind) {
-    case M_SHARD_HELLO: on_other_hello(sim, place, message); return;
-    case M_ANSWER:
-    case M_REDUCED:
-    case M_PUBLISHED: on_report(sim, place, message); return;
-    case M_MIRROR_MADE:
-        if (is_answer && is_other) mirror_event(sim, place, CAIRN_MIRROR_ON_MADE);
-        return;
-    case M_MIRROR_PAIRED: on_paired(sim, place, message->request, is_other ? 1 : 2); return;
-    case M_MIRROR_FILLED:
-        if (is_answer && is_other) mirror_event(sim, place, CAIRN_MIRROR_ON_FILLED);
-        return;
-    case M_MIRROR_FREE:
-        if (is_answer && !is_other && !sim->shards[place].known_up) seat_up(sim, place);
-        return;
-    default: return; // the core knows nothing of it
-    }
-}
-
-bool standby_has_place(struct sim *sim, uint32_t place, const struct message *hello)
-{
-    struct sim_mirror *m = mirror_at(sim, place);
-    if (!sim->scenario.standbys || place >= sim->scenario.shards) return true;
-    m->owner_is_empty = !hello->unknown;
-    if (mirror_is_taking(&m->state)) return false;
-    if (!m->owner_is_empty) return true;
-    if (sim->shards[place].known_up) seat_down(sim, place);
-    return false;
-}
-
-void standby_owner_up(struct sim *sim, uint32_t place)
-{
-    if (!sim->scenario.standbys || place >= sim->scenario.shards) return;
-    tell(sim, place, M_MIRROR_OWNS, 0); // who gave it the place may have died before that
-    mirror_event(sim, place, CAIRN_MIRROR_ON_OWNER_BACK);
-}
-
-void standby_owner_down(struct sim *sim, uint32_t place)
-{
-    struct sim_mirror *m = mirror_at(sim, place);
-    if (!sim->scenario.standbys || place >= sim->scenario.shards) return;
-    m->owner_gone = sim->now;
-    forget_reports(m);
-    mirror_event(sim, place, CAIRN_MIRROR_ON_OWNER_LOST);
-}
-
-void standby_down(struct sim *sim, uint32_t place)
-{
-    struct sim_mirror *m = mirror_at(sim, place);
-    sim->others[place].known_up = false;
-    if (!m->is_there) return;
-    m->is_there = false;
-    mirror_event(sim, place, CAIRN_MIRROR_ON_STANDBY_LOST);
-}
-
-/* ---- rounds ---- */
-
-void standby_send(struct sim *sim, uint32_t place, const struct message *message)
-{
-    struct sim_mirror *m = mirror_at(sim, place);
-    if (!sim->scenario.standbys || place >= sim->scenario.shards) return;
-    if (message->kind == M_FENCE) forget_reports(m);
-    if (mirror_takes_part(&m->state) && m->is_there) to_process(sim, OTHER + place, message);
-}
-
-/* Brings the standby's machine to where the owner's is: no round is open, and the last one is resolved. */
-static void join_rounds(struct sim *sim, uint32_t place, uint64_t round,
-                        struct cairn_version version)
-{
-    const struct round_machine *core = sim->coordinator.core;
-    struct sim_mirror *m = mirror_at(sim, place);
-    const struct mirror_view view = view_of(sim, place);
-    struct message message = { .kind = M_FENCE,
-                               .epoch = round_epoch_of(core),
-                               .layout = (uint32_t)sim->coordinator.layout->number };
-    if (!m->is_there || version_compare(round_last(core)->version_after, version) != 0) return;
-    if (mirror_on(&m->state, CAIRN_MIRROR_ON_OPENS, &view) != CAIRN_MIRROR_DO_JOIN) return;
-    to_process(sim, OTHER + place, &message);
-    message.kind = M_RESOLVE;
-    message.round = round;
-    message.decision = *round_last(core);
-    to_process(sim, OTHER + place, &message);
-}
-
-static void join_at_rest(struct sim *sim, uint32_t place)
-{
-    const struct round_machine *core = sim->coordinator.core;
-    sim->seen[SEEN_mirror_at_rest]++;
-    join_rounds(sim, place, round_last(core)->round, round_version(core));
-}
-
-void standby_opens(struct sim *sim, const struct round_action *open)
-{
-    for (uint32_t p = 0; p < sim->scenario.shards && sim->scenario.standbys; p++) {
-        struct sim_mirror *m = mirror_at(sim, p);
-        if (open->write &&
-            standby_is_awaited(sim, p)) { // a mirror ends with a write: nobody has the part
-            sim->seen[SEEN_lost_in_write]++;
-            sim->done = true;
-        }
-        if (open->write && mirror_takes_part(&m->state)) {
-            mirror_event(sim, p, CAIRN_MIRROR_ON_END);
-            continue;
-        }
-        if (!open->write) join_rounds(sim, p, open->round - 1, open->version);
-    }
-}
-
-/* ---- time ---- */
-
-void standby_layout_begins(struct sim *sim)
-{
-    for (uint32_t p = 0; p < sim->scenario.shards && sim->scenario.standbys; p++)
-        mirror_event(sim, p, CAIRN_MIRROR_ON_END);
-}
-
-static void begin_mirror(struct sim *sim, uint32_t place)
-{
-    struct sim_mirror *m = mirror_at(sim, place);
-    const struct sim_shard *owner = &sim->shards[place], *other = &sim->others[place];
-    const struct sim_layout *layout = sim->coordinator.layout;
-    // a standby serves no version that the owner published in the layout before
-    if (version_compare(round_version(sim->coordinator.core), layout->after) <= 0 &&
-        layout->before != NULL)
-        return;
-    if (m->state.stage != CAIRN_MIRROR_NONE || m->state.is_stored || sim->now < m->again) return;
-    if (!owner->known_up || !other->known_up || !layout_has(sim->coordinator.layout, place)) return;
-    m->serial = ++sim->serials;
-    m->life = other->life;
-    m->layout = sim->coordinator.layout;
-    m->is_there = true;
-    mirror_event(sim, place, CAIRN_MIRROR_ON_BEGIN);
-    tell(sim, OTHER + place, M_MIRROR_MAKE, m->serial);
-}
-
-static bool is_late(const struct sim *sim, uint32_t place)
-{
-    const struct sim_mirror *m = &sim->coordinator.mirrors[place];
-    const uint64_t died = sim->shards[place].died, silent = died > 0 ? sim->now - died : 0;
-    for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++)
-        if (m->holds[kind] &&
-            mirror_is_late((sim->now - m->since[kind]) / 1000, silent / 1000, LEASE / 1000))
-            return true;
-    return false;
-}
-
-void standby_tick(struct sim *sim)
-{
-    for (uint32_t p = 0; p < sim->scenario.shards && sim->scenario.standbys; p++) {
-        struct sim_mirror *m = mirror_at(sim, p);
-        if (mirror_takes_part(&m->state) && is_late(sim, p))
-            mirror_event(sim, p, CAIRN_MIRROR_ON_END);
-        if (m->state.stage == CAIRN_MIRROR_READY && m->is_there &&
-            round_stage_of(sim->coordinator.core) == CAIRN_ROUND_STEADY)
-            join_at_rest(sim, p);
-        mirror_event(sim, p, CAIRN_MIRROR_ON_TICK);
-        if (!sim->coordinator.alive) return;
-        if (may_mirror(sim)) begin_mirror(sim, p);
-        sim->seen[SEEN_mirrored] += m->state.stage == CAIRN_MIRROR_IN_STEP;
-    }
-}
-
 void standby_event(struct sim *sim, const struct event *event)
 {
     struct sim_shard *s = shard_at(sim, event->a);
@@ -873,25 +361,9 @@ void standby_event(struct sim *sim, const struct event *event)
     case E_HOST_START:
         if (!s->alive) start_process(sim, event->a);
         return;
-    case E_ROW_SAVED:
-        if (sim->coordinator.alive && event->conn == sim->coordinator.incarnation) row_saved(sim);
-        return;
+    case E_ROW_SAVED: standby_row_saved(sim, event->conn); return;
     default: return;
     }
-}
-
-/* ==== what has to hold ==== */
-
-bool standby_counts(const struct sim *sim, uint32_t place)
-{
-    const struct coordinator *c = &sim->coordinator;
-    const struct sim_shard *other = &sim->others[place];
-    if (!sim->scenario.standbys || !other->alive || other->core == NULL || !other->standby.on ||
-        other->standby.is_stray)
-        return false;
-    if (c->store.mirrors[place].life == other->life) return true;
-    return c->alive && mirror_takes_part(&c->mirrors[place].state) &&
-           c->mirrors[place].life == other->life;
 }
 
 bool standby_is_whole(const struct sim_shard *s, uint32_t chunk)
@@ -899,53 +371,37 @@ bool standby_is_whole(const struct sim_shard *s, uint32_t chunk)
     return s->standby.complete || s->standby.here[chunk] == WHOLE;
 }
 
-bool standby_is_in_step(const struct sim *sim, uint32_t place)
-{
-    return standby_counts(sim, place) && sim->others[place].standby.complete &&
-           sim->coordinator.store.mirrors[place].life == sim->others[place].life;
-}
-
 /* ==== faults ==== */
 
-/* True if the part is promised to survive the loss of this host: both are in step, as the store says, and
- * nothing that was begun takes that back. */
-static bool is_safe(const struct sim *sim, uint32_t place)
+/* True if one of the place's standbys is ready, another one than this. */
+static bool one_is_ready(const struct sim *sim, uint32_t place, uint32_t but)
 {
-    const struct coordinator *c = &sim->coordinator;
-    return c->alive && c->mirrors[place].state.stage == CAIRN_MIRROR_IN_STEP && may_mirror(sim) &&
-           c->mirrors[place].layout == c->layout && standby_is_in_step(sim, place) &&
-           sim->shards[place].alive && sim->shards[place].core != NULL &&
-           sim->others[place].control.up && !take_some_are_lost(sim);
-}
-
-/* The owner is lost for good, and the other process has not its place yet. */
-bool standby_is_awaited(const struct sim *sim, uint32_t place)
-{
-    return sim->scenario.standbys && place < sim->scenario.shards &&
-           layout_has(sim->oracle.layout, place) && sim->shards[place].is_empty;
-}
-
-bool standby_is_last(const struct sim *sim)
-{
-    for (uint32_t p = 0; p < sim->scenario.shards && sim->scenario.standbys; p++)
-        if (standby_is_awaited(sim, p)) return true;
+    EACH_STANDBY (sim, place, id)
+        if (id != but && standby_is_ready(sim, id)) return true;
     return false;
 }
 
 void standby_fault(struct sim *sim, enum sim_standby_fault fault, uint32_t place)
 {
-    struct sim_shard *owner = &sim->shards[place], *other = &sim->others[place];
+    const uint32_t count = sim->scenario.standbys;
+    const uint32_t which = count > 1 ? (uint32_t)rng_below(&sim->fault, count) : 0;
+    const uint32_t id = OTHER * (1 + which) + place;
+    struct sim_shard *owner = &sim->shards[place], *other = shard_at(sim, id);
     switch (fault) {
     case SIM_OWNER_DIES:
-        if (!is_safe(sim, place)) return;
+        if (!one_is_ready(sim, place, NOBODY) || !owner->alive || owner->core == NULL ||
+            take_some_are_lost(sim))
+            return;
         sim->seen[SEEN_owners_dead]++;
         kill_host(sim, place);
         return;
     case SIM_STANDBY_DIES:
-        // nor may both be lost at a time, one of them for the coordinator alone
-        if (!other->alive || standby_is_awaited(sim, place) || !owner->control.up) return;
+        // nor may all be lost at a time, one of them for the coordinator alone
+        if (!other->alive) return;
+        if ((standby_is_awaited(sim, place) || !owner->control.up) && !one_is_ready(sim, place, id))
+            return;
         sim->seen[SEEN_standbys_dead]++;
-        kill_host(sim, OTHER + place);
+        kill_host(sim, id);
         return;
     case SIM_CUT_OFF:
         if (!owner->alive || owner->core == NULL || !other->alive) return;
@@ -953,11 +409,11 @@ void standby_fault(struct sim *sim, enum sim_standby_fault fault, uint32_t place
         sim->seen[SEEN_owners_cut_off]++;
         shard_link_break(sim, place, NOTICE);
         return;
-    case SIM_STANDBY_CUT_OFF: // not both at a time: the owner may be lost, and nobody knows it yet
+    case SIM_STANDBY_CUT_OFF: // not all at a time: the owner may be lost, and nobody knows it yet
         if (!other->alive || !other->control.up || (owner->is_empty && owner->known_up)) return;
         other->cut_until = sim->now + rng_below(&sim->fault, MS(60));
         sim->seen[SEEN_standbys_cut_off]++;
-        shard_link_break(sim, OTHER + place, NOTICE);
+        shard_link_break(sim, id, NOTICE);
         return;
     }
 }

@@ -155,14 +155,15 @@ static void draw_kept(struct sim *sim)
     sim->scenario.weight[15] = (uint32_t)sometimes(&rng, 0.5, 4);
 }
 
-/* In some seeds each place has a standby. Then nobody else meddles with names, stores and connections: no
- * standby is promised to be of use after two faults at a time. */
+/* In some seeds each place has a standby, or two. Then nobody else meddles with names, stores and
+ * connections: no standby is promised to be of use after two faults at a time. */
 static void draw_standbys(struct sim *sim)
 {
-    struct rng rng = { mix(sim->seed, 115) }, attack = { mix(sim->seed, 4) };
+    struct rng rng = { mix(sim->seed, 115) }, two = { mix(sim->seed, 120) },
+               attack = { mix(sim->seed, 4) };
     struct scenario *sc = &sim->scenario;
     if (sc->hosts > 0 || rng_chance(&attack, 0.25) || !rng_chance(&rng, 0.35)) return;
-    sc->standbys = true;
+    sc->standbys = rng_chance(&two, 0.4) ? 2 : 1;
     sc->weight[10] = sc->weight[12] = 0;
     sc->weight[16] = 1 + (uint32_t)rng_below(&rng, 6);
     sc->weight[17] = (uint32_t)sometimes(&rng, 0.7, 3);
@@ -444,11 +445,13 @@ static void start(struct sim *sim, uint64_t seed, bool verbose)
     draw_coordinators(sim);
     if (sim->has_others) memset(sim->others, 0, sizeof sim->others);
     sim->has_others = sim->scenario.standbys;
-    for (uint32_t s = 0; s < SHARDS_MAX; s++) {
-        sim->others[s].id = OTHER + s;
-        sim->others[s].room = SHARDS_MAX + s;
-        sim->others[s].name = 1;
-        sim->others[s].is_empty = true;
+    for (uint32_t i = 0; i < CAIRN_STANDBYS_MAX * SHARDS_MAX; i++) {
+        const uint32_t which = i / SHARDS_MAX, place = i % SHARDS_MAX;
+        struct sim_shard *other = &sim->others[which][place];
+        other->id = OTHER * (1 + which) + place;
+        other->room = SHARDS_MAX + i;
+        other->name = 1 + which;
+        other->is_empty = true;
     }
     sim->starts = sim->serials = sim->coordinators = 0;
     sim->shard_count = sim->scenario.shards;

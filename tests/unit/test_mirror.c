@@ -49,6 +49,14 @@ static const struct {
       { .is_stored = true },
       { .away_ms = 9, .patience_ms = 5 },
       CAIRN_MIRROR_STAYS },
+    { "the other standby is getting the place",
+      { IN_STEP },
+      { .has_standby = true, .owner_comes = true },
+      CAIRN_MIRROR_STAYS },
+    { "the other standby got the place, and is lost",
+      { IN_STEP },
+      { .has_standby = true, .away_ms = 5, .patience_ms = 5 },
+      CAIRN_MIRROR_TAKES },
 };
 
 TEST_EACH(a_standby_takes_the_place_only_when_it_is_in_step, 0, sizeof cases / sizeof *cases)
@@ -153,6 +161,57 @@ TEST(the_newer_one_of_two_decisions_counts)
     ck_assert(mirror_knows_more(8, 7));
     ck_assert(!mirror_knows_more(7, 7));
     ck_assert(!mirror_knows_more(6, 7));
+}
+
+/* The one of two standbys that did not take the place is in step with the one that did. */
+TEST(a_standby_in_step_goes_on_with_the_next_owner)
+{
+    struct mirror_state mirror;
+    struct mirror_view comes = both;
+    comes.has_owner = false;
+    comes.owner_comes = true;
+    comes.patience_ms = 0;
+    fill(&mirror);
+    mirror_on(&mirror, CAIRN_MIRROR_ON_SAVED, &both);
+    mirror_on(&mirror, CAIRN_MIRROR_ON_OWNER_LOST, &comes);
+    ck_assert_int_eq(mirror_on(&mirror, CAIRN_MIRROR_ON_TICK, &comes), CAIRN_MIRROR_DO_NOTHING);
+    ck_assert_int_eq(mirror_on(&mirror, CAIRN_MIRROR_ON_OWNER_BACK, &both), CAIRN_MIRROR_DO_PAIR);
+    ck_assert_int_eq(mirror.stage, CAIRN_MIRROR_IN_STEP);
+}
+
+TEST(a_report_counts_when_all_standbys_have_reported_the_same)
+{
+    struct mirror_state one = { IN_STEP }, other = { IN_STEP }, none = { .is_stored = false };
+    const struct mirror_state *const both_in_step[] = { &one, &other }, *const alone[] = { &one,
+                                                                                           &none };
+    const struct mirror_report now = { 3, 7 };
+    ck_assert(!mirrors_pass(both_in_step, CAIRN_MIRROR_REDUCED, now));
+    mirror_hears(&one, CAIRN_MIRROR_REDUCED, now);
+    ck_assert(!mirrors_pass(both_in_step, CAIRN_MIRROR_REDUCED, now));
+    ck_assert(mirrors_pass(alone, CAIRN_MIRROR_REDUCED, now));
+    mirror_hears(&other, CAIRN_MIRROR_REDUCED, now);
+    ck_assert(mirrors_pass(both_in_step, CAIRN_MIRROR_REDUCED, now));
+}
+
+static const struct {
+    const char *what;
+    uint64_t digests[3];
+    int wrong;
+} votes[] = {
+    { "all are the same", { 5, 5, 5 }, -1 },
+    { "the owner is alone", { 4, 5, 5 }, 0 },
+    { "the first standby is", { 5, 4, 5 }, 1 },
+    { "the second one is", { 5, 5, 4 }, 2 },
+    { "each is alone", { 3, 4, 5 }, -1 },
+    { "two copies do not tell", { 4, 5, 0 }, -1 },
+    { "nor do two that are not owners", { 0, 4, 5 }, -1 },
+    { "one alone is not wrong", { 4, 0, 0 }, -1 },
+};
+
+TEST_EACH(of_three_copies_the_one_that_is_unlike_the_others_is_wrong, 0,
+          sizeof votes / sizeof *votes)
+{
+    ck_assert_msg(mirror_outvoted(votes[_i].digests, 3) == votes[_i].wrong, "%s", votes[_i].what);
 }
 
 SUITE(30);
