@@ -94,6 +94,42 @@ TEST(a_former_version_has_the_bits_of_then)
     model_leave(&model, &scene);
 }
 
+/* A member writes a chunk of the tensor, and makes the next generation by that. */
+static void write_to(uint32_t tensor, uint64_t round, uint64_t generation)
+{
+    static float values[SCENE_CHUNK_LEAVES * CAIRN_LEAF_ELEMS];
+    const uint64_t chunk = scene_chunk_of(&scene, tensor);
+    const struct chunk_place place = shard_map_chunk(&scene.map, chunk);
+    struct chunk_header header = scene_chunk_header(&scene, CAIRN_CHUNK_PUT, 1, chunk);
+    scene_write_open(&scene, round, generation, at);
+    header.plane = CAIRN_PLANE_PARAM;
+    header.round = round;
+    scene_send(&scene, &header, values, (size_t)place.elem_count * sizeof *values);
+    scene_settle(&scene);
+    scene_note(&scene, CAIRN_CHUNK_ACK);
+    scene_write_commit(&scene);
+    scene_hear(&scene, CAIRN_MSG_REDUCED);
+    scene_say_decision(&scene, CAIRN_MSG_DECIDE,
+                       &(Cairn__Decision) { .kind = CAIRN_DECISION_WRITE,
+                                            .round = round,
+                                            .generation = generation + 1,
+                                            .step = at });
+    scene_hear(&scene, CAIRN_MSG_PUBLISHED);
+}
+
+/* A slot has room for what updates change. */
+TEST(a_write_keeps_the_version_before_unless_it_is_to_what_no_update_changes)
+{
+    serve();
+    train(2);
+    write_to(T_EMB, 10, 1);
+    expect_told(3, 2);
+    ck_assert_uint_eq(told.told[0].generation, 1);
+    write_to(T_FROZEN, 11, 2);
+    expect_told(0, 0);
+    model_leave(&model, &scene);
+}
+
 /* ---- more than a heartbeat tells ---- */
 
 /* A job that has so many former versions, from step 1 on. */
