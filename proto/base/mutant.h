@@ -140,8 +140,11 @@
  * 126  a leader that does not know what it has written renews its lease, and goes on
  * 127  a write counts as not made when the last attempt was refused, whatever became of those before it
  * 128  two standbys take the place of one owner
- * 129  a report of an owner counts when one of its standbys has reported the same */
-#define CAIRN_MUTANT_COUNT 129
+ * 129  a report of an owner counts when one of its standbys has reported the same
+ * 130  a job that goes back again forgets where it went back before
+ * 131  a manifest says where the job turned last, and not where it turned first
+ * 132  of more turns than are kept what lies before the oldest is not left out */
+#define CAIRN_MUTANT_COUNT 132
 
 /* ==== order on a GPU: cairn-home-seeds-mutant-<n>, which the emulated card catches (tests/gpu) ==== */
 

@@ -16,6 +16,7 @@
 #ifndef CAIRN_GEOMETRY_TENSOR_H
 #define CAIRN_GEOMETRY_TENSOR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -63,6 +64,21 @@ static inline int version_compare(struct cairn_version a, struct cairn_version b
 {
     if (a.generation != b.generation) return a.generation < b.generation ? -1 : 1;
     return a.step == b.step ? 0 : a.step < b.step ? -1 : 1;
+}
+
+/* The origin of a job's versions. It changes when the job goes back to an older version, and when a job
+ * begins although snapshots of its name exist. The versions from `generation` on follow version `from`; the
+ * job has given up the versions between these two. from = 0.0: the job's versions follow no older version
+ * of that name. generation = 0: the job never went back, so its versions follow every older version. */
+struct origin {
+    uint64_t generation;
+    struct cairn_version from;
+};
+/* Returns true if the version is on the job's line. This is so if it has the origin's generation or a later
+ * one, or is not after `from`. */
+static inline bool origin_follows(const struct origin *origin, struct cairn_version version)
+{
+    return version.generation >= origin->generation || version_compare(version, origin->from) <= 0;
 }
 
 /* The planes of a tensor. The numbers are sent on the wire. */

@@ -82,21 +82,6 @@ struct manifest_file {
     bool is_whole; /* true: the file is from a manifest before version 4 */
 };
 
-/* The origin of a job's versions. It changes when the job goes back to an older version, and when a job
- * begins although snapshots of its name exist. The versions from `generation` on follow version `from`; the
- * job has given up the versions between these two. from = 0.0: the job's versions follow no older version
- * of that name. generation = 0: the job never went back, so its versions follow every older version. */
-struct origin {
-    uint64_t generation;
-    struct cairn_version from;
-};
-/* Returns true if the version is on the job's line. This is so if it has the origin's generation or a later
- * one, or is not after `from`. */
-static inline bool origin_follows(const struct origin *origin, struct cairn_version version)
-{
-    return version.generation >= origin->generation || version_compare(version, origin->from) <= 0;
-}
-
 struct manifest {
     /* owned: freed by manifest_release */
     char *cluster;    /* a name for people; NULL is written as "" */

@@ -370,7 +370,7 @@ static void make_former(struct coord_steps *steps, struct coord_job *staged)
     const struct cairn_version back_to = steps->job->amends.extension.back_to;
     staged->base_step = back_to.step;
     staged->origin = (struct origin) { staged->generation, back_to };
-    turns_before(steps->job, back_to, &staged->turns);
+    line_turn(&steps->job->origin, &steps->job->turns, back_to, &staged->turns);
     const struct coord_create load = { .extend = true,
                                        .back = true,
                                        .back_generation = back_to.generation,

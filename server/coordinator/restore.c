@@ -126,14 +126,15 @@ static void inherit_former(struct coord_job *restored, const struct coord_job *o
     restored->generation = restore->generation.chosen;
     restored->base_step = restore->manifest.step;
     restored->origin.generation = restore->generation.chosen;
-    if (restore->is_its_own)
+    if (restore->is_its_own) {
         restored->origin.from = (struct cairn_version) { restore->manifest.generation,
                                                          restore->manifest.step };
+        line_restore(old != NULL ? &old->origin : NULL, old != NULL ? &old->turns : NULL,
+                     restored->origin.from, &restore->manifest.origin, &restored->turns);
+    }
     restored->tenant = restore->maker;
     snprintf(restored->tenant.owner, sizeof restored->tenant.owner, "%s", owner_of(restore));
     if (old == NULL) return;
-    if (restore->is_its_own && on_line(&old->origin, &old->turns, restored->origin.from))
-        turns_before(old, restored->origin.from, &restored->turns);
     restored->tenant = old->tenant;
     restored->init.source = old->init.source;
     restored->id = old->id;

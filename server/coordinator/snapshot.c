@@ -438,7 +438,7 @@ static cairn_status fill_manifest(struct coord_snapshot *snapshot)
     m->generation = snapshot->version.generation;
     m->step = snapshot->version.step;
     m->epoch = round_epoch_of(job->core);
-    m->origin = turns_as_one(&job->origin, &job->turns);
+    m->origin = line_as_one(&job->origin, &job->turns);
     m->created_unix_s = wall_unix_s();
     m->periodic = snapshot_cause_is_periodic(snapshot->cause) ? job->id : 0;
     m->shard_count = job->entry_count;

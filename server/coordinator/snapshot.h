@@ -73,12 +73,6 @@ cairn_status coord_snapshot_words(const struct coord *cluster, const char *job,
  * which older snapshots are on the line, too. `turns`, which may be NULL: the job's turns before `origin`;
  * only of generations before these the snapshots are asked. */
 void find_line(struct coord_found *found, const struct origin *origin, const struct turns *turns);
-/* True: the version is not one from which the job turned away, as far as the job itself knows. */
-bool on_line(const struct origin *origin, const struct turns *turns, struct cairn_version version);
-/* Writes the turns of a job that goes back to that version: those of the present ones that lie before it. */
-void turns_before(const struct coord_job *job, struct cairn_version back_to, struct turns *out);
-/* Returns the one origin that leaves out whatever the origin and the turns do. It may leave out more. */
-struct origin turns_as_one(const struct origin *origin, const struct turns *turns);
 /* True: `a` is older than `b`. */
 bool snapshot_place_behind(const struct snapshot_place *a, const struct snapshot_place *b);
 void coord_found_release(struct coord_found *found);

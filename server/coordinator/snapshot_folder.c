@@ -57,51 +57,15 @@ bool snapshot_place_behind(const struct snapshot_place *a, const struct snapshot
     return b->id[0] == '\0' || newer_place(a, b) > 0;
 }
 
-bool on_line(const struct origin *origin, const struct turns *turns, struct cairn_version version)
-{
-    bool follows = origin_follows(origin, version);
-    for (uint32_t i = 0; i < turns->count; i++)
-        follows = follows && origin_follows(&turns->list[i], version);
-    return follows;
-}
-
 void find_line(struct coord_found *found, const struct origin *origin, const struct turns *turns)
 {
-    struct origin at = origin != NULL ? *origin : (struct origin) { 0 };
-    struct turns before = turns != NULL ? *turns : (struct turns) { 0 };
+    struct line line = { .turns = { 0 } };
+    if (origin != NULL) line.origin = *origin;
+    if (turns != NULL) line.turns = *turns;
     for (size_t i = 0; i < found->count; i++) {
         struct found_snapshot *f = &found->list[i];
-        const uint64_t known = before.count > 0 ? before.list[before.count - 1].generation
-                                                : at.generation;
-        f->is_left = !on_line(&at, &before, f->place.version);
-        if (f->is_left || (known != 0 && f->place.version.generation >= known)) continue;
-        at = f->manifest.origin; // older snapshots are before all turns, too
-        before.count = 0;
+        f->is_left = !line_follow(&line, f->place.version, &f->manifest.origin);
     }
-}
-
-static void add_turn(struct turns *turns, struct origin turn, struct cairn_version back_to)
-{
-    // A turn of a later generation says less than the new origin does.
-    if (turn.generation == 0 || turn.generation > back_to.generation) return;
-    if (turns->count < CAIRN_TURNS_MAX)
-        turns->list[turns->count++] = turn;
-    else // what lies between the two oldest turns is left out
-        turns->list[CAIRN_TURNS_MAX - 1].from = turn.from;
-}
-
-void turns_before(const struct coord_job *job, struct cairn_version back_to, struct turns *out)
-{
-    *out = (struct turns) { 0 };
-    add_turn(out, job->origin, back_to);
-    for (uint32_t i = 0; i < job->turns.count; i++) add_turn(out, job->turns.list[i], back_to);
-}
-
-struct origin turns_as_one(const struct origin *origin, const struct turns *turns)
-{
-    struct origin one = *origin;
-    if (turns->count > 0) one.from = turns->list[turns->count - 1].from;
-    return one;
 }
 
 static void drop_oldest(struct coord_found *found)

@@ -24,6 +24,7 @@
 #include "proto/snapshot/snapshot.h"
 #include "server/base/daemon.h"
 #include "server/coordinator/base.h"
+#include "server/core/line.h"
 
 struct sqlite3;
 
@@ -169,15 +170,6 @@ struct stored_begun {
     const char *digest;
 };
 
-/* Where a job went back before its origin, the newest first. Each of them holds besides the origin: a version
- * is on the job's line only if all of them say so. A rollback begins at a version of which there need be no
- * snapshot, so no manifest says where that version's generation began. All are of higher generations than
- * those that the snapshots' manifests have to tell about. */
-#define CAIRN_TURNS_MAX 15
-struct turns {
-    uint32_t count;
-    struct origin list[CAIRN_TURNS_MAX];
-};
 struct stored_turn {
     uint64_t job, place;
     struct origin origin;

@@ -125,9 +125,11 @@ struct coordinator {
     bool pin_waits;            /* for the slice to be settled */
     uint64_t decided_round;    /* by this incarnation, the last */
     uint64_t pins, probes;
-    bool started;     /* a round of steps has opened since workers came */
-    uint64_t came_ms; /* the first of them, by the core's clock */
-    uint64_t tick_ms;
+    bool started;        /* a round of steps has opened since workers came */
+    uint64_t came_ms;    /* the first of them, by the core's clock */
+    uint64_t tick_ms;    /* by the core's clock, .. */
+    uint64_t stopped_ms; /* .. which stood while the process was stopped */
+    uint64_t last_tick;
     uint32_t awaited; /* so many workers, since one was lost; 0: none */
     uint64_t awaited_until_ms;
     bool loss_halts;

@@ -166,6 +166,8 @@
     X(lead_paused, "leaders that were stopped for a while")                            \
     X(lead_cut, "coordinators cut off from etcd")                                      \
     X(lead_down, "times that etcd had no quorum")                                      \
+    X(line_back, "rollbacks of jobs to a former version")                              \
+    X(line_lost, "lost jobs for which a snapshot was chosen")                          \
     X(went_back, "slices in force that were taken back")                               \
     X(left_out, "shards with nothing that were left out")                              \
     X(fetched_before, "versions fetched by the layout before")                         \

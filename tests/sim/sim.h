@@ -27,6 +27,7 @@
  *   sim_mirror.c       the mirrors that the coordinator has there
  *   sim_log.c          the logs of parts, out of which they are made again
  *   sim_lead.c         several coordinators, and their store in etcd
+ *   sim_line.c         which snapshots a job descends from that went back
  *   sim_faults.c       what happens
  *   sim_attack.c       who meddles with the network
  *   sim_names.c        names for --verbose
@@ -443,6 +444,9 @@ void lead_persist(struct sim *sim);
 void lead_dies(struct sim *sim); /* the process that is sim->coordinator */
 void lead_fault(struct sim *sim);
 void lead_healed(struct sim *sim);
+
+/* sim_line.c */
+void line_run(struct sim *sim);
 
 /* sim_relay.c */
 void relay_start(struct sim *sim, uint32_t shard);

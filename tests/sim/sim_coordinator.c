@@ -5,6 +5,8 @@
 
 #include "tests/sim/sim.h"
 
+#define TICK MS(20)
+
 static void do_event(struct sim *sim, struct round_event *event);
 
 /* ---- connections ---- */
@@ -99,7 +101,9 @@ void coordinator_start(struct sim *sim)
     // The job was initialized before the simulation began; step 0 of generation 1.
     struct round_event ready = { .kind = CAIRN_ROUND_READY, .version = { 1, 0 } };
     do_event(sim, &ready);
-    sim_at(sim, MS(20), E_TICK, 0, 0, c->incarnation);
+    sim_at(sim, TICK, E_TICK, 0, 0, c->incarnation);
+    c->stopped_ms = 0;
+    c->last_tick = sim->now;
     c->started = false;
     c->awaited = 0;
     c->loss_halts = false;
@@ -534,6 +538,16 @@ static void persisted(struct sim *sim)
         reshard_in_force(sim, round_layout_of(c->core));
 }
 
+/* A late tick shows that the process was stopped; as on_tick of server/coordinator/cluster.c. */
+static uint64_t clock_of(struct sim *sim)
+{
+    struct coordinator *c = &sim->coordinator;
+    const uint64_t passed_ms = (sim->now - c->last_tick) / 1000, late_ms = 4 * TICK / 1000;
+    c->last_tick = sim->now;
+    if (passed_ms > late_ms) c->stopped_ms += passed_ms - late_ms;
+    return sim->now / 1000 - c->stopped_ms;
+}
+
 void coordinator_event(struct sim *sim, const struct event *event)
 {
     struct coordinator *c = &sim->coordinator;
@@ -560,11 +574,11 @@ void coordinator_event(struct sim *sim, const struct event *event)
         return;
     case E_TICK:
         if (event->conn != c->incarnation) return;
-        out.now_ms = sim->now / 1000;
+        out.now_ms = clock_of(sim);
         if (!lead_is_former(sim)) reshard_tick(sim);
         standby_tick(sim);
         if (!c->alive || event->conn != c->incarnation) return;
-        sim_at(sim, MS(20), E_TICK, 0, 0, c->incarnation);
+        sim_at(sim, TICK, E_TICK, 0, 0, c->incarnation);
         break;
     case E_SHARD_DOWN:
         // Another connection has come meanwhile, or the loss was heard of already.

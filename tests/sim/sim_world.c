@@ -633,6 +633,7 @@ static void trace_event(struct sim *sim, const struct event *event)
 void sim_run(struct sim *sim, uint64_t seed, bool verbose)
 {
     start(sim, seed, verbose);
+    line_run(sim);
     struct event event;
     while (!sim->failed && !finished(sim) && sim_pop(sim, &event)) {
         sim->now = event.time;

@@ -20,7 +20,7 @@ static void begin(struct origin origin)
 static void go_back(uint64_t generation, struct cairn_version to)
 {
     struct turns turns;
-    turns_before(&line_of, to, &turns);
+    line_turn(&line_of.origin, &line_of.turns, to, &turns);
     line_of.turns = turns;
     line_of.origin = (struct origin) { generation, to };
 }
@@ -48,7 +48,7 @@ TEST(a_generation_without_a_snapshot_hides_no_turn)
     expect_line(list, 2, "-+");
     go_back(3, V(2, 4));
     expect_line(list, 2, "-+");
-    const struct origin one = turns_as_one(&line_of.origin, &line_of.turns);
+    const struct origin one = line_as_one(&line_of.origin, &line_of.turns);
     begin(one); // what a manifest says
     expect_line(list, 2, "-+");
 }
@@ -68,6 +68,29 @@ TEST(snapshots_of_the_generations_between_stay_on_the_line)
     go_back(7, V(4, 6)); // behind a turn, which then says nothing any more
     ck_assert_uint_eq(line_of.turns.count, 1);
     expect_line(list, 5, "--+-+");
+}
+
+/* Restored from 2.6, whose job had gone back to 1.5. */
+static void restore_given_up(bool is_known)
+{
+    const struct origin manifest = { 2, { 1, 5 } };
+    struct turns turns;
+    line_restore(is_known ? &line_of.origin : NULL, &line_of.turns, V(2, 6), &manifest, &turns);
+    line_of.turns = turns;
+    line_of.origin = (struct origin) { 4, { 2, 6 } };
+}
+
+TEST(a_snapshot_from_which_a_job_was_restored_may_be_removed)
+{
+    struct found_snapshot list[] = { saved(V(1, 8), (struct origin) { 0 }),
+                                     saved(V(1, 4), (struct origin) { 0 }) };
+    for (int is_known = 0; is_known < 2; is_known++) {
+        begin((struct origin) { 0 });
+        go_back(2, V(1, 5));
+        go_back(3, V(1, 3)); // which gives 2.6 up
+        restore_given_up(is_known != 0);
+        expect_line(list, 2, "-+");
+    }
 }
 
 TEST(more_turns_than_are_kept_leave_out_more_and_never_less)
