@@ -16,7 +16,8 @@ void shard_link_break(struct sim *sim, uint32_t shard, double notice)
     struct link *link = &shard_at(sim, shard)->control;
     if (!link->up) return;
     link_cut(sim, link);
-    sim_at(sim, rng_exponential(&sim->schedule, notice), E_SHARD_DOWN, shard, 0, link->id);
+    const uint64_t silence = rng_exponential(&sim->schedule, notice), most = LEASE + LEASE / 4;
+    sim_at(sim, silence < most ? silence : most, E_SHARD_DOWN, shard, 0, link->id);
     sim_at(sim, rng_exponential(&sim->schedule, 1.5 * notice), E_CONTROL_RECONNECT, shard, NOBODY,
            0);
 }

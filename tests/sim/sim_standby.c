@@ -381,6 +381,29 @@ static bool one_is_ready(const struct sim *sim, uint32_t place, uint32_t but)
     return false;
 }
 
+static bool has_begun(const struct sim *sim, uint32_t id, uint32_t index)
+{
+    const struct sim_shard *s = shard_at(sim, id);
+    return oracle_has_executed(sim, id, index) ||
+           (s->core != NULL && step_phase_of(s->core) == CAIRN_STEP_UPDATING);
+}
+
+/* True if nobody but the owner knows what was decided last, since its coordinator died in the middle of saying
+ * so. Without the owner that was never decided, which nobody has heard; and the reference cannot go back. */
+static bool is_alone(const struct sim *sim, uint32_t place)
+{
+    const struct oracle *o = &sim->oracle;
+    if (o->ledger_count == 0 || !has_begun(sim, place, o->ledger_count - 1)) return false;
+    const struct ledger_entry *last = &o->ledger[o->ledger_count - 1];
+    if (sim->coordinator.alive && sim->coordinator.decided_round == last->round) return false;
+    for (uint32_t p = 0; p < sim->shard_count; p++)
+        if (p != place && layout_has(o->layout, p) && has_begun(sim, p, o->ledger_count - 1))
+            return false;
+    for (uint32_t i = 1; i <= sim->scenario.standbys; i++)
+        if (has_begun(sim, OTHER * i + place, o->ledger_count - 1)) return false;
+    return true;
+}
+
 void standby_fault(struct sim *sim, enum sim_standby_fault fault, uint32_t place)
 {
     const uint32_t count = sim->scenario.standbys;
@@ -390,7 +413,7 @@ void standby_fault(struct sim *sim, enum sim_standby_fault fault, uint32_t place
     switch (fault) {
     case SIM_OWNER_DIES:
         if (!one_is_ready(sim, place, NOBODY) || !owner->alive || owner->core == NULL ||
-            take_some_are_lost(sim))
+            take_some_are_lost(sim) || is_alone(sim, place))
             return;
         sim->seen[SEEN_owners_dead]++;
         kill_host(sim, place);
@@ -404,7 +427,7 @@ void standby_fault(struct sim *sim, enum sim_standby_fault fault, uint32_t place
         kill_host(sim, id);
         return;
     case SIM_CUT_OFF:
-        if (!owner->alive || owner->core == NULL || !other->alive) return;
+        if (!owner->alive || owner->core == NULL || !other->alive || is_alone(sim, place)) return;
         owner->cut_until = sim->now + rng_below(&sim->fault, MS(150));
         sim->seen[SEEN_owners_cut_off]++;
         shard_link_break(sim, place, NOTICE);
