@@ -157,6 +157,7 @@ static void on_mirror_of(struct sim *sim, uint32_t id, const struct message *mes
 static void on_owns(struct sim *sim, uint32_t id, const struct message *message)
 {
     struct sim_standby *standby = &shard_at(sim, id)->standby;
+    if (shard_at(sim, id)->core == NULL) return; // it is the process after, which has nothing
     standby->on = false;
     standby->serial++;
     if (message->request != 0) say(sim, id, M_MIRROR_FREE, message);
