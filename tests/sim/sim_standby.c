@@ -389,8 +389,8 @@ static bool has_begun(const struct sim *sim, uint32_t id, uint32_t index)
            (s->core != NULL && step_phase_of(s->core) == CAIRN_STEP_UPDATING);
 }
 
-/* True if nobody but the owner knows what was decided last, since its coordinator died in the middle of saying
- * so. Without the owner that was never decided, which nobody has heard; and the reference cannot go back. */
+/* True if nobody but the owner knows what was decided last, since its coordinator died in the middle of
+ * saying so. Without the owner that was never decided; and the reference cannot go back. */
 static bool is_alone(const struct sim *sim, uint32_t place)
 {
     const struct oracle *o = &sim->oracle;
