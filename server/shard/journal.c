@@ -560,7 +560,7 @@ static void begin(struct shard_job *job)
     pump(job);
 }
 
-void journal_changed(struct shard_job *job)
+static void journal_changed(struct shard_job *job)
 {
     struct job_journal *journal = &job->journal;
     struct sentence lack;
@@ -770,6 +770,7 @@ const struct shard_module journal_module = {
     .on = { [SHARD_JOB_STOPS] = stop_journal,
             [SHARD_JOB_LEAVES] = leave_journal,
             [SHARD_JOB_FREED] = free_journal,
+            [SHARD_JOB_CHANGED] = journal_changed,
             [SHARD_SESSION_ENDED] = forget_fence },
     .tick = tick_journal,
 };

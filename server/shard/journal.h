@@ -14,7 +14,7 @@
  *   REDUCE ─► the sums are on disk (ROUND) ─► REDUCED is reported
  *   UPDATE ─► the decision is on disk (DECISION) ─► the update begins ─► PUBLISHED
  *
- *   none ─► journal_changed: files, START ─► entries ─► a snapshot of a version since START: the base
+ *   none ─► SHARD_JOB_CHANGED: files, START ─► entries ─► a snapshot of a version since START: the base
  *     ▲                                       │         ─► segments before the newest base are removed
  *     └── another layout, a write of a member, a failure
  *
@@ -124,8 +124,6 @@ void journals_release(struct shard_daemon *shard);
 
 /* The newest terms want a journal, or none. */
 void journal_want(struct shard_job *job, bool wanted);
-/* The part serves, or its spec has changed. */
-void journal_changed(struct shard_job *job);
 /* The part gets another layout. */
 void journal_leaves_layout(struct shard_job *job);
 
@@ -217,7 +215,7 @@ size_t journals_awaited(const struct shard_daemon *shard, uint64_t *jobs_out);
 
 CAIRN_MUST_CHECK cairn_status journal_take_terms(struct shard_job *job, struct sentence *why);
 /* The round machine continues from there. */
-struct step_kept journal_step(const struct shard_job *job);
+struct step_kept journal_step_kept(const struct shard_job *job);
 /* The load of the job has ended: if it was that of a base, the updates are done again. Then the part is
  * sealed. */
 void journal_replay(struct shard_job *job);

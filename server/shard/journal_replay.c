@@ -22,7 +22,7 @@ cairn_status journal_take_terms(struct shard_job *job, struct sentence *why)
                              (size_t)part->amended_bytes, why);
 }
 
-struct step_kept journal_step(const struct shard_job *job)
+struct step_kept journal_step_kept(const struct shard_job *job)
 {
     return job->journal.from->plan.step;
 }

@@ -476,7 +476,7 @@ static void scan_done(struct task *task)
     }
     // jobs that serve already, because a keeper had them
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
-        if (job->state == CAIRN_JOB_SERVING) journal_changed(job);
+        if (job->state == CAIRN_JOB_SERVING) shard_tell(job, SHARD_JOB_CHANGED);
     if (--shard->kept.pending == 0) shard->up->resumed(shard);
 }
 

@@ -446,7 +446,7 @@ static cairn_status keep(struct shard_job *job, struct sentence *why)
 void kept_begin(struct shard_job *job)
 {
     struct sentence why;
-    journal_changed(job); // the same changes concern it
+    shard_tell(job, SHARD_JOB_CHANGED);
     // the marks of an update are in the ledger that it began with
     job->kept.is_due = job->pass.updating &&
                        !(job->kept.is_stored && job->kept.ledger_of == kept_view(job));

@@ -631,7 +631,7 @@ cairn_status own_open(struct shard_job *job, const struct step_config *config,
     struct step_kept kept = { .round = 0 };
     const bool is_logged = job->journal.from != NULL, goes_back = is_logged && job->staged;
     const bool continues = job->kept.from != NULL || (is_logged && !goes_back);
-    if (is_logged) kept = journal_step(job);
+    if (is_logged) kept = journal_step_kept(job);
     if (job->kept.from != NULL) kept = kept_step(job);
     if (goes_back) {
         decision.payload = kept.last.payload;

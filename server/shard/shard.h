@@ -367,6 +367,7 @@ enum shard_event {
     /* the job goes on with what a process before left, and the layout that was prepared is to be
      * prepared again (kept_prepare_next) */
     SHARD_JOB_RESUMES,
+    SHARD_JOB_CHANGED,   /* the part serves, or its spec has changed */
     SHARD_SESSION_ENDED, /* the session with the coordinator has ended */
     SHARD_EVENTS
 };

@@ -400,7 +400,7 @@ static void update_done(struct shard_job *job)
     pin_updated(job);
     fetch_deferred(job);
     if (job->kept.is_due) kept_begin(job);
-    if (job->journal.wanted && !job->journal.is_open) journal_changed(job);
+    if (job->journal.wanted && !job->journal.is_open) shard_tell(job, SHARD_JOB_CHANGED);
 }
 
 /* Prepares the copy that is written next. Returns false if this fails; then the job is stopped. */
@@ -586,7 +586,7 @@ static void seal_done(struct shard_job *job)
         kept_note(job);
     else
         kept_begin(job);
-    journal_changed(job);
+    shard_tell(job, SHARD_JOB_CHANGED);
     kept_resumed(job);
     session_answer(job->shard, &job->load.asked, CAIRN_OK, NULL);
 }
