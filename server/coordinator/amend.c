@@ -170,6 +170,17 @@ static void tell_switched(struct coord_job *job, const struct coord_extension *w
     coord_waiters_answer(&job->amends.waiters, CAIRN_MSG_JOB_AMENDED, &amended.base);
 }
 
+/* A shard whose process began after its new part was asked for has told what it has while the job was the old
+ * one. It comes again, and tells it anew. */
+static void hear_anew(const struct coord_job *job)
+{
+    CAIRN_EACH_SHARD (job, i) {
+        struct coord_session *session = job->shards[i].entry->session;
+        if (job->shards[i].up || session == NULL) continue;
+        coord_session_put_out(session, CAIRN_ERR_BUSY, "a job got a new generation meanwhile");
+    }
+}
+
 /* The amendment is durable: the job becomes what the staged job is, and the old state is freed. */
 static void switch_over(struct coord_steps *steps)
 {
@@ -194,8 +205,10 @@ static void switch_over(struct coord_steps *steps)
     coord_job_free(staged);
     sentence_set(&job->rounds.epoch_reason, "the job was %s",
                  was.goes_back ? "taken back" : "amended");
-    if (coord_job_core_open(job, &why) != CAIRN_OK) coord_job_lose(job, false, "%s", why.text);
+    const cairn_status opened = coord_job_core_open(job, &why);
+    if (opened != CAIRN_OK) coord_job_lose(job, false, "%s", why.text);
     tell_switched(job, &was);
+    if (opened == CAIRN_OK) hear_anew(job);
     coord_reshard_go_on(job);
     coord_openings_advance(job->cluster);
 }

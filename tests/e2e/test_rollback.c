@@ -147,6 +147,16 @@ TEST(what_cannot_be_gone_back_to_is_refused_with_what_there_is)
     leave();
 }
 
+/* All shards have a version to go back to, as they tell within a few heartbeats. */
+static bool has_versions(void)
+{
+    for (int i = 0; i < 50; i++) {
+        ask("job show tiny");
+        if (strstr(said.out, "to no version yet") == NULL) return true;
+    }
+    return false;
+}
+
 TEST(a_write_is_gone_back_over_and_another_layout_begins_with_no_version)
 {
     static float ones[ELEMS];
@@ -181,7 +191,8 @@ TEST(a_write_is_gone_back_over_and_another_layout_begins_with_no_version)
     step_to(7);
     says(0, "", "reshard apply tiny --shards 2"); // one joins
     says(4, "job tiny cannot go back to step 5", "job rollback tiny --to-version 5 --yes");
-    await((train(1), ask("job show tiny"), strstr(said.out, "to 2 versions") != NULL));
+    train(10); // the memory of former versions is there again after eight
+    while (!has_versions()) train(1);
     const uint64_t step = newest(job).step;
     bits(moved);
     train(1);
@@ -204,16 +215,6 @@ static void train_on(char roots[][65], uint64_t steps)
 {
     step_to(newest(job).step + steps);
     expect_bits_at_rest(roots[newest(job).step]);
-}
-
-/* All shards have a version to go back to, as they tell within a few heartbeats. */
-static bool has_versions(void)
-{
-    for (int i = 0; i < 50; i++) {
-        ask("job show tiny");
-        if (strstr(said.out, "to no version yet") == NULL) return true;
-    }
-    return false;
 }
 
 /* The logs stand on a snapshot. */
@@ -269,6 +270,30 @@ TEST(whoever_dies_on_the_way_the_job_is_where_it_was_or_where_it_went_back_to)
 {
     start(2, .shards_kept = true, .coordinator_set = SETTINGS("lease.heartbeat=100ms"));
     die_on_the_way(changing(TINY(ELEMS, .keep_versions = 3)), false);
+}
+
+/* Its next process has both generations, and may tell so before the store says which one the job is. */
+TEST(a_shard_that_dies_when_its_new_part_is_there_comes_again_with_it)
+{
+    const struct tiny_job *tiny = TINY(ELEMS, .keep_versions = 3);
+    start(2, .shards_kept = true, .coordinator_set = SETTINGS("lease.heartbeat=100ms"));
+    join("tiny", tiny);
+    for (int i = 0; i < 8; i++) {
+        struct cluster_command command;
+        step_to(newest(job).step + 4);
+        const struct cairn_version before = newest(job);
+        const int parts = logged("shard-1.log", "ready at version");
+        cluster_cli_begin(&cluster, &command, "job rollback tiny --to-version %d --yes",
+                          (int)before.step - 1);
+        await(logged("shard-1.log", "ready at version") > parts);
+        usleep((useconds_t)(rand() % 15000));
+        kill(cluster_shard_process(&cluster, 1), SIGKILL);
+        (void)cluster_wait(command.pid, CLUSTER_WAIT_MS);
+        leave();
+        join("tiny", tiny);
+        ck_assert_uint_eq(newest(job).step,
+                          before.step - (newest(job).generation != before.generation));
+    }
 }
 
 /* A job that goes back twice, and loses a shard before there is a snapshot of it, is restored from one that
@@ -411,6 +436,37 @@ TEST(what_a_log_does_not_have_is_refused_and_the_job_goes_on)
     step_to(6);
     says(0, "", "job rollback tiny --to-version 5 --yes");
     expect_bits_at_rest(root);
+}
+
+static void await_mirror(int times)
+{
+    while (logged("coordinator.log", "is mirrored by") < times) train_pushing(0.5f, 1);
+}
+
+/* The standby mirrors the new generation, and takes the place with its bits. */
+TEST(a_job_with_a_standby_goes_back_by_its_log)
+{
+    char root[65];
+    start(1, .coordinator_set = SETTINGS("lease.heartbeat=100ms", "cluster.standby_after=0s"),
+          .shard_set = SETTINGS("compute.threads=1", "memory.limit=256MiB", log_path));
+    cluster_add_standby(&cluster, 1, 0);
+    join("tiny", TINY(ELEMS));
+    await_mirror(1);
+    says(0, "", "job durability tiny log+peer -q");
+    await_said("log+peer; log+peer is asked for", "job show tiny");
+    train_pushing(0.5f, 2);
+    const uint64_t step = newest(job).step;
+    bits_at_rest(root);
+    train_pushing(0.25f, 3);
+    go_back(step);
+    expect_bits_at_rest(root);
+    join("tiny", TINY(ELEMS));
+    await_mirror(2);
+    train_pushing(0.5f, 2);
+    bits_at_rest(root);
+    kill_shard(0);
+    train_pushing(0.5f, 1);
+    ck_assert_int_eq(logged("coordinator.log", "job tiny is lost"), 0);
 }
 
 TEST(whoever_dies_on_the_way_by_the_logs_the_job_is_where_it_was_or_where_it_went_back_to)
