@@ -356,6 +356,8 @@ void oracle_compare(struct sim *sim, uint32_t shard)
 {
     struct sim_shard *s = shard_at(sim, shard);
     const struct oracle *o = &sim->oracle;
+    // its mirror may have ended while it carried this out
+    if (shard >= OTHER && s->standby.on && !standby_counts(sim, shard)) s->standby.is_stray = true;
     if (s->standby.is_stray) return;
     if (shard >= OTHER && s->standby.ahead != 0) {
         if (s->executed == o->ledger_count) return;
