@@ -38,15 +38,15 @@ static bool share_domain(const struct coord_shard_entry *a, const struct coord_s
 static bool stands_for(const struct coord_job *job, const struct coord_shard_entry *owner,
                        const struct coord_shard_entry *s)
 {
+    const struct coord_shard_entry *taker = owner;
     const char *named = owner->name;
     if (s->told.standby_of[0] == '\0') return false;
     for (int places = 0; places < 8; places++) { // two may be each other's standby
         if (strcmp(s->told.standby_of, named) == 0) return true;
-        const struct coord_shard_entry *taker = coord_shard_find(job->cluster, named);
-        if (taker == NULL) return false;
+        if (taker == NULL || taker->told.standby_of[0] == '\0') return false;
         named = taker->told.standby_of;
-        const struct coord_shard_entry *former = coord_shard_find(job->cluster, named);
-        if (former != NULL && coord_job_has_shard(job, former)) return false;
+        taker = coord_shard_find(job->cluster, named);
+        if (taker != NULL && coord_job_has_shard(job, taker)) return false;
     }
     return false;
 }

@@ -169,12 +169,23 @@ cairn_status coord_mirrors_load(struct coord *cluster, struct sentence *why)
 
 /* ---- a mirror ends ---- */
 
+/* There is no such mirror any more, and none that had ended. */
+static void clear_mirror(struct coord_mirror *mirror)
+{
+    free(mirror->answer);
+    *mirror = (struct coord_mirror) { .all = mirror->all };
+}
+
 /* The mirror is gone, and the store does not say otherwise. */
 static void go_alone(struct coord_mirror *mirror)
 {
     const unsigned twice = mirror->failures < TWICE_MAX ? mirror->failures : TWICE_MAX;
-    mirror->again_ms = coord_now_ms(mirror->all->job->cluster) + ((uint64_t)AGAIN_MS << twice);
-    mirror->failures++;
+    if (has_place(mirror->all->job, mirror->name)) {
+        clear_mirror(mirror);
+    } else {
+        mirror->again_ms = coord_now_ms(mirror->all->job->cluster) + ((uint64_t)AGAIN_MS << twice);
+        mirror->failures++;
+    }
     coord_mirrors_pass_reports(mirror->all->job, mirror->all->shard);
 }
 
@@ -238,7 +249,6 @@ void coord_mirror_end(struct coord_mirror *mirror, const char *format, ...)
     act(mirror, CAIRN_MIRROR_ON_END, text);
 }
 
-/* A row is a leftover if its standby is the owner, or its job is gone. */
 static void on_leftover(const struct coord_saved *saved)
 {
     if (saved->status != CAIRN_OK) log_debug("a row of a mirror stays: %s", saved->why);
@@ -253,13 +263,6 @@ static void leave_nothing(struct coord_mirror *mirror)
     if (mirror->state.is_stored &&
         save_row(mirror, CAIRN_STORE_MIRROR_DROP, on_leftover, &why) != CAIRN_OK)
         log_debug("a row of a mirror stays: %s", why.text);
-}
-
-/* There is no such mirror any more, and none that had ended. */
-static void clear_mirror(struct coord_mirror *mirror)
-{
-    free(mirror->answer);
-    *mirror = (struct coord_mirror) { .all = mirror->all };
 }
 
 void coord_mirrors_free(struct coord_job *job)
@@ -479,17 +482,20 @@ static void free_standby(struct coord_job *job, struct coord_shard_entry *entry,
     end_at_standby(coord_gather_open_job(job, on_standby_free, &taken, sizeof taken), job, entry);
 }
 
-/* The store says that it has the place: the mirror is gone, and the shard is the owner. */
+/* The store says that it has the place: the mirror is gone, and the shard is the owner. Its row is a leftover
+ * that must go before the job goes on: with another owner's loss it would count as in step again. */
 static void own(struct coord_mirror *mirror)
 {
+    static const char why[] = "it has the place of the shard that it mirrored";
     struct coord_job *job = mirror->all->job;
-    struct sentence why;
     struct coord_shard_entry *entry = job->shards[mirror->all->shard].entry;
-    if (save_row(mirror, CAIRN_STORE_MIRROR_DROP, on_leftover, &why) != CAIRN_OK)
-        log_debug("a row of a mirror stays: %s", why.text);
     const uint64_t incarnation = mirror->incarnation;
     clear_mirror(mirror);
+    snprintf(mirror->name, sizeof mirror->name, "%s", entry->name);
+    sentence_set(&mirror->why, "%s", why);
+    mirror->state.is_stored = true; // it fits nothing, without a generation
     if (coord_shard_obeys(entry)) free_standby(job, entry, incarnation);
+    act(mirror, CAIRN_MIRROR_ON_END, why);
 }
 
 static void on_taken(const struct coord_saved *saved)

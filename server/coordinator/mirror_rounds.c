@@ -221,12 +221,26 @@ static void look_into(struct coord_mirrors *all, uint64_t first, uint64_t count,
     begin_look(all, first + from, count - from < step ? count - from : step);
 }
 
+/* True if a standby has yet to publish the version that the owner told of. Without its word, two of three
+ * copies would be taken for all. */
+static bool lacks_a_word(struct coord_mirrors *all)
+{
+    const struct mirror_report owner = all->audited[CAIRN_AUDIT_OWNER].of;
+    for (int i = CAIRN_AUDIT_STANDBYS; i < CAIRN_AUDIT_SIDES; i++) {
+        const struct mirror_report of = all->audited[i].of;
+        if (session_of_side(all, i) != NULL && (of.epoch != owner.epoch || of.round != owner.round))
+            return true;
+    }
+    return false;
+}
+
 /* Compares the owner with each standby. While it is looked for what differs, the version is not committed. */
 static void compare_audits(struct coord_mirrors *all)
 {
     const struct audit_told *owner = &all->audited[CAIRN_AUDIT_OWNER];
     uint32_t range;
-    if (owner->all == 0 || session_of_side(all, CAIRN_AUDIT_OWNER) == NULL) return;
+    if (owner->all == 0 || session_of_side(all, CAIRN_AUDIT_OWNER) == NULL || lacks_a_word(all))
+        return;
     for (int i = CAIRN_AUDIT_STANDBYS; i < CAIRN_AUDIT_SIDES && all->look.count == 0; i++) {
         const struct audit_told *told = &all->audited[i];
         const bool are_same = owner->of.epoch == told->of.epoch &&

@@ -197,7 +197,7 @@ static void fill_rounds(struct coord_answer *answer, Cairn__JobStatus *s,
     s->gradient = coord_answer_text(answer, "%s", gradient.text);
 }
 
-#define MIRRORS_SHOWN 64
+#define MIRRORS_SHOWN (64 * CAIRN_STANDBYS_MAX)
 
 /* Says how far one mirror of the part is; NULL: there is none. */
 static char *say_mirror(struct coord_answer *answer, const struct coord_job *job, uint32_t shard,

@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/e2e/crew.h"
@@ -214,6 +215,27 @@ TEST(an_owner_that_is_unlike_both_of_its_standbys_loses_its_place)
     ck_assert_int_eq(logged("coordinator.log", "takes its place"), 1);
     ck_assert_int_eq(logged("coordinator.log", "it cannot be known"), 0);
     await(logged("coordinator.log", "not what both of its standbys made of the same sums") >= 1);
+    expect_undisturbed(TINY(ELEMS, .audit_every = 2));
+}
+
+/* The owner and the other standby have told of the version, and do not decide it without the third copy. */
+TEST_EACH(a_standby_that_is_slow_has_its_say, 1, 4)
+{
+    begin_with_two();
+    const pid_t child = fork_child();
+    while (child == 0) {
+        kill(cluster.shards[2], SIGSTOP);
+        poll(NULL, 0, 20 * _i);
+        kill(cluster.shards[2], SIGCONT);
+        poll(NULL, 0, 3);
+    }
+    flip(0, "param", 5000, 21);
+    train_pushing(0.5f, 4);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    kill(cluster.shards[2], SIGCONT);
+    ck_assert_int_eq(logged("coordinator.log", "it cannot be known"), 0);
+    ck_assert_int_eq(logged("coordinator.log", "is wrong at shard shard-0"), 1);
     expect_undisturbed(TINY(ELEMS, .audit_every = 2));
 }
 

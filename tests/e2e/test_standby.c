@@ -1,6 +1,7 @@
 /* A shard's host dies, and its standby takes its place: no step is lost, and the content root is the one of
  * the undisturbed run. A standby that is not in step takes no place. */
 #include <signal.h>
+#include <sqlite3.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 
@@ -306,6 +307,40 @@ static void begin_with_two(void)
     cluster_add_standby(&cluster, 2, 0);
     join("tiny", TINY(ELEMS));
     come_in_step(2);
+}
+
+/* While no coordinator runs: the store fails from now on to take mirrors' rows away, or does not any more. */
+static void break_rows(bool are_broken)
+{
+    static const char *const orders[] = {
+        "DROP TRIGGER broken",
+        "CREATE TRIGGER broken BEFORE DELETE ON mirrors BEGIN SELECT RAISE(ABORT, 'broken'); END",
+    };
+    sqlite3 *db;
+    kill_coordinator();
+    ck_assert_int_eq(sqlite3_open(in_folder("coordinator/coordinator.db"), &db), SQLITE_OK);
+    ck_assert_int_eq(sqlite3_exec(db, orders[are_broken], NULL, NULL, NULL), SQLITE_OK);
+    sqlite3_close(db);
+    cluster_restart_coordinator(&cluster);
+}
+
+/* Its row would count when it has lost that place to the other one, and was only cut off. So the job waits
+ * until the row is gone. */
+TEST(who_has_the_place_is_a_standby_no_more_before_the_job_goes_on)
+{
+    char root[65];
+    start(1, .coordinator_set = AT_ONCE);
+    break_rows(true);
+    cluster_add_standby(&cluster, 1, 0);
+    cluster_add_standby(&cluster, 2, 0);
+    join("tiny", TINY(ELEMS));
+    come_in_step(2);
+    bits(root);
+    kill_shard(0);
+    await(in_log("the store cannot be told that standby") >= 1);
+    break_rows(false);
+    expect_bits(root);
+    train_pushing(0.25f, 3);
 }
 
 /* One of them takes the place, and the other one, which names the shard that is lost, is the standby of
