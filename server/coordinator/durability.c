@@ -186,7 +186,7 @@ static bool is_beside(const struct coord_shard_entry *owner,
 static int worth_of(const struct coord_job *job, const struct coord_shard_entry *owner,
                     const struct coord_mirrored *m)
 {
-    if (m->state == CAIRN_MIRRORED_NEVER || m->state == CAIRN_MIRRORED_NOT) return m->state;
+    if (m->state == CAIRN_MIRRORED_NEVER || m->state == CAIRN_MIRRORED_NOT) return (int)m->state;
     return (int)m->state +
            (is_beside(owner, coord_shard_find(job->cluster, m->standby)) ? 0 : CAIRN_MIRRORED_NOW);
 }
