@@ -53,6 +53,12 @@ static const char *doing(const struct coord_job *job)
     return job->amends.extension.goes_back ? "taken back" : "amended";
 }
 
+static cairn_status refuse_other(const struct coord_job *job, struct sentence *why)
+{
+    return fail_with(why, CAIRN_ERR_BUSY, "job %s is being %s: ask again when that has ended",
+                     job->spec.name, doing(job));
+}
+
 static void fail_waiting(struct coord_job *job, cairn_status status, const char *text)
 {
     if (job->amends.extension.goes_back) {
@@ -124,9 +130,18 @@ static void expel_all(struct coord_job *job, const struct coord_extension *exten
     }
 }
 
+/* A re-sharding may have been asked for while the new parts were made. It goes on in the new generation. */
+static void take_weights(const struct coord_job *job, struct coord_job *staged)
+{
+    CAIRN_EACH_SHARD (staged, i)
+        if (i < job->shard_count && job->shards[i].entry == staged->shards[i].entry)
+            staged->shards[i].weight = job->shards[i].weight;
+}
+
 /* Gives the job the staged job's shape, and the staged job the job's. */
 static void swap_in_staged_job(struct coord_job *job, struct coord_job *staged)
 {
+    take_weights(job, staged);
     const struct coord_shape was = job->shape;
     job->shape = staged->shape;
     staged->shape = was;
@@ -475,7 +490,7 @@ const struct coord_operation coord_extending = {
     .lost = lose_extension,
     .release = release_extension,
     .waiting = extension_waiting,
-    .being = "amended",
+    .refuse = refuse_other,
     .until = "until the job is amended",
 };
 

@@ -144,10 +144,19 @@ static bool is_wanted(const struct coord_job *job)
     return false;
 }
 
+/* The job asks for no log any more, so its shards end theirs, and tell of none. */
+static void forget_ended(const struct coord_job *job)
+{
+    CAIRN_EACH_SHARD (job, i)
+        if (!coord_logs_awaits(job, job->shards[i].entry))
+            *log_of(job, i) = (struct coord_log) { .is_told = false };
+}
+
 void coord_logs_tick(struct coord_job *job)
 {
     const uint64_t now_ms = coord_now_ms(job->cluster);
     struct sentence why;
+    if (!coord_logs_wanted(job)) forget_ended(job);
     if (!coord_logs_wanted(job) || job->state != CAIRN_CLUSTER_JOB_RUNNING || !job->initialized)
         return;
     if (job->amends.extension.goes_back) return; // it may need what stands before the newest one

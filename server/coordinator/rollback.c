@@ -40,12 +40,18 @@ void coord_former_take(struct coord_shard_entry *entry, const Cairn__Heartbeat *
     entry->told.former_count = count;
 }
 
+/* The version from which on the shard can make each one from its log; 0.0: none. */
+static struct cairn_version logged_from(const struct coord_job *job, uint32_t shard)
+{
+    return coord_logs_wanted(job) ? job->shards[shard].log.base : (struct cairn_version) { 0, 0 };
+}
+
 /* True if the shard has kept the version, or can make it from its log. */
 static bool shard_has(const struct coord_job *job, uint32_t shard, struct cairn_version version)
 {
     const struct coord_shard_entry *entry = job->shards[shard].entry;
     const struct former_version wanted = { job->id, version };
-    const struct cairn_version base = job->shards[shard].log.base;
+    const struct cairn_version base = logged_from(job, shard);
     const bool is_kept = entry->told.former_count > 0 &&
                          bsearch(&wanted, entry->told.former, entry->told.former_count,
                                  sizeof wanted, order_versions) != NULL;
@@ -69,7 +75,7 @@ static bool find_logged(const struct coord_job *job, Cairn__FormerRange *out)
     const struct cairn_version now = coord_job_version(job);
     uint64_t from = 0;
     CAIRN_EACH_SHARD (job, i) {
-        const struct cairn_version base = job->shards[i].log.base;
+        const struct cairn_version base = logged_from(job, i);
         if (!coord_job_in_force(job, i)) continue;
         if (base.generation != now.generation) return false;
         if (base.step > from) from = base.step;

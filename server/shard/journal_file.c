@@ -232,7 +232,7 @@ cairn_status journal_base_judge(const struct log_base *base, struct cairn_versio
                      " with content root %02x%02x%02x%02x..., and what lies at %.300s is another "
                      "one, of version %" PRIu64 ".%" PRIu64
                      " with content root %02x%02x%02x%02x...: it was replaced since; bring the one "
-                     "back that was there, and start this shard again",
+                     "back that was there",
                      wanted.generation, wanted.step, base->root.byte[0], base->root.byte[1],
                      base->root.byte[2], base->root.byte[3], base->path, version.generation,
                      version.step, root[0], root[1], root[2], root[3]);

@@ -239,10 +239,14 @@ static struct results results_of(const struct shard_job *job, const struct manif
 static cairn_status judge_base(const struct shard_job *job, const struct manifest *m,
                                struct sentence *why)
 {
-    if (job->journal.from == NULL) return CAIRN_OK;
-    return journal_base_judge(&job->journal.from->base,
-                              (struct cairn_version) { m->generation, m->step }, m->content_root,
-                              why);
+    const struct journal_resumed *from = job->journal.from;
+    if (from == NULL) return CAIRN_OK;
+    const cairn_status status = journal_base_judge(
+        &from->base, (struct cairn_version) { m->generation, m->step }, m->content_root, why);
+    // while a job goes back its shard serves, and the next start would bring nothing
+    if (status != CAIRN_OK && from->back_to.generation == 0)
+        sentence_add(why, ", and start this shard again");
+    return status;
 }
 
 static void read_snapshot(void *loader)

@@ -438,6 +438,71 @@ TEST(what_a_log_does_not_have_is_refused_and_the_job_goes_on)
     expect_bits_at_rest(root);
 }
 
+/* The shard serves, so its next start would bring nothing. */
+TEST(a_snapshot_that_was_replaced_is_to_be_brought_back_while_the_shard_serves)
+{
+    char first[CLUSTER_WORD_BYTES], second[CLUSTER_WORD_BYTES], command[2048];
+    start_logged(1, "memory.limit=256MiB", false);
+    begin_logged(TINY(ELEMS));
+    word_of(first, "snapshot create tiny --wait -q");
+    train_pushing(0.5f, 1);
+    word_of(second, "snapshot create tiny --wait -q");
+    train_pushing(0.5f, 2);
+    const int step = (int)newest(job).step - 1;
+    await((ask("job rollback tiny -o json"), said_number("by_log.from_step") == step - 1));
+    snprintf(command, sizeof command, "cd %s/tiny && mv %s right && cp -r %s %s",
+             cluster.snapshots_path, second, first, second);
+    ck_assert_int_eq(system(command), 0);
+    ask("job rollback tiny --to-version %d --yes", step);
+    expect_refused("it was replaced since; bring the one back that was there");
+    ck_assert_ptr_null(strstr(said.err, "start this shard again"));
+}
+
+TEST(a_log_that_is_not_wanted_any_more_offers_no_version)
+{
+    start_logged(1, "memory.limit=256MiB", false);
+    begin_logged(TINY(ELEMS, .keep_versions = 2));
+    train_pushing(0.5f, 4);
+    await_said("by its logs", "job show tiny");
+    says(0, "", "job durability tiny default -q");
+    train_pushing(0.5f, 4);
+    await_unsaid("by its logs", "job show tiny");
+    ask("job rollback tiny --to-version 2 --yes");
+    expect_said(4, "cannot go back to step 2", "no shard has such a version");
+}
+
+enum { LARGE = 1 << 17 };
+
+/* Each of three shards has its third of the job. */
+static bool has_third_at_each(void)
+{
+    const int64_t bytes = 12 * LARGE / 4;
+    return said_count("memory.shards") == 3 && said_number("memory.shards.0.state") > bytes &&
+           said_number("memory.shards.1.state") > bytes &&
+           said_number("memory.shards.2.state") > bytes;
+}
+
+/* The shards make their parts again from their logs, by so many updates that there is time to ask. */
+TEST(a_resharding_that_is_asked_for_while_a_job_goes_back_spreads_it_as_asked)
+{
+    enum { MANY = 300 };
+    struct cluster_command command;
+    start_logged(2, "memory.limit=256MiB", false);
+    cluster_add_shard(&cluster, 2);
+    begin_logged(TINY(LARGE));
+    train_pushing(0.5f, MANY);
+    cluster_cli_begin(&cluster, &command, "job rollback tiny --to-version %d --yes", MANY);
+    await(logged("shard-0.log", "goes back by its log") > 0);
+    says(0, "", "reshard apply tiny --shards 3");
+    ask("job park tiny");
+    ck_assert_msg(said.status == 0 || strstr(said.err, "is being taken back: ask again") != NULL,
+                  "%s", said.err);
+    ck_assert_int_eq(cluster_wait(command.pid, CLUSTER_WAIT_MS), 0);
+    if (said.status == 0) says(0, "", "job unpark tiny");
+    await_said("\"shards_after\": 3", "reshard status tiny -o json");
+    await((ask("job show tiny -o json"), has_third_at_each()));
+}
+
 static void await_mirror(int times)
 {
     while (logged("coordinator.log", "is mirrored by") < times) train_pushing(0.5f, 1);
