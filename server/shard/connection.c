@@ -31,13 +31,12 @@ static bool is_held(const struct shard_job *job)
     return job->state != CAIRN_JOB_LEAVING && job->state != CAIRN_JOB_FAULTED;
 }
 
-/* Returns how many parts are held, or will be when their snapshots are there. If no part is held, the shard
- * obeys any coordinator. */
+/* Returns how many parts are held. If no part is held, the shard obeys any coordinator. A part whose log
+ * waits for its snapshot is not held: an operator could neither adopt nor forget it, and its store may be
+ * gone. */
 static size_t held_jobs_count(const struct shard_daemon *shard)
 {
     size_t count = 0;
-    for (const struct journal_resumed *at = shard->journals.awaiting; at != NULL; at = at->next)
-        count++;
     for (const struct shard_job *job = shard->jobs; job != NULL; job = job->next)
         count += is_held(job);
     return count;
@@ -143,6 +142,7 @@ static void obey_coordinator(struct shard_daemon *shard)
 {
     shard->session.standing = CAIRN_STANDING_GOOD;
     shard->session.seen = shard->session.coordinator;
+    journals_say_strange(shard, shard->session.seen.store);
 }
 
 /* Notes whether the shard obeys the coordinator of this session. Called when the coordinator has

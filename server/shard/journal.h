@@ -207,6 +207,8 @@ struct journal_resumed *journal_find(struct shard_daemon *shard, struct shard_jo
 
 /* The job is dropped: its log ends whose base is not there. */
 void journals_drop(struct shard_daemon *shard, uint64_t job);
+/* Says which logs whose bases are away are of another store than the one that the shard obeys now. */
+void journals_say_strange(const struct shard_daemon *shard, uint64_t store);
 /* The jobs whose parts are not there yet, because their bases are not, or updates are being done again:
  * at most CAIRN_SHARD_JOBS_MAX. */
 size_t journals_awaited(const struct shard_daemon *shard, uint64_t *jobs_out);

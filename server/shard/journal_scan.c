@@ -251,7 +251,8 @@ static cairn_status try_resume(struct shard_daemon *shard, struct journal_resume
     if (session->seen.store != 0 && session->seen.store != seen.store)
         return fail_with(why, CAIRN_ERR_MISMATCH,
                          "it belongs to store %016" PRIx64
-                         ", and other parts of this shard to store %016" PRIx64,
+                         ", and this shard obeys the coordinator of store %016" PRIx64
+                         " (it stays there, and is read again when the shard is started again)",
                          seen.store, session->seen.store);
     const struct kept_create create = create_of(from);
     const struct cairn_version version = from->plan.step.version;
@@ -425,13 +426,13 @@ static void on_timer(uv_timer_t *timer)
     if (shard->journals.awaiting == NULL) uv_timer_stop(timer);
 }
 
-/* Whom the shard obeyed counts also before the part is there. */
+/* Beside a part of the same store, the part whose base is away counts, too. Alone it decides nothing: its
+ * store may be gone. */
 static void take_seen(struct shard_daemon *shard, const struct journal_resumed *from)
 {
     const struct coordinator_id seen = journal_last(from)->seen;
     struct coordinator_id *ours = &shard->session.seen;
-    const bool is_newer = ours->store == seen.store && ours->incarnation < seen.incarnation;
-    if (ours->store == 0 || is_newer) *ours = seen;
+    if (ours->store == seen.store && ours->incarnation < seen.incarnation) *ours = seen;
 }
 
 static void await_base(struct shard_daemon *shard, struct journal_resumed *from)
@@ -567,6 +568,20 @@ void journals_drop(struct shard_daemon *shard, uint64_t job)
 {
     for (struct journal_resumed *from = shard->journals.awaiting; from != NULL; from = from->next)
         from->is_void |= from->part->job == job;
+}
+
+void journals_say_strange(const struct shard_daemon *shard, uint64_t store)
+{
+    for (const struct journal_resumed *from = shard->journals.awaiting; from != NULL;
+         from = from->next) {
+        const uint64_t its = journal_last(from)->seen.store;
+        if (its != store && !is_over(from))
+            log_warn("the log of job %s, which waits for its snapshot, belongs to store %016" PRIx64
+                     ", and this shard obeys store %016" PRIx64
+                     " now: the log stays in %s, and is used when the shard is started again "
+                     "with the coordinator of its store",
+                     from->part->name, its, store, from->folder);
+    }
 }
 
 /* ==== what is told ==== */

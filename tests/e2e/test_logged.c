@@ -535,7 +535,7 @@ TEST(a_shard_without_a_folder_is_named_when_a_log_is_asked_for)
          "job durability tiny log");
 }
 
-static char away[CAIRN_SCRATCH_BYTES + 16];
+static char away[CAIRN_SCRATCH_BYTES + 48];
 
 /* As if its disk were not mounted. */
 static void take_away(const char *path)
@@ -631,6 +631,47 @@ TEST_EACH(a_part_whose_snapshot_is_gone_waits_no_longer_than_its_job, 0, 2)
         says(0, "", "job drop tiny --yes -q");
         await(is_without_logs(0));
     }
+}
+
+/* The coordinator and the shard end. */
+static void end_all(void)
+{
+    kill_coordinator();
+    kill_shard(0);
+}
+
+/* A log whose snapshot is away holds no shard to a store that may be gone, and is there when that store comes
+ * again. */
+TEST(a_log_whose_snapshot_is_away_does_not_keep_its_shard_from_another_store)
+{
+    char root[65], snapshots[sizeof cluster.snapshots_path + 8];
+    SHARDS(1);
+    begin(2);
+    bits(root);
+    leave();
+    snprintf(snapshots, sizeof snapshots, "%s/tiny", cluster.snapshots_path);
+    take_away(snapshots);
+    end_all();
+    ck_assert_int_eq(rename(in_folder("coordinator"), in_folder("lost")), 0);
+    cluster_restart_coordinator(&cluster);
+    cluster_restart_shard(&cluster, 0);
+    join("next", TINY(ELEMS));
+    train_pushing(0.5f, 2);
+    ck_assert_int_eq(logged("shard-0.log", "the log of job tiny, which waits for its snapshot"), 1);
+    ck_assert_int_eq(logged("coordinator.log", "is not used"), 0);
+    bring_back(snapshots);
+    await(logged("shard-0.log", "and this shard obeys the coordinator of store") == 1);
+    train_pushing(0.5f, 2);
+    leave();
+    says(0, "", "job drop next --yes --force -q");
+    end_all();
+    ck_assert_int_eq(rename(in_folder("coordinator"), in_folder("other")), 0);
+    ck_assert_int_eq(rename(in_folder("lost"), in_folder("coordinator")), 0);
+    cluster_restart_coordinator(&cluster);
+    cluster_restart_shard(&cluster, 0);
+    join("tiny", TINY(ELEMS));
+    expect_bits(root);
+    train_pushing(0.5f, 2);
 }
 
 TEST(a_part_that_a_keeper_has_does_not_wait_for_the_disk)
