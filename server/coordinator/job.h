@@ -266,6 +266,7 @@ struct coord_job_shard {
     bool is_told_away;               /* members know that the shard is away */
     uint64_t missed_ms; /* coord_now_ms + 1: since when the part is missing; 0: it is not missing */
     uint64_t patience_ms; /* how long the part may be missing before the job is LOST */
+    bool part_may_come;   /* while it is missing: its shard waits for its log, or for a snapshot */
     /* coord_now_ms + 1: since when recovery.c has seen the shard away; 0: it is not away */
     uint64_t away_ms;
     /* true: the shard also holds, staged, a newer generation of the job than ours */

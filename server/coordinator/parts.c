@@ -110,21 +110,35 @@ static uint64_t patience_ms(const struct coord *cluster, const struct coord_shar
     return (uint64_t)(entry->ended ? options->heartbeat_ms : options->lease_timeout_ms);
 }
 
+/* Returns true if the part comes when something else does: a log that the shard could not read, with the
+ * next process, or the snapshot on which its log stands. */
+static bool part_may_come(const struct coord_job *job, const struct coord_shard_entry *entry)
+{
+    const bool lacks_log = entry->told.log_lacks.text[0] != '\0';
+    return (lacks_log || coord_logs_awaits(job, entry)) && coord_logs_wanted(job);
+}
+
 static void miss_part(struct coord_job *job, uint32_t shard)
 {
     struct coord_job_shard *s = &job->shards[shard];
-    if (s->missed_ms != 0) return;
-    s->missed_ms = coord_now_ms(job->cluster) + 1; // never 0
+    const bool may_come = part_may_come(job, s->entry), is_new = s->missed_ms == 0;
+    if (!is_new && may_come == s->part_may_come) return;
+    if (is_new) s->missed_ms = coord_now_ms(job->cluster) + 1; // never 0
+    s->part_may_come = may_come;
     s->patience_ms = patience_ms(job->cluster, s->entry);
-    // it could not read its log: the part may come with the next process; or with the log's snapshot
     const uint64_t log_ms = coord_logs_loss_wait_ms(job);
-    const bool is_awaited = coord_logs_awaits(job, s->entry);
-    if ((s->entry->told.log_lacks.text[0] != '\0' || is_awaited) && log_ms > s->patience_ms &&
-        coord_logs_wanted(job))
-        s->patience_ms = log_ms;
-    log_warn(
-        "job %s waits: shard %s restarted without its part of it%s", job->spec.name, s->entry->name,
-        is_awaited ? ", which it makes again from its log when the log's snapshot is there" : "");
+    if (may_come && log_ms > s->patience_ms) s->patience_ms = log_ms;
+    if (!is_new) {
+        log_warn("job %s: shard %s %s", job->spec.name, s->entry->name,
+                 may_come ? "makes its part of it again from its log, and is waited for"
+                          : "does not wait for its part of it any more: its log cannot be used");
+        return;
+    }
+    log_warn("job %s waits: shard %s restarted without its part of it%s", job->spec.name,
+             s->entry->name,
+             coord_logs_awaits(job, s->entry)
+                 ? ", which it makes again from its log when the log's snapshot is there"
+                 : "");
     coord_snapshot_part_missed(job, shard);
 }
 

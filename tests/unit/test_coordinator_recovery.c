@@ -138,6 +138,23 @@ TEST(a_part_that_waits_for_the_snapshot_of_its_log_is_waited_for)
     expect_attached(ask_open(), 2, 1);
 }
 
+/* Its log turned out to be unusable, as the shard says when it connects anew. */
+TEST(a_part_that_its_shard_waits_for_no_more_is_missed_as_any_other)
+{
+    take_snapshot();
+    amend();
+    toy()->spec.policy.durability = CAIRN_DURABILITY_LOG;
+    fake.shards[1].awaits = job;
+    fake_shard_renew(&fake, 1);
+    fake_until(&fake, toy()->shards[1].missed_ms != 0);
+    ck_assert_uint_eq(toy()->shards[1].patience_ms, 1000 * CAIRN_LOG_LOSS_WAIT_S);
+    fake.shards[1].awaits = 0;
+    fake_shard_renew(&fake, 1);
+    fake_until(&fake, toy()->shards[1].patience_ms < 1000 * CAIRN_LOG_LOSS_WAIT_S);
+    expect_rolled_back();
+    expect_attached(ask_open(), 2, 1);
+}
+
 static void damage(const char *folder)
 {
     char file[400];
