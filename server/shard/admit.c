@@ -380,9 +380,7 @@ cairn_status shard_job_judge_device(const struct shard_job *job, uint64_t device
         (job->shard->memory.budget.limit_bytes - job->shard->memory.budget.used_bytes));
 }
 
-/* Returns the bytes that the budget must have, at least: the job's own memory, and the memory for
- * the least number of workers with which a round can open. */
-static uint64_t least_bytes(const struct shard_job *job, const struct need *need)
+uint64_t least_bytes(const struct shard_job *job, const struct need *need)
 {
     return memory_sum(&need->memory) +
            job->spec.workers_min * (need->landing_bytes + need->worker_staging_bytes);

@@ -519,7 +519,8 @@ static Cairn__MemoryTold *memory_of(struct memory_list *out, uint64_t job)
     return told;
 }
 
-/* Lists the memory of each job; the generations of a job are added up. */
+/* Lists the memory of each job: the generations of a job are added up, and the bytes count that are promised
+ * to a part that is awaited. */
 static void memory_list(const struct shard_daemon *shard, struct memory_list *out)
 {
     out->count = 0;
@@ -537,6 +538,9 @@ static void memory_list(const struct shard_daemon *shard, struct memory_list *ou
         told->logged = journal_is_based(job);
         told->audited_since = audit_since(job);
     }
+    for (const struct journal_resumed *at = shard->journals.awaiting;
+         at != NULL && out->count < CAIRN_SHARD_JOBS_MAX; at = at->next)
+        if (at->promised_bytes > 0) memory_of(out, at->part->job)->state += at->promised_bytes;
 }
 
 struct log_list {
@@ -704,7 +708,7 @@ void connection_beat(struct shard_daemon *shard)
     Cairn__Heartbeat heartbeat = CAIRN__HEARTBEAT__INIT;
     char jump[CAIRN_WALL_JUMP_BYTES];
     wall_watch(&shard->session.wall, jump);
-    shard->stats.state_bytes = 0;
+    shard->stats.state_bytes = journals_promised(shard);
     shard->stats.landing_bytes = 0;
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next) {
         shard->stats.state_bytes += memory_sum(&job->memory);

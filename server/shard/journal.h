@@ -175,6 +175,11 @@ struct journal_resumed {
     bool is_void;               /* the job was dropped: the log ends */
     struct sentence looked;     /* why the base is not there */
     struct sentence waits;      /* for what the part waits, as is told; empty: it does not */
+    uint64_t need_bytes;        /* of memory.limit, for its job; 0: not known */
+    uint64_t promised_bytes;    /* of these, what nobody else gets while the part is awaited */
+    bool yields;                /* the job is made otherwise, and has the memory */
+    uint32_t failures;          /* how often memory lacked for its job */
+    uint64_t again_ms;          /* uv_now: it is not looked for before */
     /* the sums that are being read; see journal_replay.c. The look for its base, too */
     struct task task;
     int fd;
@@ -209,6 +214,10 @@ struct journal_resumed *journal_find(struct shard_daemon *shard, struct shard_jo
 void journals_drop(struct shard_daemon *shard, uint64_t job);
 /* Says which logs whose bases are away are of another store than the one that the shard obeys now. */
 void journals_say_strange(const struct shard_daemon *shard, uint64_t store);
+/* The job is made otherwise: it gets the memory that is promised to the part that is awaited. */
+void journals_yield(struct shard_daemon *shard, uint64_t job);
+/* The bytes of memory.limit that are promised to parts that are awaited. */
+uint64_t journals_promised(const struct shard_daemon *shard);
 /* The jobs whose parts are not there yet, because their bases are not, or updates are being done again:
  * at most CAIRN_SHARD_JOBS_MAX. */
 size_t journals_awaited(const struct shard_daemon *shard, uint64_t *jobs_out);

@@ -22,6 +22,9 @@
 /* So often the base of each log is looked for. The shard connects after the first of these times at the
  * latest. */
 #define LOOK_EACH_MS 1000
+/* If memory lacks for a job, that is tried again after that time; after each further failure that time
+ * doubles, but so often at most. */
+#define DOUBLINGS 5
 /* At its end a shard waits so long for a look that hangs. */
 #define HANGS_MS 100
 
@@ -34,9 +37,16 @@ struct journal_resumed *journal_resumed_new(void)
     return from;
 }
 
+static void end_promise(struct journal_resumed *from)
+{
+    if (from->promised_bytes > 0) budget_give(&from->shard->memory.budget, from->promised_bytes);
+    from->promised_bytes = 0;
+}
+
 void journal_resumed_free(struct journal_resumed *from)
 {
     if (from == NULL) return;
+    end_promise(from);
     struct shard_job *serves = from->serves;
     if (serves != NULL) serves->journal.read_by = NULL;
     if (from->fd >= 0) close(from->fd);
@@ -109,6 +119,7 @@ static struct journal_resumed *look_at(const struct journal_scan *scan, const ch
     struct journal_resumed *from = journal_resumed_new();
     struct sentence why;
     if (from == NULL) return NULL;
+    from->shard = scan->shard;
     cairn_status status = CAIRN_ERR_NO_MEMORY;
     sentence_set(&why, "out of memory");
     if (asprintf(&from->folder, "%s/%s", scan->shard->journals.folder, name) < 0)
@@ -271,20 +282,30 @@ static bool is_held(const struct shard_daemon *shard, uint64_t number)
     return job != NULL;
 }
 
-static void resume(struct shard_daemon *shard, struct journal_resumed *from)
+static bool await_base(struct shard_daemon *shard, struct journal_resumed *from);
+static void note_failure(struct journal_resumed *from, const struct sentence *why);
+
+/* False: the part is awaited again. */
+static bool resume(struct shard_daemon *shard, struct journal_resumed *from)
 {
     struct sentence why;
     if (is_held(shard, from->part->job)) { // a keeper had it, and its state is newer
         from->next = shard->journals.found;
         shard->journals.found = from;
-        return;
+        return true;
     }
-    if (try_resume(shard, from, &why) == CAIRN_OK) return;
+    const cairn_status status = try_resume(shard, from, &why);
+    if (status == CAIRN_OK) return true;
+    if (status == CAIRN_ERR_NO_MEMORY) {
+        note_failure(from, &why);
+        if (await_base(shard, from)) return false;
+    }
     log_error(
         "the log of job %s in %s cannot be used: %s; the job is restored from a snapshot by its "
         "on_shard_loss, or by `cairn snapshot restore`",
         from->part->name, from->folder, why.text);
     journal_resumed_free(from);
+    return true;
 }
 
 /* ==== bases that are not there yet ==== */
@@ -292,8 +313,9 @@ static void resume(struct shard_daemon *shard, struct journal_resumed *from)
 /* At a start the storage of snapshots may come later than this host, and jobs that need nothing from it do
  * not wait. So each log's base is looked for, on a thread of its own, because storage may hang. If it is not
  * there, or no answer comes in time, the shard connects without the part, and says for what the part waits.
- * It looks each second, and connects anew when the part is there. Nobody gives a part up here: the
- * coordinator decides how long a job waits for it. */
+ * It looks each second, and connects anew when the part is there. If memory lacks for the
+ * job, the part is awaited as before. Nobody gives a part
+ * up here: the coordinator decides how long a job waits for it. */
 
 static struct journal_resumed *from_of(struct task *task)
 {
@@ -331,6 +353,17 @@ static void say_away(struct journal_resumed *from, const char *why)
                  "snapshot each second",
                  from->part->name, from->waits.text);
     let_connect(from);
+}
+
+static void note_failure(struct journal_resumed *from, const struct sentence *why)
+{
+    const bool is_first = from->failures == 0;
+    from->again_ms = uv_now(from->shard->loop) + ((uint64_t)LOOK_EACH_MS << from->failures);
+    if (from->failures < DOUBLINGS) from->failures++;
+    sentence_set(&from->waits, WAITS "memory for its job: %s", sentence_brief(why->text, 190).text);
+    if (is_first)
+        log_warn("the part of job %s %s; this is tried again, less often each time",
+                 from->part->name, from->waits.text);
 }
 
 static void unlink_from(struct journal_resumed *from)
@@ -385,6 +418,7 @@ static void look_done(struct task *task)
 {
     struct journal_resumed *from = from_of(task);
     struct shard_daemon *shard = from->shard;
+    const bool connects = from->holds;
     from->is_looking = false;
     if (is_over(from)) {
         end_log(from);
@@ -398,9 +432,11 @@ static void look_done(struct task *task)
         log_info("job %s: the snapshot on which its log stands is there now", from->part->name);
     sentence_set(&from->waits, WAITS "its updates to be done again");
     stop_looking(from);
+    end_promise(from);                   // its job takes the memory
     shard->kept.pending += !from->holds; // until it is known whether a part can be made
-    resume(shard, from);
-    if (--shard->kept.pending == 0) shard->up->resumed(shard);
+    from->holds = false;
+    const bool is_news = resume(shard, from) || connects;
+    if (--shard->kept.pending == 0 && is_news) shard->up->resumed(shard);
 }
 
 static void look(struct journal_resumed *from)
@@ -408,6 +444,25 @@ static void look(struct journal_resumed *from)
     from->is_looking = true;
     from->task = (struct task) { .run = run_look, .done = look_done, .item_count = 1 };
     pool_submit(from->looks, &from->task);
+}
+
+/* A shard without the part has room for others, and they would take it. So memory is promised to the part
+ * also while it is awaited: what it lacks, as far as that is there. */
+static void promise(struct journal_resumed *from)
+{
+    struct shard_daemon *shard = from->shard;
+    struct budget *budget = &shard->memory.budget;
+    struct sentence why;
+    const struct kept_create create = create_of(from);
+    if (from->is_void || from->yields) return;
+    if (from->need_bytes == 0 &&
+        shard->up->resume_bytes(shard, &create, &from->need_bytes, &why) != CAIRN_OK)
+        return; // and the part cannot be made, either
+    const uint64_t lacks = from->need_bytes - from->promised_bytes,
+                   left = budget->limit_bytes - budget->used_bytes,
+                   bytes = lacks < left ? lacks : left;
+    budget->used_bytes += bytes;
+    from->promised_bytes += bytes;
 }
 
 static void on_timer(uv_timer_t *timer)
@@ -420,8 +475,9 @@ static void on_timer(uv_timer_t *timer)
             say_away(from, "its storage does not answer");
         else if (!from->is_looking && is_over(from))
             end_log(from);
-        else if (!from->is_looking)
+        else if (!from->is_looking && uv_now(shard->loop) >= from->again_ms)
             look(from);
+        if (!is_over(from)) promise(from);
     }
     if (shard->journals.awaiting == NULL) uv_timer_stop(timer);
 }
@@ -435,24 +491,34 @@ static void take_seen(struct shard_daemon *shard, const struct journal_resumed *
     if (ours->store == seen.store && ours->incarnation < seen.incarnation) *ours = seen;
 }
 
-static void await_base(struct shard_daemon *shard, struct journal_resumed *from)
+/* From now on the base is looked for each second. False: it cannot be looked for. */
+static bool await_base(struct shard_daemon *shard, struct journal_resumed *from)
 {
     struct sentence why;
     if (pool_open(shard->loop, "cairn-log-base", 1, NULL, &from->looks, &why) != CAIRN_OK) {
         log_warn("job %s: nobody looks whether the snapshot on which its log stands is there: %s",
                  from->part->name, why.text);
-        resume(shard, from); // the load says so
-        return;
+        return false;
     }
     take_seen(shard, from);
-    from->shard = shard;
     from->next = shard->journals.awaiting;
     shard->journals.awaiting = from;
+    promise(from);
+    if (!uv_is_active((const uv_handle_t *)&shard->journals.timer))
+        uv_timer_start(&shard->journals.timer, on_timer, LOOK_EACH_MS, LOOK_EACH_MS);
+    return true;
+}
+
+/* The shard does not connect before it has looked for the base once. */
+static void begin_look(struct shard_daemon *shard, struct journal_resumed *from)
+{
+    if (!await_base(shard, from)) {
+        (void)resume(shard, from); // the load says so
+        return;
+    }
     from->holds = true;
     shard->kept.pending++;
     look(from);
-    if (!uv_is_active((const uv_handle_t *)&shard->journals.timer))
-        uv_timer_start(&shard->journals.timer, on_timer, LOOK_EACH_MS, LOOK_EACH_MS);
 }
 
 /* ==== the search ends ==== */
@@ -471,9 +537,9 @@ static void scan_done(struct task *task)
         struct journal_resumed *from = found;
         found = from->next;
         if (from->why.text[0] == '\0' && !is_held(shard, from->part->job))
-            await_base(shard, from);
+            begin_look(shard, from);
         else
-            resume(shard, from);
+            (void)resume(shard, from);
     }
     // jobs that serve already, because a keeper had them
     for (struct shard_job *job = shard->jobs; job != NULL; job = job->next)
@@ -566,6 +632,7 @@ struct journal_resumed *journal_find(struct shard_daemon *shard, struct shard_jo
 
 void journals_drop(struct shard_daemon *shard, uint64_t job)
 {
+    journals_yield(shard, job);
     for (struct journal_resumed *from = shard->journals.awaiting; from != NULL; from = from->next)
         from->is_void |= from->part->job == job;
 }
@@ -582,6 +649,24 @@ void journals_say_strange(const struct shard_daemon *shard, uint64_t store)
                      "with the coordinator of its store",
                      from->part->name, its, store, from->folder);
     }
+}
+
+void journals_yield(struct shard_daemon *shard, uint64_t job)
+{
+    for (struct journal_resumed *from = shard->journals.awaiting; from != NULL; from = from->next)
+        if (from->part->job == job) {
+            from->yields = true;
+            end_promise(from);
+        }
+}
+
+uint64_t journals_promised(const struct shard_daemon *shard)
+{
+    uint64_t bytes = 0;
+    for (const struct journal_resumed *from = shard->journals.awaiting; from != NULL;
+         from = from->next)
+        bytes += from->promised_bytes;
+    return bytes;
 }
 
 /* ==== what is told ==== */

@@ -585,6 +585,16 @@ static cairn_status resume_job(struct shard_daemon *shard, const struct kept_cre
     return CAIRN_OK;
 }
 
+static cairn_status resume_bytes(struct shard_daemon *shard, const struct kept_create *create,
+                                 uint64_t *bytes_out, struct sentence *why)
+{
+    struct shard_draft *draft;
+    CAIRN_TRY(draft_open(shard, &create->message, &create->spec, &create->layout, &draft, why));
+    *bytes_out = least_bytes(draft->job, &draft->need);
+    draft_close(draft);
+    return CAIRN_OK;
+}
+
 /* ==== create ==== */
 
 static const struct arriving_kind create_kind;
@@ -655,6 +665,7 @@ static bool memory_comes_back(const struct shard_daemon *shard)
 static void create_admit(struct shard_daemon *shard, struct arriving *create)
 {
     struct sentence why;
+    journals_yield(shard, create_message(create)->job);
     const cairn_status status = draft_admit(create->made, create_message(create), &why);
     if (status == CAIRN_OK)
         arriving_make(create);
@@ -902,5 +913,6 @@ const struct shard_up shard_job_up = {
     .loaded = on_loaded,
     .memory_back = on_memory_back,
     .resume = resume_job,
+    .resume_bytes = resume_bytes,
     .resumed = connection_begin,
 };

@@ -265,6 +265,9 @@ struct shard_up {
     cairn_status (*resume)(struct shard_daemon *shard, const struct kept_create *create,
                            struct kept_part *part, struct journal_resumed *journal,
                            struct sentence *why);
+    /* Returns how many bytes of memory.limit resume needs, at least. */
+    cairn_status (*resume_bytes)(struct shard_daemon *shard, const struct kept_create *create,
+                                 uint64_t *bytes_out, struct sentence *why);
     /* Called when no part is being resumed any longer: connection_begin. */
     void (*resumed)(struct shard_daemon *shard);
 };

@@ -604,6 +604,62 @@ TEST(a_part_whose_snapshot_is_away_is_waited_for_and_the_other_jobs_are_not)
     expect_in("job show tiny", "log; log is asked for");
 }
 
+/* The part of another job would take it. */
+TEST(the_memory_of_a_part_whose_snapshot_is_away_is_not_given_away)
+{
+    enum { BIG = 1 << 17 };
+    char root[65];
+    cairn_job *next;
+    start(1, .coordinator_set = SETTINGS("lease.heartbeat=100ms"),
+          .shard_set = SETTINGS("compute.threads=1", "memory.limit=19MiB", log_path));
+    join("tiny", TINY(BIG));
+    train_pushing(0.5f, 1);
+    log_it("tiny");
+    train_pushing(0.5f, 3);
+    bits(root);
+    leave();
+    kill_shard(0);
+    take_away(cluster.snapshots_path);
+    cluster_restart_shard(&cluster, 0);
+    expect_in("job show tiny", "which is made again from its log and waits for the snapshot");
+    session = trainer_session(cluster.address, NULL);
+    ck_assert_int_eq(
+        cairn_job_open(session, "next", &TINY(BIG)->spec, CAIRN_WORKER, CLUSTER_WAIT_MS, &next),
+        CAIRN_ERR_NO_MEMORY);
+    leave();
+    bring_back(cluster.snapshots_path);
+    join("tiny", TINY(BIG));
+    expect_bits(root);
+    ck_assert_int_eq(in_log("job tiny is lost"), 0);
+    train_pushing(0.5f, 1);
+}
+
+/* memory.limit was lowered, and is raised again. */
+TEST(a_part_for_which_memory_lacks_waits_for_it)
+{
+    char root[65];
+    static char limit[] = "memory.limit=64MiB";
+    start(1, .coordinator_set = SETTINGS("lease.heartbeat=100ms"),
+          .shard_set = SETTINGS("compute.threads=1", limit, log_path));
+    join("tiny", TINY(1 << 17));
+    train_pushing(0.5f, 1);
+    log_it("tiny");
+    train_pushing(0.5f, 3);
+    bits(root);
+    leave();
+    kill_shard(0);
+    memcpy(limit, "memory.limit=04MiB", sizeof limit);
+    cluster_restart_shard(&cluster, 0);
+    expect_in("job show tiny", "waits for memory for its job");
+    await(logged("shard-0.log", "its part is made again from its log") > 1);
+    ck_assert_int_eq(logged("shard-0.log", "this is tried again, less often each time"), 1);
+    kill_shard(0);
+    memcpy(limit, "memory.limit=64MiB", sizeof limit);
+    cluster_restart_shard(&cluster, 0);
+    expect_bits(root);
+    ck_assert_int_eq(in_log("job tiny is lost"), 0);
+}
+
 /* The job is restored, or dropped, while its part waits for a snapshot that does not come again. */
 TEST_EACH(a_part_whose_snapshot_is_gone_waits_no_longer_than_its_job, 0, 2)
 {
