@@ -313,9 +313,8 @@ static bool resume(struct shard_daemon *shard, struct journal_resumed *from)
 /* At a start the storage of snapshots may come later than this host, and jobs that need nothing from it do
  * not wait. So each log's base is looked for, on a thread of its own, because storage may hang. If it is not
  * there, or no answer comes in time, the shard connects without the part, and says for what the part waits.
- * It looks each second, and connects anew when the part is there. If memory lacks for the
- * job, the part is awaited as before. Nobody gives a part
- * up here: the coordinator decides how long a job waits for it. */
+ * It looks each second, and connects anew when the part is there. If memory lacks for the job, the part is
+ * awaited as before. Nobody gives a part up here: the coordinator decides how long a job waits for it. */
 
 static struct journal_resumed *from_of(struct task *task)
 {
@@ -447,10 +446,16 @@ static void look(struct journal_resumed *from)
 }
 
 /* A shard without the part has room for others, and they would take it. So memory is promised to the part
- * also while it is awaited: what it lacks, as far as that is there. */
+ * also while it is awaited: what it lacks, as far as that is there. A part of another store than the one that
+ * the shard obeys may be awaited for ever, and gets none. */
 static void promise(struct journal_resumed *from)
 {
     struct shard_daemon *shard = from->shard;
+    const uint64_t store = shard->session.seen.store;
+    if (store != 0 && store != journal_last(from)->seen.store) {
+        end_promise(from);
+        return;
+    }
     struct budget *budget = &shard->memory.budget;
     struct sentence why;
     const struct kept_create create = create_of(from);
@@ -459,7 +464,9 @@ static void promise(struct journal_resumed *from)
         shard->up->resume_bytes(shard, &create, &from->need_bytes, &why) != CAIRN_OK)
         return; // and the part cannot be made, either
     const uint64_t lacks = from->need_bytes - from->promised_bytes,
-                   left = budget->limit_bytes - budget->used_bytes,
+                   left = budget->limit_bytes > budget->used_bytes
+                              ? budget->limit_bytes - budget->used_bytes
+                              : 0,
                    bytes = lacks < left ? lacks : left;
     budget->used_bytes += bytes;
     from->promised_bytes += bytes;
