@@ -487,7 +487,9 @@ TEST(a_resharding_that_is_asked_for_while_a_job_goes_back_spreads_it_as_asked)
 {
     enum { MANY = 300 };
     struct cluster_command command;
-    start_logged(2, "memory.limit=256MiB", false);
+    start(2, .coordinator_set = SETTINGS("lease.heartbeat=100ms"),
+          .shard_set = SETTINGS("compute.threads=1", "memory.limit=256MiB", log_path,
+                                "log.budget=1GiB")); // so no snapshot is taken meanwhile
     cluster_add_shard(&cluster, 2);
     begin_logged(TINY(LARGE));
     train_pushing(0.5f, MANY);
