@@ -380,7 +380,7 @@ cairn_status shard_job_judge_device(const struct shard_job *job, uint64_t device
         (job->shard->memory.budget.limit_bytes - job->shard->memory.budget.used_bytes));
 }
 
-uint64_t least_bytes(const struct shard_job *job, const struct need *need)
+uint64_t admit_least_bytes(const struct shard_job *job, const struct need *need)
 {
     return memory_sum(&need->memory) +
            job->spec.workers_min * (need->landing_bytes + need->worker_staging_bytes);
@@ -413,7 +413,7 @@ static uint32_t window_that_fits(const struct shard_job *job, const struct need 
 {
     const uint64_t per_window = (uint64_t)job->spec.workers_min * job->landing.slot_bytes;
     for (uint32_t window = job->spec.window / 2; window > 0; window /= 2)
-        if (least_bytes(job, need) - per_window * (job->spec.window - window) <= room)
+        if (admit_least_bytes(job, need) - per_window * (job->spec.window - window) <= room)
             return window;
     return 0;
 }
@@ -439,7 +439,7 @@ cairn_status admit_part(struct shard_job *job, const struct need *need, struct s
     struct budget *budget = &job->shard->memory.budget;
     const uint64_t bytes = memory_sum(&need->memory);
     char what[CAIRN_NAME_MAX + 200];
-    CAIRN_TRY(shard_job_judge_device(job, need->memory.device, least_bytes(job, need), why));
+    CAIRN_TRY(shard_job_judge_device(job, need->memory.device, admit_least_bytes(job, need), why));
     snprintf(what, sizeof what,
              "job %s (%" PRIu64 " elements here: state %" PRIu64 " bytes%s, published %" PRIu64
              ", landing %u x %zu bytes "
@@ -449,9 +449,9 @@ cairn_status admit_part(struct shard_job *job, const struct need *need, struct s
              need->memory.device > 0 ? " on its device" : "", need->memory.published,
              job->spec.workers_min * job->spec.window, job->landing.slot_bytes,
              job->spec.workers_min, job->spec.workers_min == 1 ? "" : "s");
-    cairn_status status = budget_take(budget, least_bytes(job, need), what, why);
+    cairn_status status = budget_take(budget, admit_least_bytes(job, need), what, why);
     if (status == CAIRN_OK) {
-        budget_give(budget, least_bytes(job, need) - bytes);
+        budget_give(budget, admit_least_bytes(job, need) - bytes);
         job->memory = need->memory;
     } else {
         advise(job, need, why);

@@ -540,7 +540,8 @@ static void memory_list(const struct shard_daemon *shard, struct memory_list *ou
     }
     for (const struct journal_resumed *at = shard->journals.awaiting;
          at != NULL && out->count < CAIRN_SHARD_JOBS_MAX; at = at->next)
-        if (at->promised_bytes > 0) memory_of(out, at->part->job)->state += at->promised_bytes;
+        if (at->wait.promised_bytes > 0)
+            memory_of(out, at->part->job)->state += at->wait.promised_bytes;
 }
 
 struct log_list {

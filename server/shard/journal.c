@@ -757,7 +757,7 @@ static void forget_fence(struct shard_job *job)
 static void free_journal(struct shard_job *job)
 {
     struct job_journal *journal = &job->journal;
-    if (journal->read_by != NULL) journal->read_by->serves = NULL; // the shard closes
+    if (journal->read_by != NULL) journal->read_by->back.serves = NULL; // the shard closes
     journal_op_free(journal->op);
     forget_files(journal);
     free(journal->segments);

@@ -150,6 +150,30 @@ size_t journals_tell(const struct shard_daemon *shard, Cairn__LogTold *out);
 
 /* ---- journal_scan.c ---- */
 
+/* A part that is not made yet, because the snapshot on which its log stands is not there, or memory lacks. */
+struct journal_wait {
+    struct pool *looks; /* owned: the thread that looks for the snapshot */
+    bool is_looking;
+    bool holds;              /* the shard does not connect before it has looked once */
+    bool is_void;            /* the job was dropped: the log ends */
+    struct sentence looked;  /* why the snapshot is not there */
+    struct sentence waits;   /* for what the part waits, as is told; empty: it does not */
+    uint64_t need_bytes;     /* of memory.limit, for its job; 0: not known */
+    uint64_t promised_bytes; /* of these, what nobody else gets meanwhile */
+    bool yields;             /* the job is made otherwise, and has the memory */
+    uint32_t failures;       /* how often memory lacked for its job */
+    uint64_t again_ms;       /* uv_now: it is not looked for before */
+};
+
+/* A former version that is made beside the part that serves, out of its log. */
+struct journal_back {
+    struct shard_job *serves; /* borrowed: it writes the log; NULL: no version is gone back to */
+    struct cairn_version to;
+    uint64_t log;
+    bool begun; /* the base is loaded, and the updates are done again */
+    uint64_t said_ms;
+};
+
 /* A journal that was read. All is owned. */
 struct journal_resumed {
     struct journal_resumed *next;
@@ -159,27 +183,11 @@ struct journal_resumed {
     struct journal_entries entries;
     struct journal_plan plan;
     struct log_base base;
-    struct sentence why; /* why no part can be made of it; empty: one can */
-    /* borrowed: the part that serves, and writes this log, beside which its version back_to is made; NULL: no
-     * part has it, and the newest version is made */
-    struct shard_job *serves;
-    struct cairn_version back_to;
-    uint64_t log;
-    bool replays; /* the base is loaded */
-    uint64_t said_ms;
-    size_t at; /* the step of the plan that is done next */
-    /* the look for its base */
+    struct sentence why;        /* why no part can be made of it; empty: one can */
+    size_t at;                  /* the step of the plan that is done next */
     struct shard_daemon *shard; /* borrowed */
-    struct pool *looks;         /* owned */
-    bool is_looking, holds;     /* holds: the shard does not connect before it has looked once */
-    bool is_void;               /* the job was dropped: the log ends */
-    struct sentence looked;     /* why the base is not there */
-    struct sentence waits;      /* for what the part waits, as is told; empty: it does not */
-    uint64_t need_bytes;        /* of memory.limit, for its job; 0: not known */
-    uint64_t promised_bytes;    /* of these, what nobody else gets while the part is awaited */
-    bool yields;                /* the job is made otherwise, and has the memory */
-    uint32_t failures;          /* how often memory lacked for its job */
-    uint64_t again_ms;          /* uv_now: it is not looked for before */
+    struct journal_wait wait;
+    struct journal_back back;
     /* the sums that are being read; see journal_replay.c. The look for its base, too */
     struct task task;
     int fd;
@@ -187,6 +195,11 @@ struct journal_resumed {
     pthread_mutex_t lock;
     cairn_status status;
 };
+/* The one whose `task` it is. */
+static inline struct journal_resumed *journal_resumed_of(struct task *task)
+{
+    return (struct journal_resumed *)((char *)task - offsetof(struct journal_resumed, task));
+}
 struct journal_resumed *journal_resumed_new(void);       /* NULL: no memory */
 void journal_resumed_free(struct journal_resumed *from); /* NULL is fine */
 static inline bool journal_has_base(const struct journal_resumed *from)
@@ -199,8 +212,6 @@ static inline const struct kept_outcome *journal_last(const struct journal_resum
     return &from->entries.list[from->plan.last].head.outcome;
 }
 
-/* Describes the job's part for its journal; malloc'ed, the caller's. NULL: no memory. */
-struct journal_part *journal_part_of(const struct shard_job *job);
 /* Has the search end soon. */
 void journal_scan_cancel(struct shard_daemon *shard);
 /* True if what a process before left is not known yet. */
@@ -210,6 +221,19 @@ bool journal_is_scanning(const struct shard_daemon *shard);
 struct journal_resumed *journal_find(struct shard_daemon *shard, struct shard_job *job,
                                      bool *is_of_job);
 
+/* ---- journal_resume.c ---- */
+
+/* Describes the job's part for its journal; malloc'ed, the caller's. NULL: no memory. */
+struct journal_part *journal_part_of(const struct shard_job *job);
+/* Has the job made of what was found, when its base is there. Takes what was found. */
+void journal_resumed_go(struct shard_daemon *shard, struct journal_resumed *from);
+/* Ends the looks for bases. Returns how often on_closed is called. */
+int journals_looks_close(struct shard_daemon *shard, void (*on_closed)(void *context),
+                         void *context);
+/* Fills in what the heartbeat says of a part that is not made yet. */
+void journal_resumed_tell(const struct journal_resumed *from, Cairn__LogTold *out);
+/* The same of all whose bases are not there, at most `most`. Returns how many these are. */
+size_t journals_awaiting_tell(const struct shard_daemon *shard, Cairn__LogTold *out, size_t most);
 /* The job is dropped: its log ends whose base is not there. */
 void journals_drop(struct shard_daemon *shard, uint64_t job);
 /* Says which logs whose bases are away are of another store than the one that the shard obeys now. */

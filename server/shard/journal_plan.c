@@ -7,21 +7,10 @@
 
 static struct journal_record record_of(const struct journal_entry *entry)
 {
-    const struct kept_outcome *o = &entry->head.outcome;
     return (struct journal_record) {
         .kind = (enum journal_kind)entry->head.kind,
         .number = entry->head.entry,
-        .kept = { .phase = (enum step_phase)o->phase,
-                  .epoch = o->epoch,
-                  .round = o->round,
-                  .round_seen = o->round_seen,
-                  .round_epoch = o->round_epoch,
-                  .version = o->version,
-                  .last = { .kind = (enum decision_kind)o->kind,
-                            .round = o->last_round,
-                            .version_after = o->version_after,
-                            .payload = journal_entry_payload(entry),
-                            .payload_bytes = (size_t)o->payload_bytes } },
+        .kept = kept_outcome_step(&entry->head.outcome, journal_entry_payload(entry)),
     };
 }
 

@@ -33,7 +33,7 @@ static void fail_replay(struct shard_job *job, cairn_status status, const struct
     if (job->staged)
         log_error("job %s cannot go back to version %" PRIu64 ".%" PRIu64
                   " by its log in %s: %s; it goes on as it was",
-                  job->spec.name, from->back_to.generation, from->back_to.step, from->folder,
+                  job->spec.name, from->back.to.generation, from->back.to.step, from->folder,
                   why->text);
     else
         log_error("job %s cannot be made again from its log in %s: %s; it is restored from a "
@@ -59,14 +59,9 @@ static cairn_status read_sums(struct journal_resumed *from, uint32_t c, struct s
     return journal_read_chunk(from->fd, entry, chunk, to, why);
 }
 
-static struct journal_resumed *from_of(struct task *task)
-{
-    return (struct journal_resumed *)((char *)task - offsetof(struct journal_resumed, task));
-}
-
 static void run_read(struct task *task, uint32_t item, uint32_t thread)
 {
-    struct journal_resumed *from = from_of(task);
+    struct journal_resumed *from = journal_resumed_of(task);
     struct sentence why;
     (void)thread;
     if (WITH_LOCK(&from->lock, from->status) != CAIRN_OK) return;
@@ -122,7 +117,7 @@ static bool end_read(struct journal_resumed *from)
 
 static void sums_read(struct task *task)
 {
-    struct journal_resumed *from = from_of(task);
+    struct journal_resumed *from = journal_resumed_of(task);
     struct shard_job *job = from->job;
     const struct journal_entry *decided = &from->entries.list[from->plan.steps[from->at].decided];
     const struct decision decision = {
@@ -142,7 +137,7 @@ static void sums_read(struct task *task)
 
 static void prepared_read(struct task *task)
 {
-    struct journal_resumed *from = from_of(task);
+    struct journal_resumed *from = journal_resumed_of(task);
     struct shard_job *job = from->job;
     if (end_read(from)) pass_seal(job);
     shard_job_idle(job);
@@ -153,7 +148,7 @@ static void seal_back(struct shard_job *job)
 {
     const struct journal_resumed *from = job->journal.from;
     log_info("job %s: version %" PRIu64 ".%" PRIu64 " is there again", job->spec.name,
-             from->back_to.generation, from->back_to.step);
+             from->back.to.generation, from->back.to.step);
     journal_resumed_free(job->journal.from);
     job->journal.from = NULL;
     pass_seal(job);
@@ -163,9 +158,9 @@ static void say_progress(struct shard_job *job)
 {
     struct journal_resumed *from = job->journal.from;
     const uint64_t now_ms = uv_now(job->shard->loop);
-    if (from->said_ms == 0) from->said_ms = now_ms;
-    if (now_ms - from->said_ms < SAY_EACH_MS) return;
-    from->said_ms = now_ms;
+    if (from->back.said_ms == 0) from->back.said_ms = now_ms;
+    if (now_ms - from->back.said_ms < SAY_EACH_MS) return;
+    from->back.said_ms = now_ms;
     log_info("job %s: %zu of %zu updates are done again", job->spec.name, from->at,
              from->plan.count);
 }
@@ -201,12 +196,12 @@ void journal_replay(struct shard_job *job)
         return;
     }
     struct journal_resumed *from = job->journal.from;
-    from->replays = true;
+    from->back.begun = true;
     if (job->staged)
         log_info("job %s: goes back by its log in %s, from the snapshot of step %" PRIu64
                  " by %zu updates to step %" PRIu64,
                  job->spec.name, from->folder, from->base.version.step, from->plan.count,
-                 from->back_to.step);
+                 from->back.to.step);
     replay_next(job);
 }
 
@@ -241,9 +236,9 @@ cairn_status journal_back_open(struct shard_job *serves, struct cairn_version to
         journal_resumed_free(from);
         return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory to read a log");
     }
-    from->back_to = to;
-    from->log = serves->journal.log;
-    from->serves = serves;
+    from->back.to = to;
+    from->back.log = serves->journal.log;
+    from->back.serves = serves;
     serves->journal.read_by = from;
     shard_job_busy(serves);
     *from_out = from;
@@ -252,7 +247,7 @@ cairn_status journal_back_open(struct shard_job *serves, struct cairn_version to
 
 cairn_status journal_back_read(struct journal_resumed *from, struct sentence *why)
 {
-    CAIRN_TRY(journal_base_read(from->folder, from->log, &from->base, why));
-    CAIRN_TRY(journal_read(from->folder, from->log, &from->entries, why));
-    return journal_plan_make(&from->entries, from->base.version, &from->back_to, &from->plan, why);
+    CAIRN_TRY(journal_base_read(from->folder, from->back.log, &from->base, why));
+    CAIRN_TRY(journal_read(from->folder, from->back.log, &from->entries, why));
+    return journal_plan_make(&from->entries, from->base.version, &from->back.to, &from->plan, why);
 }

@@ -223,6 +223,23 @@ uint64_t kept_ledger_bytes(const struct kept_ledger *ledger)
     return undos_from(ledger) + KEPT_LANES * sizeof(struct update_undo);
 }
 
+struct step_kept kept_outcome_step(const struct kept_outcome *outcome, const void *payload)
+{
+    return (struct step_kept) {
+        .phase = (enum step_phase)outcome->phase,
+        .epoch = outcome->epoch,
+        .round = outcome->round,
+        .round_seen = outcome->round_seen,
+        .round_epoch = outcome->round_epoch,
+        .version = outcome->version,
+        .last = { .kind = (enum decision_kind)outcome->kind,
+                  .round = outcome->last_round,
+                  .version_after = outcome->version_after,
+                  .payload = payload,
+                  .payload_bytes = (size_t)outcome->payload_bytes },
+    };
+}
+
 bool kept_ledger_is_whole(const struct kept_ledger *ledger, uint64_t bytes)
 {
     const uint64_t most = (uint64_t)1 << 40;

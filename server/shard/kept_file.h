@@ -122,6 +122,8 @@ struct kept_outcome {
     struct coordinator_id seen; /* the coordinator that the shard obeyed last */
     uint64_t settled;
 };
+/* Returns the machine's outcome, which borrows the payload. */
+struct step_kept kept_outcome_step(const struct kept_outcome *outcome, const void *payload);
 
 /* The ledger's head. After it: two outcomes; for each trained chunk the round whose update it
  * has, u64; at the next page: [KEPT_LANES] undos. */

@@ -387,19 +387,7 @@ cairn_status kept_open_planes(struct shard_job *job, const struct need *need, st
 struct step_kept kept_step(const struct shard_job *job)
 {
     const struct kept_outcome *last = kept_last(job->kept.from->ledger);
-    return (struct step_kept) {
-        .phase = (enum step_phase)last->phase,
-        .epoch = last->epoch,
-        .round = last->round,
-        .round_seen = last->round_seen,
-        .round_epoch = last->round_epoch,
-        .version = last->version,
-        .last = { .kind = (enum decision_kind)last->kind,
-                  .round = last->last_round,
-                  .version_after = last->version_after,
-                  .payload = kept_payload(last),
-                  .payload_bytes = (size_t)last->payload_bytes },
-    };
+    return kept_outcome_step(last, kept_payload(last));
 }
 
 cairn_status kept_take(struct shard_job *job, bool *was_cut_out, struct sentence *why)

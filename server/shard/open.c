@@ -590,7 +590,7 @@ static cairn_status resume_bytes(struct shard_daemon *shard, const struct kept_c
 {
     struct shard_draft *draft;
     CAIRN_TRY(draft_open(shard, &create->message, &create->spec, &create->layout, &draft, why));
-    *bytes_out = least_bytes(draft->job, &draft->need);
+    *bytes_out = admit_least_bytes(draft->job, &draft->need);
     draft_close(draft);
     return CAIRN_OK;
 }

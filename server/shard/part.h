@@ -386,7 +386,7 @@ CAIRN_MUST_CHECK cairn_status admit_part(struct shard_job *job, const struct nee
                                          struct sentence *why);
 /* Returns the bytes that the budget must have, at least: the job's own memory, and the memory for
  * the least number of workers with which a round can open. */
-uint64_t least_bytes(const struct shard_job *job, const struct need *need);
+uint64_t admit_least_bytes(const struct shard_job *job, const struct need *need);
 /* The landing slots of all workers that have joined: slots_count takes them from the budget, and
  * slots_begin has their pages made. *waits_out: pages are lacking, and the request's `done` is called when
  * they are made: job->landing.asked slots. */

@@ -244,7 +244,7 @@ static cairn_status judge_base(const struct shard_job *job, const struct manifes
     const cairn_status status = journal_base_judge(
         &from->base, (struct cairn_version) { m->generation, m->step }, m->content_root, why);
     // while a job goes back its shard serves, and the next start would bring nothing
-    if (status != CAIRN_OK && from->back_to.generation == 0)
+    if (status != CAIRN_OK && from->back.to.generation == 0)
         sentence_add(why, ", and start this shard again");
     return status;
 }

@@ -3,10 +3,13 @@
 #include <jansson.h>
 #include <stdarg.h>
 
+#include "tests/support/scratch.h"
+
 struct cluster cluster;
 struct cluster_said said;
 cairn *session;
 cairn_job *job;
+char logs_folder[CAIRN_SCRATCH_BYTES], logs_setting[CAIRN_SCRATCH_BYTES + 16];
 
 enum { TRAIN_ELEMS_MAX = 1 << 17 };
 
@@ -22,6 +25,18 @@ void stop(void)
     leave();
     if (cluster.folder[0] != '\0') cluster_stop(&cluster);
     cluster.folder[0] = '\0';
+}
+
+void logs_begin(void)
+{
+    cairn_scratch_make(logs_folder);
+    snprintf(logs_setting, sizeof logs_setting, "log.path=%s", logs_folder);
+}
+
+void logs_end(void)
+{
+    stop();
+    cairn_scratch_remove(logs_folder);
 }
 
 void join_spec(const char *name, const struct cairn_job_spec *spec)

@@ -17,28 +17,14 @@
 
 enum { ELEMS = 60000 };
 
-static char folder[CAIRN_SCRATCH_BYTES], log_path[CAIRN_SCRATCH_BYTES + 16];
-
-static void set_up(void)
-{
-    cairn_scratch_make(folder);
-    snprintf(log_path, sizeof log_path, "log.path=%s", folder);
-}
-
-static void tear_down(void)
-{
-    stop();
-    cairn_scratch_remove(folder);
-}
-
-#define SHARDS(count, ...)                                                            \
-    start((count), .coordinator_set = SETTINGS("lease.heartbeat=100ms"),              \
-          .shard_set = SETTINGS("compute.threads=1", "memory.limit=256MiB", log_path, \
+#define SHARDS(count, ...)                                                                \
+    start((count), .coordinator_set = SETTINGS("lease.heartbeat=100ms"),                  \
+          .shard_set = SETTINGS("compute.threads=1", "memory.limit=256MiB", logs_setting, \
                                 ##__VA_ARGS__))
 
-#define SHARDS_KEPT(count)                                                             \
-    start((count), .coordinator_set = SETTINGS("lease.heartbeat=100ms"),               \
-          .shard_set = SETTINGS("compute.threads=1", "memory.limit=256MiB", log_path), \
+#define SHARDS_KEPT(count)                                                                 \
+    start((count), .coordinator_set = SETTINGS("lease.heartbeat=100ms"),                   \
+          .shard_set = SETTINGS("compute.threads=1", "memory.limit=256MiB", logs_setting), \
           .shards_kept = true)
 
 static int in_log(const char *text)
@@ -92,7 +78,7 @@ TEST(a_job_whose_hosts_lose_power_again_and_again_loses_no_step)
         crew_await(&run, step + 1);
     }
     crew_join(&run);
-    ck_assert_int_gt(losses, 0);
+    ck_assert_int_gt(losses, 1);
     ck_assert_int_eq(in_log("job bits is lost"), 0);
     ck_assert_int_eq(logged("shard-0.log", "its part is made again from its log"), losses);
     bits_root_at(steps, root);
@@ -228,7 +214,7 @@ static bool is_without_logs(int shard)
 {
     char path[CAIRN_SCRATCH_BYTES + 32];
     struct stat is;
-    snprintf(path, sizeof path, "%s/shard-%d", folder, shard);
+    snprintf(path, sizeof path, "%s/shard-%d", logs_folder, shard);
     return stat(path, &is) == 0 && is.st_nlink == 2;
 }
 
@@ -252,12 +238,12 @@ TEST(a_log_that_is_behind_its_keeper_is_ended)
     char command[4 * CAIRN_SCRATCH_BYTES];
     SHARDS_KEPT(1);
     begin(3);
-    snprintf(command, sizeof command, "cp -r %s/shard-0 %s/saved", folder, folder);
+    snprintf(command, sizeof command, "cp -r %s/shard-0 %s/saved", logs_folder, logs_folder);
     ck_assert_int_eq(system(command), 0);
     says(0, "", "job durability tiny default -q");
     expect_in("job show tiny", "durability        process");
     train_pushing(0.5f, 3);
-    snprintf(command, sizeof command, "cp -r %s/saved/* %s/shard-0/", folder, folder);
+    snprintf(command, sizeof command, "cp -r %s/saved/* %s/shard-0/", logs_folder, logs_folder);
     ck_assert_int_eq(system(command), 0);
     cluster_renew_shard(&cluster, 0, SIGKILL);
     train_pushing(0.5f, 1);
@@ -286,7 +272,7 @@ static void last_name(int folder_fd, size_t length, char name_out[64])
 static void log_file(int shard, const char *name, char path_out[256])
 {
     char at[CAIRN_SCRATCH_BYTES + 16], log[64];
-    snprintf(at, sizeof at, "%s/shard-%d", folder, shard);
+    snprintf(at, sizeof at, "%s/shard-%d", logs_folder, shard);
     last_name(open(at, O_RDONLY | O_DIRECTORY), 33, log);
     snprintf(path_out, 256, "%s/%s/%s", at, log, name);
 }
@@ -417,7 +403,7 @@ TEST(a_log_that_cannot_be_ended_holds_the_rounds)
     SHARDS(1);
     begin(3);
     log_file(0, "part", part);
-    snprintf(aside, sizeof aside, "%s/aside", folder);
+    snprintf(aside, sizeof aside, "%s/aside", logs_folder);
     ck_assert_int_eq(rename(part, aside), 0);
     ck_assert_int_eq(mkdir(part, 0700), 0);
     says(0, "", "job durability tiny default -q");
@@ -464,18 +450,25 @@ TEST(a_base_that_cannot_be_written_costs_no_log)
     ck_assert_int_eq(logged("shard-0.log", "is given up"), 0);
 }
 
+/* A job of one shard, of which there are two snapshots: its log stands on the second one. */
+static void begin_on_second(char first_out[CLUSTER_WORD_BYTES], char second_out[CLUSTER_WORD_BYTES])
+{
+    char base[256];
+    SHARDS(1);
+    begin(1);
+    word_of(first_out, "snapshot create tiny --wait -q");
+    train_pushing(0.5f, 1);
+    word_of(second_out, "snapshot create tiny --wait -q");
+    log_file(0, "base", base);
+    await(strstr(base_text(base), second_out) != NULL);
+}
+
 /* Its path alone does not say which one it is: the sums of the log would be added to other bits. */
 TEST(another_snapshot_at_the_path_of_the_base_is_refused)
 {
     char first[CLUSTER_WORD_BYTES], second[CLUSTER_WORD_BYTES], at[512], command[5 * sizeof at];
-    char root[65], base[256];
-    SHARDS(1);
-    begin(1);
-    word_of(first, "snapshot create tiny --wait -q");
-    train_pushing(0.5f, 1);
-    word_of(second, "snapshot create tiny --wait -q");
-    log_file(0, "base", base);
-    await(strstr(base_text(base), second) != NULL);
+    char root[65];
+    begin_on_second(first, second);
     train_pushing(0.5f, 2);
     bits(root);
     kill_shard(0);
@@ -501,8 +494,8 @@ TEST(a_log_that_is_gone_leaves_the_snapshot)
     SHARDS(1);
     begin(3);
     kill_shard(0);
-    cairn_scratch_remove(folder);
-    ck_assert_int_eq(mkdir(folder, 0700), 0);
+    cairn_scratch_remove(logs_folder);
+    ck_assert_int_eq(mkdir(logs_folder, 0700), 0);
     cluster_restart_shard(&cluster, 0);
     await(in_log("job tiny is lost: shard-0 restarted without its part") > 0);
     ck_assert_int_gt(in_log("there is no log in its log.path, as if its disk were not mounted: "
@@ -516,7 +509,7 @@ TEST(a_log_whose_disk_fails_is_given_up_and_the_job_goes_on)
     char command[2 * CAIRN_SCRATCH_BYTES];
     SHARDS(2);
     begin(3);
-    snprintf(command, sizeof command, "rm -r %s/shard-1", folder);
+    snprintf(command, sizeof command, "rm -r %s/shard-1", logs_folder);
     ck_assert_int_eq(system(command), 0);
     const uint64_t step = newest(job).step;
     train_pushing(0.5f, 12);
@@ -560,13 +553,13 @@ TEST(a_disk_that_comes_late_is_waited_for)
     bits(root);
     kill_shard(0);
     kill_coordinator();
-    take_away(folder);
+    take_away(logs_folder);
     cluster_restart_coordinator(&cluster);
     says(0, "shard shard-0 has not been heard yet", "job show tiny");
     const pid_t pid = fork_child();
     if (pid == 0) {
         await(logged("shard-0.log", "it does not connect before it can read the logs") > 0);
-        bring_back(folder);
+        bring_back(logs_folder);
         _exit(0);
     }
     cluster_restart_shard(&cluster, 0); // until it has connected
@@ -611,7 +604,7 @@ TEST(the_memory_of_a_part_whose_snapshot_is_away_is_not_given_away)
     char root[65];
     cairn_job *next;
     start(1, .coordinator_set = SETTINGS("lease.heartbeat=100ms"),
-          .shard_set = SETTINGS("compute.threads=1", "memory.limit=19MiB", log_path));
+          .shard_set = SETTINGS("compute.threads=1", "memory.limit=19MiB", logs_setting));
     join("tiny", TINY(BIG));
     train_pushing(0.5f, 1);
     log_it("tiny");
@@ -640,7 +633,7 @@ TEST(a_part_for_which_memory_lacks_waits_for_it)
     char root[65];
     static char limit[] = "memory.limit=64MiB";
     start(1, .coordinator_set = SETTINGS("lease.heartbeat=100ms"),
-          .shard_set = SETTINGS("compute.threads=1", limit, log_path));
+          .shard_set = SETTINGS("compute.threads=1", limit, logs_setting));
     join("tiny", TINY(1 << 17));
     train_pushing(0.5f, 1);
     log_it("tiny");
@@ -663,14 +656,8 @@ TEST(a_part_for_which_memory_lacks_waits_for_it)
 /* The job is restored, or dropped, while its part waits for a snapshot that does not come again. */
 TEST_EACH(a_part_whose_snapshot_is_gone_waits_no_longer_than_its_job, 0, 2)
 {
-    char first[CLUSTER_WORD_BYTES], second[CLUSTER_WORD_BYTES], base[256], command[1024];
-    SHARDS(1);
-    begin(1);
-    word_of(first, "snapshot create tiny --wait -q");
-    train_pushing(0.5f, 1);
-    word_of(second, "snapshot create tiny --wait -q");
-    log_file(0, "base", base);
-    await(strstr(base_text(base), second) != NULL);
+    char first[CLUSTER_WORD_BYTES], second[CLUSTER_WORD_BYTES], command[1024];
+    begin_on_second(first, second);
     leave();
     kill_shard(0);
     snprintf(command, sizeof command, "rm -r %s", snapshot_folder("tiny", second));
@@ -734,12 +721,12 @@ TEST(a_part_that_a_keeper_has_does_not_wait_for_the_disk)
 {
     SHARDS_KEPT(1);
     begin(3);
-    take_away(folder);
+    take_away(logs_folder);
     cluster_renew_shard(&cluster, 0, SIGKILL);
     train_pushing(0.5f, 2);
     says(2, ", which is no folder", "job durability tiny log+peer");
     says(3, ", which is no folder", "job check tiny");
-    bring_back(folder);
+    bring_back(logs_folder);
 }
 
 TEST(a_snapshot_on_which_a_log_stands_stays)
@@ -827,4 +814,4 @@ TEST(a_budget_without_room_is_told_with_bytes)
     says(3, "less safe than it asks for: shard shard-0 gave its log up", "job check tiny");
 }
 
-SUITE(120, set_up, tear_down);
+SUITE(120, logs_begin, logs_end);

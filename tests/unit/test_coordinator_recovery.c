@@ -116,6 +116,16 @@ TEST(a_part_that_comes_back_first_ends_it)
     train();
 }
 
+/* Shard 1 comes anew without its part, and waits for the snapshot of its log. */
+static void miss_awaited_part(void)
+{
+    toy()->spec.policy.durability = CAIRN_DURABILITY_LOG;
+    fake.shards[1].awaits = job;
+    fake_shard_renew(&fake, 1);
+    fake_until(&fake, toy()->shards[1].missed_ms != 0);
+    ck_assert_uint_eq(toy()->shards[1].patience_ms, 1000 * CAIRN_LOG_LOSS_WAIT_S);
+}
+
 /* It is given up when a shard that is away would be. */
 TEST(a_part_that_waits_for_the_snapshot_of_its_log_is_waited_for)
 {
@@ -123,11 +133,7 @@ TEST(a_part_that_waits_for_the_snapshot_of_its_log_is_waited_for)
     take_snapshot();
     train();
     amend();
-    toy()->spec.policy.durability = CAIRN_DURABILITY_LOG;
-    fake.shards[1].awaits = job;
-    fake_shard_renew(&fake, 1);
-    fake_until(&fake, toy()->shards[1].missed_ms != 0);
-    ck_assert_uint_eq(toy()->shards[1].patience_ms, 1000 * CAIRN_LOG_LOSS_WAIT_S);
+    miss_awaited_part();
     coord_job_waiting(toy(), &waits);
     ck_assert_str_eq(waits.text, "the part of shard s1, which is made again from its log and waits "
                                  "for the snapshot on which the log stands");
@@ -143,11 +149,7 @@ TEST(a_part_that_its_shard_waits_for_no_more_is_missed_as_any_other)
 {
     take_snapshot();
     amend();
-    toy()->spec.policy.durability = CAIRN_DURABILITY_LOG;
-    fake.shards[1].awaits = job;
-    fake_shard_renew(&fake, 1);
-    fake_until(&fake, toy()->shards[1].missed_ms != 0);
-    ck_assert_uint_eq(toy()->shards[1].patience_ms, 1000 * CAIRN_LOG_LOSS_WAIT_S);
+    miss_awaited_part();
     fake.shards[1].awaits = 0;
     fake_shard_renew(&fake, 1);
     fake_until(&fake, toy()->shards[1].patience_ms < 1000 * CAIRN_LOG_LOSS_WAIT_S);
