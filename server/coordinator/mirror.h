@@ -5,7 +5,8 @@
 #include "server/core/mirror.h"
 
 /* The mirrors of a shard's part of a job, as the files see them that make mirrors: mirror.c has a mirror's
- * life, and mirror_rounds.c a mirror's part in the rounds. job.h has what others call. Loop thread. */
+ * life, mirror_rounds.c a mirror's part in the rounds, and mirror_audits.c the comparison of all copies.
+ * job.h has what others call. Loop thread. */
 
 /* A report of the owner that waits for those of its standbys. */
 struct mirror_waiting {
@@ -81,22 +82,27 @@ const char *coord_mirrors_owner(const struct coord_mirrors *all);
 void coord_mirror_end(struct coord_mirror *mirror, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* ---- rounds ---- */
+/* ---- rounds (mirror_rounds.c) ---- */
 
-/* Takes the AuditLooked of one of the two. */
-void coord_mirror_looked(struct coord_session *session, uint32_t request, const void *any);
 /* Lets a standby take part that is READY, if no round is open. It is filled before the next one opens. */
 void coord_mirror_join_at_rest(struct coord_mirror *mirror);
-
 void coord_mirrors_forget_reports(struct coord_mirrors *all);
-/* Forgets what all have told of audits, or what the standby has. Nobody is asked any more where that
- * differs, so no report waits for that. */
-void coord_mirrors_forget_audits(struct coord_mirrors *all);
-void coord_mirror_forget_audits(struct coord_mirror *mirror);
 /* Hands the core those reports of the owner that need not wait any longer. The job may be lost by that, and
  * the mirrors with it. */
 void coord_mirrors_pass_reports(struct coord_job *job, uint32_t shard);
 /* True if the standby has not reported for too long what the owner has, while the owner was heard. */
 bool coord_mirror_is_late(const struct coord_mirror *mirror);
+
+/* ---- audits (mirror_audits.c) ---- */
+
+/* Takes what one side has told of a version that it has published. */
+void coord_mirrors_take_audit(struct coord_mirrors *all, int side,
+                              const Cairn__Published *published);
+/* Takes the AuditLooked of one of them. */
+void coord_mirror_looked(struct coord_session *session, uint32_t request, const void *any);
+/* Forgets what all have told of audits, or what the standby has. Nobody is asked any more where that
+ * differs, so no report waits for that. */
+void coord_mirrors_forget_audits(struct coord_mirrors *all);
+void coord_mirror_forget_audits(struct coord_mirror *mirror);
 
 #endif

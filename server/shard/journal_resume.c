@@ -1,5 +1,5 @@
-/* The parts that the search found in logs (journal_scan.c): each is made again at once, or awaits the snapshot
- * on which its log stands. journal.h has the picture. */
+/* The parts that the search found in logs (journal_scan.c): each is made again at once, or awaits the
+ * snapshot on which its log stands. journal.h has the picture. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <unistd.h>

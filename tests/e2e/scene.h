@@ -35,8 +35,8 @@ extern cairn_job *job;
 uint16_t coordinator_port(void);
 /* The trainer leaves, if there is one; all daemons end, if there are any: SUITE(60, .tear_down = stop). */
 void stop(void);
-/* Logs of shards lie in this folder, with logs_setting in .shard_set: SUITE(60, logs_begin, logs_end). The end
- * of the logs is that of the scene. */
+/* Logs of shards lie in this folder, with logs_setting in .shard_set: SUITE(60, logs_begin, logs_end). The
+ * end of the logs is that of the scene. */
 extern char logs_folder[CAIRN_SCRATCH_BYTES], logs_setting[CAIRN_SCRATCH_BYTES + 16];
 void logs_begin(void);
 void logs_end(void);
