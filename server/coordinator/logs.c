@@ -147,9 +147,12 @@ static bool is_wanted(const struct coord_job *job)
 /* The job asks for no log any more, so its shards end theirs, and tell of none. */
 static void forget_ended(const struct coord_job *job)
 {
-    CAIRN_EACH_SHARD (job, i)
-        if (!coord_logs_awaits(job, job->shards[i].entry))
-            *log_of(job, i) = (struct coord_log) { .is_told = false };
+    CAIRN_EACH_SHARD (job, i) {
+        struct coord_log *log = log_of(job, i);
+        const bool is_known = log->is_told || log->had.generation != 0;
+        if (is_known && !coord_logs_awaits(job, job->shards[i].entry))
+            *log = (struct coord_log) { .is_told = false };
+    }
 }
 
 void coord_logs_tick(struct coord_job *job)
