@@ -18,8 +18,10 @@ static void free_snapshot(struct coord_snapshot *snapshot)
         snapshot->job->snapshots.running = NULL;
     coord_waiters_release(&snapshot->now.at_begin);
     coord_waiters_release(&snapshot->now.at_end);
-    coord_waiters_release(&snapshot->next.at_begin);
-    coord_waiters_release(&snapshot->next.at_end);
+    for (int has_files = 0; has_files < 2; has_files++) {
+        coord_waiters_release(&snapshot->next[has_files].at_begin);
+        coord_waiters_release(&snapshot->next[has_files].at_end);
+    }
     coord_waiters_release(&snapshot->at_cancel);
     manifest_release(&snapshot->manifest);
     free(snapshot->folder);
@@ -361,13 +363,13 @@ cairn_status coord_snapshot_begin(struct coord_job *job, bool has_files,
 {
     const bool inherits = job->snapshots.running != NULL && is_abandoned(job->snapshots.running);
     const bool follows = job->snapshots.running != NULL &&
-                         snapshot_cause_is_periodic(job->snapshots.running->cause) && has_files;
+                         snapshot_cause_is_periodic(job->snapshots.running->cause);
     CAIRN_TRY(judge_snapshot(job, has_files, why));
     if (!inherits && !follows && job->snapshots.running != NULL) return refuse_second(job, why);
     struct coord_snapshot *snapshot = inherits || follows ? job->snapshots.running
                                                           : new_snapshot(job);
     if (snapshot == NULL) return fail_with(why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    struct coord_snapshot_waiters *waiters = follows ? &snapshot->next : &snapshot->now;
+    struct coord_snapshot_waiters *waiters = follows ? &snapshot->next[has_files] : &snapshot->now;
     const cairn_status status = coord_waiters_add(wait ? &waiters->at_end : &waiters->at_begin,
                                                   session, request, why);
     if (status != CAIRN_OK) {
@@ -397,21 +399,26 @@ static void move_waiters(struct coord_snapshot_waiters *from, struct coord_snaps
     coord_waiters_move(&from->at_end, &to->at_end);
 }
 
-/* Called when a snapshot has ended. Begins the next one if any of `waiters` waits for it. */
-static void follow_snapshot(struct coord_job *job, struct coord_snapshot_waiters *waiters)
+/* Called when a snapshot has ended. Begins the digest that `waiters` wait for, or else the snapshot; with
+ * a digest, whoever waits for the snapshot waits on. */
+static void follow_snapshot(struct coord_job *job, struct coord_snapshot_waiters waiters[2])
 {
     struct sentence why;
-    if (LIST_EMPTY(&waiters->at_begin) && LIST_EMPTY(&waiters->at_end)) return;
-    cairn_status status = judge_snapshot(job, true, &why);
-    struct coord_snapshot *snapshot = status == CAIRN_OK ? new_snapshot(job) : NULL;
-    if (snapshot != NULL) {
-        move_waiters(waiters, &snapshot->now);
-        start_snapshot(job, snapshot, true);
-        return;
+    for (int has_files = 0; has_files < 2; has_files++) {
+        struct coord_snapshot_waiters *of = &waiters[has_files];
+        if (LIST_EMPTY(&of->at_begin) && LIST_EMPTY(&of->at_end)) continue;
+        cairn_status status = judge_snapshot(job, has_files, &why);
+        struct coord_snapshot *snapshot = status == CAIRN_OK ? new_snapshot(job) : NULL;
+        if (snapshot != NULL) {
+            move_waiters(of, &snapshot->now);
+            if (!has_files) move_waiters(&waiters[true], &snapshot->next[true]);
+            start_snapshot(job, snapshot, has_files);
+            return;
+        }
+        if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
+        coord_waiters_fail(&of->at_begin, status, why.text);
+        coord_waiters_fail(&of->at_end, status, why.text);
     }
-    if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
-    coord_waiters_fail(&waiters->at_begin, status, why.text);
-    coord_waiters_fail(&waiters->at_end, status, why.text);
 }
 
 static void answer_begun(struct coord_snapshot *snapshot)
@@ -754,12 +761,13 @@ static void finish_snapshot(struct coord_snapshot *snapshot)
     else
         answer_failed(snapshot);
     struct coord_job *job = snapshot->job;
-    struct coord_snapshot_waiters next;
-    move_waiters(&snapshot->next, &next);
+    struct coord_snapshot_waiters next[2];
+    for (int has_files = 0; has_files < 2; has_files++)
+        move_waiters(&snapshot->next[has_files], &next[has_files]);
     coord_snapshot_note_end(snapshot);
     coord_logs_saved(snapshot);
     free_snapshot(snapshot);
-    follow_snapshot(job, &next);
+    follow_snapshot(job, next);
 }
 
 static bool has_all_parts(const struct coord_steps *steps)
@@ -835,8 +843,10 @@ void coord_snapshot_abort(struct coord_job *job, const char *reason)
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
     if (snapshot == NULL) return;
-    coord_waiters_fail(&snapshot->next.at_begin, CAIRN_ERR_CANCELED, reason);
-    coord_waiters_fail(&snapshot->next.at_end, CAIRN_ERR_CANCELED, reason);
+    for (int has_files = 0; has_files < 2; has_files++) {
+        coord_waiters_fail(&snapshot->next[has_files].at_begin, CAIRN_ERR_CANCELED, reason);
+        coord_waiters_fail(&snapshot->next[has_files].at_end, CAIRN_ERR_CANCELED, reason);
+    }
     if (commits(snapshot)) return;
     fail_snapshot(snapshot, CAIRN_ERR_CANCELED, "", reason);
     end_now(snapshot);

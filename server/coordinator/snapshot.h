@@ -288,8 +288,9 @@ struct coord_snapshot {
     /* a digest has a manifest, too, with content root, version and payload */
     struct manifest manifest;
     struct coord_snapshot_waiters now;
-    /* requests that arrived during a periodic snapshot, and wait for the next one */
-    struct coord_snapshot_waiters next;
+    /* [has_files]: requests that arrived during a periodic snapshot, and wait for the next digest or the
+     * next snapshot, in this order */
+    struct coord_snapshot_waiters next[2];
     struct coord_waiters at_cancel;
 };
 

@@ -94,20 +94,13 @@ static void begin(int steps)
     train_pushing(0.5f, steps);
 }
 
-/* The job's content root, as soon as no snapshot is being taken for its log. */
-static void root_when_calm(char root_out[65])
-{
-    await((ask("job digest tiny -q"), said.status == 0));
-    snprintf(root_out, 65, "%.64s", said.out);
-}
-
 static void expect_power_to_lose_nothing(int shards)
 {
     char root[65], again[65];
-    root_when_calm(root);
+    bits(root);
     const uint64_t step = newest(job).step;
     lose_power(shards, true);
-    root_when_calm(again);
+    bits(again);
     ck_assert_str_eq(again, root);
     train_pushing(0.25f, 2);
     ck_assert_uint_eq(newest(job).step, step + 2);

@@ -33,20 +33,6 @@ static void step_to(uint64_t step)
     while (newest(job).step < step) train_pushing(1.0f / (float)(newest(job).step + 1), 1);
 }
 
-/* The job's root, when no snapshot is being taken, as for a log at any time. */
-static void bits_at_rest(char root_out[65])
-{
-    await((ask("job digest tiny -q"), said.status == 0));
-    snprintf(root_out, 65, "%.64s", said.out);
-}
-
-static void expect_bits_at_rest(const char *root)
-{
-    char its[65];
-    bits_at_rest(its);
-    ck_assert_str_eq(its, root);
-}
-
 /* A round with a gradient that is none: it is skipped, and the loss scale falls. */
 static void skip(void)
 {
@@ -200,7 +186,7 @@ static void run_undisturbed(const struct tiny_job *tiny, char roots[][65], uint6
 static void train_on(char roots[][65], uint64_t steps)
 {
     step_to(newest(job).step + steps);
-    expect_bits_at_rest(roots[newest(job).step]);
+    expect_bits(roots[newest(job).step]);
 }
 
 /* The logs stand on a snapshot. */
@@ -246,7 +232,7 @@ static void die_on_the_way(const struct tiny_job *tiny, bool by_logs)
             ck_assert_uint_eq(now.step, before.step);
         else
             ck_assert_uint_eq(now.step, before.step - 1);
-        expect_bits_at_rest(roots[now.step]);
+        expect_bits(roots[now.step]);
         gone_back += now.generation != before.generation;
     }
     if (asked != NULL) fprintf(stderr, "%d of %d times gone back\n", gone_back, kills);
@@ -344,7 +330,7 @@ TEST(a_job_with_a_log_goes_back_to_any_step_since_its_snapshot)
     for (uint64_t s = FIRST; s <= LAST; s++) {
         step_to(s);
         if (s == SKIPPED) skip(); // the last decision at this version
-        bits_at_rest(roots[s]);
+        bits(roots[s]);
     }
     says(0, "going back        to each step from 2 to 8 of generation 1 by its logs",
          "job show tiny");
@@ -352,11 +338,11 @@ TEST(a_job_with_a_log_goes_back_to_any_step_since_its_snapshot)
     go_back(SKIPPED);
     join("tiny", tiny);
     ck_assert_uint_eq(newest(job).step, SKIPPED);
-    expect_bits_at_rest(roots[SKIPPED]);
+    expect_bits(roots[SKIPPED]);
     ck_assert_int_eq(logged("shard-0.log", "by 3 updates to step 5"), 1);
     for (uint64_t s = SKIPPED + 1; s <= LAST; s++) {
         step_to(s);
-        expect_bits_at_rest(roots[s]);
+        expect_bits(roots[s]);
     }
     // in the new generation, too: to the snapshot itself, which needs no update
     await_log();
@@ -368,14 +354,14 @@ TEST(a_job_with_a_log_goes_back_to_any_step_since_its_snapshot)
     go_back(from);
     ck_assert_int_eq(logged("shard-1.log", "by 0 updates to step"), 1);
     join("tiny", tiny);
-    if (from <= LAST) expect_bits_at_rest(roots[from]);
+    if (from <= LAST) expect_bits(roots[from]);
     // and then the hosts lose power
     await_log();
     step_to(LAST + 3);
-    bits_at_rest(roots[0]);
+    bits(roots[0]);
     for (int i = 0; i < 2; i++) kill_shard(i);
     for (int i = 0; i < 2; i++) cluster_restart_shard(&cluster, i);
-    expect_bits_at_rest(roots[0]);
+    expect_bits(roots[0]);
 }
 
 /* A job that has its log from step 1 on. */
@@ -409,7 +395,7 @@ TEST(what_a_log_does_not_have_is_refused_and_the_job_goes_on)
     ask("job rollback tiny --to-version 0 --yes");
     expect_said(4, "cannot go back to step 0", "their logs have no other step yet");
     step_to(5);
-    bits_at_rest(root);
+    bits(root);
     ask("job rollback tiny --to-version 0 --yes");
     expect_said(4, "cannot go back to step 0", "each step from 1 to 4 of generation 2");
     says(4, "each step from 1 to 4", "job rollback tiny --to-version 5 --yes");
@@ -417,11 +403,11 @@ TEST(what_a_log_does_not_have_is_refused_and_the_job_goes_on)
     ck_assert_int_eq(rename(cluster.snapshots_path, away), 0);
     ask("job rollback tiny --to-version 4 --yes");
     expect_refused("step-000000000001");
-    expect_bits_at_rest(root);
+    expect_bits(root);
     ck_assert_int_eq(rename(away, cluster.snapshots_path), 0);
     step_to(6);
     says(0, "", "job rollback tiny --to-version 5 --yes");
-    expect_bits_at_rest(root);
+    expect_bits(root);
 }
 
 /* The shard serves, so its next start would bring nothing. */
@@ -510,14 +496,14 @@ TEST(a_job_with_a_standby_goes_back_by_its_log)
     await_said("log+peer; log+peer is asked for", "job show tiny");
     train_pushing(0.5f, 2);
     const uint64_t step = newest(job).step;
-    bits_at_rest(root);
+    bits(root);
     train_pushing(0.25f, 3);
     go_back(step);
-    expect_bits_at_rest(root);
+    expect_bits(root);
     join("tiny", TINY(ELEMS));
     await_mirror(2);
     train_pushing(0.5f, 2);
-    bits_at_rest(root);
+    bits(root);
     kill_shard(0);
     train_pushing(0.5f, 1);
     ck_assert_int_eq(logged("coordinator.log", "job tiny is lost"), 0);

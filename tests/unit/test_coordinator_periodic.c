@@ -311,9 +311,12 @@ TEST(whoever_asks_for_one_meanwhile_gets_one_behind_it)
     step_and_hold();
     train();
     const uint32_t begun = ask_snapshot(&admin, false), done = ask_snapshot(&admin, true);
-    fake_until(&fake, !LIST_EMPTY(&toy()->snapshots.running->next.at_end) &&
-                          !LIST_EMPTY(&toy()->snapshots.running->next.at_begin));
+    const uint32_t digest = fake_ask(&admin, JobDigestGet, .name = "toy");
+    fake_until(&fake, !LIST_EMPTY(&toy()->snapshots.running->next[true].at_end) &&
+                          !LIST_EMPTY(&toy()->snapshots.running->next[true].at_begin) &&
+                          !LIST_EMPTY(&toy()->snapshots.running->next[false].at_end));
     let_go();
+    ck_assert_uint_eq(fake_hear(&admin, JobDigest, digest)->step, 3);
     Cairn__SnapshotStatus *s = fake_hear(&admin, SnapshotStatus, begun);
     ck_assert_uint_eq(s->step, 3);
     s = fake_hear(&admin, SnapshotStatus, done);
@@ -326,8 +329,11 @@ TEST(whoever_waits_behind_one_begins_none_of_a_job_that_is_dropped)
     amend(2, 1, 1);
     step_and_hold();
     const uint32_t asked = ask_snapshot(&admin, true);
-    fake_until(&fake, !LIST_EMPTY(&toy()->snapshots.running->next.at_end));
+    const uint32_t digest = fake_ask(&admin, JobDigestGet, .name = "toy");
+    fake_until(&fake, !LIST_EMPTY(&toy()->snapshots.running->next[true].at_end) &&
+                          !LIST_EMPTY(&toy()->snapshots.running->next[false].at_end));
     const uint32_t request = ask_drop("toy", true);
+    fake_expect_error(&admin, digest, CAIRN_ERR_CANCELED, "is to be dropped");
     fake_expect_error(&admin, asked, CAIRN_ERR_CANCELED, "is to be dropped");
     fake_expect_error(&admin, request, CAIRN_ERR_BUSY, "is being taken");
     fake_until(&fake, toy()->snapshots.running == NULL);
