@@ -493,10 +493,15 @@ cairn_status links_add(struct job *job, uint32_t count)
     return CAIRN_OK;
 }
 
+void links_close(struct job *job)
+{
+    for (uint32_t i = 0; i < job->shards.count; i++) chunk_link_close(&job->shards.links[i]->conn);
+}
+
 void links_release(struct job *job)
 {
+    links_close(job);
     for (uint32_t i = 0; i < job->shards.count; i++) {
-        chunk_link_close(&job->shards.links[i]->conn);
         free(job->shards.links[i]->address);
         free(job->shards.links[i]);
     }
@@ -508,9 +513,10 @@ void links_release(struct job *job)
 void link_tick(struct shard_link *link, uint64_t now_ms)
 {
     const struct job *job = link->job;
+    datapath_judge(link, now_ms); // it may end the job
     const bool is_wanted = !served_layouts_left_by(job, link->index) || link_waits(&link->conn);
-    const bool connects = job->served != NULL && !job->closing && is_wanted;
-    datapath_judge(link, now_ms);
+    const bool is_over = job->closing || job->failure.status != CAIRN_OK;
+    const bool connects = job->served != NULL && !is_over && is_wanted;
     asker_retry(&link->asker);
     chunk_link_tick(&link->conn, connects ? job->session->path.fabric : NULL, link->address,
                     link->address_bytes, now_ms);

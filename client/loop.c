@@ -267,16 +267,16 @@ static void run_turn(struct session *s)
 
 /* ---- who is awaited ---- */
 
-/* Counts the job's chunks that a shard has not answered. *via_out: the relay to which one of these
- * chunks was sent; NULL: none was sent to a relay. */
+/* Counts the job's chunks that a shard has not answered, or whose data is still on the way. *via_out: the
+ * relay to which one of these chunks was sent; NULL: none was sent to a relay. */
 static uint32_t count_open(const struct job *job, uint32_t shard, const struct shard_link **via_out)
 {
     uint32_t count = 0;
     *via_out = NULL;
     for (uint32_t i = 0; i < job->parcels.count; i++) {
         const struct parcel *parcel = job->parcels.all[i];
-        if (parcel->op == NULL || parcel->answered || parcel->is_landed || parcel->shard != shard)
-            continue;
+        const bool is_done = parcel->answered && parcel->on_loan == 0;
+        if (parcel->op == NULL || is_done || parcel->is_landed || parcel->shard != shard) continue;
         if (parcel->via != shard) *via_out = job->shards.links[parcel->via];
         count++;
     }

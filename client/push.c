@@ -822,5 +822,7 @@ void job_fail(struct job *job, cairn_status status, const char *text)
 {
     fail_calls(job, status, text);
     fail_parcels(job, status);
+    // a shard that is silent returns no loan, and an operation waits for its loans
+    links_close(job);
     session_kick(job->session);
 }

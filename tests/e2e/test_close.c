@@ -50,6 +50,45 @@ TEST(closing_a_session_does_not_wait_for_a_stopped_shard)
     ck_assert_msg(fetched == CAIRN_OK || fetched == CAIRN_ERR_CANCELED, "%d", (int)fetched);
 }
 
+static const char *const kinds[] = { "fabric.kind=auto", "fabric.kind=ucx", "fabric.kind=stream" };
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+/* Buffers that are on their way to a stopped shard, or half received from it, hold up nobody whose job is
+ * lost meanwhile. The job is restored onto the other shard. */
+TEST_EACH(a_wait_for_a_stopped_shard_ends_when_the_job_is_lost, 0, KINDS)
+{
+    start(2,
+          .coordinator_set = SETTINGS("cluster.shards=1", "lease.heartbeat=100ms",
+                                      "lease.timeout=600ms"),
+          .shard_set = SETTINGS(kinds[_i], "fabric.trust=yes", "memory.limit=512MiB"));
+    float *values = calloc(ELEMS, sizeof *values), *copy = calloc(ELEMS, sizeof *copy);
+    session = trainer_session(cluster.address, NULL);
+    cairn_op *ops[2];
+    good(open_job(1, CLUSTER_WAIT_MS, &job));
+    initialize(job, values);
+    says(0, "", "reshard apply tiny --add shard-1");
+    await_said("\"shards_after\": 2", "reshard status tiny -o json");
+    says(0, "", "snapshot create tiny --wait");
+    says(0, "", "job amend tiny --on-shard-loss restore-latest --shard-loss-wait 1");
+    const struct cairn_round round = trainer_begin(job);
+    const struct cairn_mem to = trainer_mem(copy, CAIRN_F32);
+    const struct cairn_mem from = trainer_mem(values, CAIRN_F32);
+    good(cairn_fetch(job, round.version, "w", NULL, NULL, &to, &ops[0]));
+    cluster_freeze(cluster.shards[1]);
+    good(cairn_push(job, &round, 0, "w", NULL, &from, &ops[1]));
+    const int64_t begin_ms = now_ms();
+    const cairn_status pushed = cairn_wait(ops[1], CLUSTER_WAIT_MS);
+    const cairn_status fetched = cairn_wait(ops[0], CLUSTER_WAIT_MS); // all had arrived, or not
+    const int64_t took_ms = now_ms() - begin_ms;
+    kill(cluster.shards[1], SIGCONT);
+    ck_assert_int_eq(pushed, CAIRN_ERR_ROLLED_BACK);
+    ck_assert_msg(fetched == CAIRN_OK || fetched == CAIRN_ERR_ROLLED_BACK, "%d", (int)fetched);
+    ck_assert_msg(took_ms < 1600 + 3000, "it took %" PRIu64 " ms", took_ms);
+    leave();
+    free(values);
+    free(copy);
+}
+
 struct waiter {
     pthread_t thread;
     cairn_job *job;
