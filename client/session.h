@@ -207,7 +207,7 @@ void layouts_trim(struct job *job);
 /* Adds links until there are at least `count`; a link has no address until its shard is heard
  * of. */
 cairn_status links_add(struct job *job, uint32_t count) CAIRN_MUST_CHECK;
-/* Closes the connections to all shards. What is on loan to them comes back soon. */
+/* Closes the connections to all shards. Buffers that are on loan to them come back soon. */
 void links_close(struct job *job);
 void links_release(struct job *job); /* called when none of the links' memory is on loan */
 void link_tick(struct shard_link *link, uint64_t now_ms);
