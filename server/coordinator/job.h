@@ -726,6 +726,8 @@ void coord_mirrors_send(const struct coord_job *job, uint16_t type,
 void coord_mirrors_fence(struct coord_job *job, const Cairn__Fence *fence);
 void coord_mirrors_open(struct coord_job *job, const struct round_action *action,
                         const Cairn__RoundOpen *owners);
+/* Returns the name of a standby for which a report of the shard waits; NULL: no report waits. */
+const char *coord_mirrors_awaited(const struct coord_job *job, uint32_t shard);
 /* Takes the report of a standby, or one of an owner that waits for its standby's. False: the message is
  * handled as any other. */
 bool coord_mirrors_take(struct coord_session *session, const struct wire_frame *frame,

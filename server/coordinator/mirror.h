@@ -41,6 +41,9 @@ struct coord_mirror {
     uint64_t member, token;          /* as which it asks the owner */
     uint8_t *answer; /* owned: the standby's last answer to a Fence, packed; NULL: none */
     size_t answer_bytes;
+    /* the round of the sums that it fetched last, and a hash of what it computed of them */
+    struct mirror_report sums_of;
+    uint64_t sums;
     uint64_t again_ms;   /* coord_now_ms: no mirror is made before */
     unsigned failures;   /* since it was in step */
     struct sentence why; /* why there is no mirror, if there is none */
@@ -103,6 +106,9 @@ void coord_mirror_looked(struct coord_session *session, uint32_t request, const 
 /* Forgets what all have told of audits, or what the standby has. Nobody is asked any more where that
  * differs, so no report waits for that. */
 void coord_mirrors_forget_audits(struct coord_mirrors *all);
+/* Has the owner stop its part, because both of its standbys contradict it; `what` is a sentence that says in
+ * what. A standby takes the place. */
+void coord_mirrors_stop_owner(const struct coord_mirrors *all, const char *what);
 void coord_mirror_forget_audits(struct coord_mirror *mirror);
 
 #endif

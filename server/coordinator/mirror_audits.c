@@ -173,11 +173,11 @@ static const char *name_other(struct coord_mirrors *all)
     return side_name(all, side);
 }
 
-static void stop_owner(const struct coord_mirrors *all, const char *leaf)
+void coord_mirrors_stop_owner(const struct coord_mirrors *all, const char *what)
 {
     Cairn__AuditLook look = CAIRN__AUDIT_LOOK__INIT;
     look.job = all->job->id;
-    look.outvoted = (char *)(uintptr_t)leaf;
+    look.outvoted = wire_text(what);
     coord_session_send(all->job->shards[all->shard].entry->session, CAIRN_MSG_AUDIT_LOOK, 0,
                        &look.base);
 }
@@ -207,10 +207,12 @@ static void end_look(struct coord_mirrors *all, const char *leaf)
             leaf, coord_mirrors_owner(all), name_other(all));
     log_error("job %s: %s", job->spec.name, why.text);
     coord_event_note(job->cluster, CAIRN_EVENT_STOPPED, job->spec.name, NULL, "%s", why.text);
-    if (wrong != CAIRN_AUDIT_OWNER)
-        end_mirrors_that_differ(all, why.text);
-    else if (changes == 0) // its version is not committed: a standby takes the place
-        stop_owner(all, leaf);
+    if (wrong != CAIRN_AUDIT_OWNER) end_mirrors_that_differ(all, why.text);
+    if (wrong != CAIRN_AUDIT_OWNER || changes != 0) return;
+    // its version is not committed: a standby takes the place
+    sentence_set(&why, "its state is not what both of its standbys made of the same sums: %s",
+                 leaf);
+    coord_mirrors_stop_owner(all, why.text);
 }
 
 /* Goes on when all have told that were asked. */

@@ -55,6 +55,103 @@ static ProtobufCMessage *answer_of(const struct coord_mirror *mirror)
     return message_unpack(message_type(CAIRN_MSG_ANSWER), mirror->answer, mirror->answer_bytes);
 }
 
+/* ---- sums ---- */
+
+/* A hash of the sum of squares and of how many elements are not finite; never 0. The weights of the members
+ * are the owner's alone. */
+static uint64_t hash_of(const Cairn__Reduced *reduced)
+{
+    uint64_t hashes[2] = { 0, 1 };
+    for (size_t i = 0; i < reduced->n_values; i++) {
+        const Cairn__ReducedValue *value = reduced->values[i];
+        if (value->key > 2) continue;
+        hashes[1] = chunk_checksum(value->value.data, value->value.len) + value->key;
+        hashes[0] = chunk_checksum(hashes, sizeof hashes);
+    }
+    return hashes[0] | 1;
+}
+
+static void take_sums(struct coord_mirror *mirror, struct mirror_report report,
+                      const Cairn__Reduced *reduced)
+{
+    mirror->sums_of = report;
+    mirror->sums = hash_of(reduced);
+}
+
+/* Returns the hash of the sums that the owner reported; 0: there is no memory to look. */
+static uint64_t owners_sums(const struct mirror_waiting *waiting)
+{
+    Cairn__Reduced *owners = (Cairn__Reduced *)message_unpack(message_type(CAIRN_MSG_REDUCED),
+                                                              waiting->bytes, waiting->byte_count);
+    if (owners == NULL) return 0;
+    const uint64_t sums = hash_of(owners);
+    message_free(&owners->base);
+    return sums;
+}
+
+static void say_difference(const struct coord_mirrors *all, int wrong, const char *why)
+{
+    struct coord_job *job = all->job;
+    struct sentence text;
+    if (wrong < 0)
+        sentence_set(&text, "%s, and it cannot be known which of the two is wrong", why);
+    else
+        sentence_set(&text, "%s, and shard %s is the one that both others contradict", why,
+                     wrong == CAIRN_AUDIT_OWNER ? coord_mirrors_owner(all)
+                                                : all->of[wrong - CAIRN_AUDIT_STANDBYS].name);
+    sentence_add(&text, ": test the memory and the processor of its host");
+    log_error("job %s: %s", job->spec.name, text.text);
+    coord_event_note(job->cluster, CAIRN_EVENT_STOPPED, job->spec.name, NULL, "%s", text.text);
+}
+
+/* True if the standby has told what it computed of the owner's sums. */
+static bool has_told(const struct coord_mirror *mirror, struct mirror_report report)
+{
+    return mirror->sums_of.epoch == report.epoch && mirror->sums_of.round == report.round;
+}
+
+/* Lets the report of each standby count that has the owner's sums. A standby with others waits for the word
+ * of the other standby: two against one say who is wrong. */
+static void judge_sums(struct coord_mirrors *all)
+{
+    const struct mirror_report report = all->waiting[CAIRN_MIRROR_REDUCED].report;
+    uint64_t sums[CAIRN_AUDIT_SIDES] = { owners_sums(&all->waiting[CAIRN_MIRROR_REDUCED]) };
+    struct coord_mirror *differs[CAIRN_STANDBYS_MAX] = { NULL };
+    struct sentence why = { "" };
+    bool is_awaited = false;
+    for (int i = 0; i < CAIRN_STANDBYS_MAX; i++) {
+        struct coord_mirror *mirror = &all->of[i];
+        if (!mirror_takes_part(&mirror->state) || mirror->entry == NULL) continue;
+        is_awaited = is_awaited || !has_told(mirror, report);
+        if (!has_told(mirror, report)) continue;
+        sums[CAIRN_AUDIT_STANDBYS + i] = mirror->sums;
+        if (sums[0] == 0 || mirror->sums == sums[0])
+            mirror_hears(&mirror->state, CAIRN_MIRROR_REDUCED, report);
+        else
+            differs[i] = mirror;
+    }
+    const struct coord_mirror *first = differs[0] != NULL ? differs[0] : differs[1];
+    if (first == NULL || is_awaited) return;
+    sentence_set(&why, "shard %s and its standby %s have other sums of round %" PRIu64,
+                 coord_mirrors_owner(all), first->name, report.round);
+    const int wrong = mirror_outvoted(sums, CAIRN_AUDIT_SIDES);
+    say_difference(all, wrong, why.text);
+    if (wrong == CAIRN_AUDIT_OWNER) {
+        forget_waiting(&all->waiting[CAIRN_MIRROR_REDUCED]);
+        sentence_set(&why, "its sums of round %" PRIu64 " are not those that both standbys fetched",
+                     report.round);
+        coord_mirrors_stop_owner(all, why.text);
+        return;
+    }
+    for (int i = 0; i < CAIRN_STANDBYS_MAX; i++)
+        if (differs[i] != NULL)
+            coord_mirror_end(differs[i],
+                             "its sums of round %" PRIu64 " were not those of the owner",
+                             report.round);
+}
+
+/* ---- passed on ---- */
+
 /* Hands the owner's report to the core: an answer with what its standbys know. */
 static void pass(struct coord_mirrors *all, int kind)
 {
@@ -83,7 +180,9 @@ void coord_mirrors_pass_reports(struct coord_job *job, uint32_t shard)
     for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++) {
         struct coord_mirrors *all = coord_mirrors_find(job, shard);
         if (all == NULL || all->waiting[kind].bytes == NULL) continue;
-        if (may_pass(all, kind, all->waiting[kind].report)) pass(all, kind);
+        if (kind == CAIRN_MIRROR_REDUCED) judge_sums(all);
+        if (all->waiting[kind].bytes != NULL && may_pass(all, kind, all->waiting[kind].report))
+            pass(all, kind);
     }
 }
 
@@ -132,41 +231,7 @@ static void tell_sums(const struct coord_mirrors *all, struct mirror_report repo
             coord_session_send(m->entry->session, CAIRN_MSG_MIRROR_SUMS, 0, &message.base);
 }
 
-static bool same_bytes(const ProtobufCBinaryData *a, const ProtobufCBinaryData *b)
-{
-    return a->len == b->len && (a->len == 0 || memcmp(a->data, b->data, a->len) == 0);
-}
-
-/* True if both have the same sum of squares, and as many elements that are not finite. The weights of the
- * members are the owner's alone. */
-static bool same_sums(const Cairn__Reduced *a, const Cairn__Reduced *b)
-{
-    if (a->n_values != b->n_values) return false;
-    for (size_t i = 0; i < a->n_values; i++) {
-        if (a->values[i]->key != b->values[i]->key) return false;
-        if (a->values[i]->key < 3 && !same_bytes(&a->values[i]->value, &b->values[i]->value))
-            return false;
-    }
-    return true;
-}
-
 /* ---- what both report ---- */
-
-/* Compares the standby's sums with those of the owner that wait for it. */
-static bool agrees(const struct coord_mirrors *all, struct mirror_report report,
-                   const ProtobufCMessage *message)
-{
-    const struct mirror_waiting *waiting = &all->waiting[CAIRN_MIRROR_REDUCED];
-    if (waiting->bytes == NULL || waiting->report.epoch != report.epoch ||
-        waiting->report.round != report.round)
-        return true;
-    Cairn__Reduced *owners = (Cairn__Reduced *)message_unpack(message_type(CAIRN_MSG_REDUCED),
-                                                              waiting->bytes, waiting->byte_count);
-    if (owners == NULL) return true;
-    const bool same = same_sums(owners, (const Cairn__Reduced *)message);
-    message_free(&owners->base);
-    return same;
-}
 
 /* Keeps what the standby answers, until the owner has answered. */
 static void keep_answer(struct coord_mirror *mirror, const struct wire_frame *frame)
@@ -185,16 +250,11 @@ static void take_standbys(struct coord_mirror *mirror, int kind, const struct wi
 {
     struct coord_mirrors *all = mirror->all;
     const struct mirror_report report = report_of(kind, message);
-    if (kind == CAIRN_MIRROR_REDUCED && !agrees(all, report, message)) {
-        log_error("job %s: shard %s and its standby %s have other sums of round %" PRIu64
-                  ": one of the two has bad memory, or is broken otherwise",
-                  all->job->spec.name, coord_mirrors_owner(all), mirror->name, report.round);
-        coord_mirror_end(mirror, "its sums of round %" PRIu64 " were not those of the owner",
-                         report.round);
-        return;
-    }
     if (kind == CAIRN_MIRROR_ANSWER) keep_answer(mirror, frame);
-    mirror_hears(&mirror->state, (enum mirror_report_kind)kind, report);
+    if (kind == CAIRN_MIRROR_REDUCED)
+        take_sums(mirror, report, (const Cairn__Reduced *)message);
+    else
+        mirror_hears(&mirror->state, (enum mirror_report_kind)kind, report);
     if (kind == CAIRN_MIRROR_PUBLISHED)
         coord_mirrors_take_audit(all, (int)(CAIRN_AUDIT_STANDBYS + (mirror - all->of)),
                                  (const Cairn__Published *)message);
@@ -239,10 +299,9 @@ bool coord_mirrors_take(struct coord_session *session, const struct wire_frame *
                             ((const Cairn__Answer *)message)->refused;
     if (is_refused || (passes && kind != CAIRN_MIRROR_ANSWER)) return false;
     hold(all, kind, frame, report);
-    if (passes) // an answer, to which those of standbys may have to be added
-        coord_mirrors_pass_reports(job, all->shard);
-    else if (kind == CAIRN_MIRROR_REDUCED)
-        tell_sums(all, report);
+    if (kind == CAIRN_MIRROR_REDUCED) tell_sums(all, report);
+    // an answer, to which those of standbys may have to be added, or sums that they have told of before
+    if (passes || kind == CAIRN_MIRROR_REDUCED) coord_mirrors_pass_reports(job, all->shard);
     return true;
 }
 
@@ -318,6 +377,25 @@ void coord_mirrors_open(struct coord_job *job, const struct round_action *action
     }
 }
 
+/* True if the owner's report waits for this standby. A standby with other sums than the owner's has told of
+ * them, and the other standby is awaited. */
+static bool is_awaited(const struct coord_mirror *mirror, int kind, struct mirror_report report)
+{
+    return !mirror_passes(&mirror->state, (enum mirror_report_kind)kind, report) &&
+           !(kind == CAIRN_MIRROR_REDUCED && has_told(mirror, report));
+}
+
+const char *coord_mirrors_awaited(const struct coord_job *job, uint32_t shard)
+{
+    const struct coord_mirrors *all = coord_mirrors_find(job, shard);
+    for (int kind = 0; all != NULL && kind < CAIRN_MIRROR_REPORTS; kind++) {
+        const struct mirror_waiting *waiting = &all->waiting[kind];
+        for (int i = 0; i < CAIRN_STANDBYS_MAX && waiting->bytes != NULL; i++)
+            if (is_awaited(&all->of[i], kind, waiting->report)) return all->of[i].name;
+    }
+    return NULL;
+}
+
 bool coord_mirror_is_late(const struct coord_mirror *mirror)
 {
     const struct coord_mirrors *all = mirror->all;
@@ -330,9 +408,7 @@ bool coord_mirror_is_late(const struct coord_mirror *mirror)
     for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++) {
         const struct mirror_waiting *waiting = &all->waiting[kind];
         const bool looks = kind == CAIRN_MIRROR_PUBLISHED && all->look.count != 0;
-        if (waiting->bytes != NULL &&
-            (looks ||
-             !mirror_passes(&mirror->state, (enum mirror_report_kind)kind, waiting->report)) &&
+        if (waiting->bytes != NULL && (looks || is_awaited(mirror, kind, waiting->report)) &&
             mirror_is_late(now_ms - waiting->since_ms, silent_ms, lease_ms))
             return true;
     }

@@ -109,6 +109,8 @@ static bool add_name(const void *context, bool is_shard, uint32_t number, struct
     const struct coord_job *job = context;
     const struct coord_member *worker = NULL;
     if (is_shard) {
+        const char *standby = coord_mirrors_awaited(job, number);
+        if (standby != NULL) sentence_add(out, "standby %s of ", standby);
         sentence_add(out, "shard %s", job->shards[number].entry->name);
         return true;
     }

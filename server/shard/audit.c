@@ -307,9 +307,7 @@ static void on_look(struct shard_job *job, const void *body)
     uint64_t digests[CAIRN_AUDIT_RANGES];
     struct sentence leaf = { "" }, why;
     if (look->outvoted[0] != '\0') {
-        sentence_set(
-            &why, "its state is not what both of its standbys made of the same sums: %s" TEST_TEXT,
-            look->outvoted);
+        sentence_set(&why, "%s" TEST_TEXT, look->outvoted);
         shard_job_fault(job, why.text);
         return;
     }

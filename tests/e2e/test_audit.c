@@ -253,6 +253,49 @@ TEST(a_standby_that_is_unlike_the_owner_and_the_other_one_is_named)
     expect_undisturbed(TINY(ELEMS, .audit_every = 2));
 }
 
+/* An owner's sums of a round flip behind its back: it has folded them, and the standbys, which are stopped,
+ * have yet to fetch them. Both standbys fetch the same, and the owner told of others. */
+static void flip_sums(float gradient[ELEMS], struct cairn_round *round)
+{
+    for (int shard = 1; shard < cluster.shard_count; shard++) cluster_freeze(cluster.shards[shard]);
+    for (int i = 0; i < ELEMS; i++) gradient[i] = 0.5f;
+    *round = trainer_begin(job);
+    trainer_push(job, round, "w", gradient);
+    ck_assert_int_eq(trainer_try_commit(job, round, NULL, 0, 1), CAIRN_ERR_TIMEOUT);
+    await_said("standby shard-1 of shard shard-0 (has not summed round", "job show tiny");
+    flip(0, "acc", 5000, 21);
+    for (int shard = 1; shard < cluster.shard_count; shard++)
+        ck_assert_int_eq(kill(cluster.shards[shard], SIGCONT), 0);
+}
+
+TEST(sums_that_flip_at_the_owner_of_two_standbys_cost_it_its_place)
+{
+    static float gradient[ELEMS];
+    struct cairn_round round;
+    begin_with_two();
+    flip_sums(gradient, &round);
+    ck_assert_int_eq(trainer_try_commit(job, &round, NULL, 0, CLUSTER_WAIT_MS),
+                     CAIRN_ERR_EPOCH_CHANGED);
+    train_pushing(0.5f, 2);
+    says(0, "and shard shard-0 is the one that both others contradict", "cluster events");
+    await(logged("coordinator.log", "are not those that both standbys fetched") >= 1);
+    ck_assert_int_eq(logged("coordinator.log", "takes its place"), 1);
+    expect_undisturbed(TINY(ELEMS, .audit_every = 2));
+}
+
+/* With one standby nobody knows who is wrong: both say so, and the mirror ends. */
+TEST(sums_that_flip_at_the_owner_of_one_standby_are_said)
+{
+    static float gradient[ELEMS];
+    struct cairn_round round;
+    begin_mirrored(TINY(ELEMS, .audit_every = 2));
+    flip_sums(gradient, &round);
+    good(trainer_try_commit(job, &round, NULL, 0, CLUSTER_WAIT_MS));
+    says(0, "have other sums of round 4, and it cannot be known which of the two is wrong",
+         "cluster events");
+    await_mirrored(2);
+}
+
 /* Every kind of tensor, workers that die, layouts that change, snapshots, a daemon that is killed under its
  * keeper: all that is written gets its checksum, and the bits are as ever. */
 TEST(what_a_rough_run_writes_is_no_alarm)
