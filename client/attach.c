@@ -692,7 +692,7 @@ void attach_release(struct job *job)
         control_send(job->session, CAIRN_MSG_JOB_LEAVE, 0, &leave.base);
     }
     fail_parcels(job, CAIRN_ERR_CANCELED);
-    links_close(job);
+    links_close(job, true);
     // the fabric returns the loans soon, and the next tick tries again
     if (!loans_are_back(job)) return;
     served_layouts_release(job);

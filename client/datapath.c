@@ -493,14 +493,17 @@ cairn_status links_add(struct job *job, uint32_t count)
     return CAIRN_OK;
 }
 
-void links_close(struct job *job)
+void links_close(struct job *job, bool shared)
 {
-    for (uint32_t i = 0; i < job->shards.count; i++) chunk_link_close(&job->shards.links[i]->conn);
+    for (uint32_t i = 0; i < job->shards.count; i++) {
+        struct chunk_link *conn = &job->shards.links[i]->conn;
+        if (shared || !chunk_link_shares(conn)) chunk_link_close(conn);
+    }
 }
 
 void links_release(struct job *job)
 {
-    links_close(job);
+    links_close(job, true);
     for (uint32_t i = 0; i < job->shards.count; i++) {
         free(job->shards.links[i]->address);
         free(job->shards.links[i]);
@@ -513,7 +516,7 @@ void links_release(struct job *job)
 void link_tick(struct shard_link *link, uint64_t now_ms)
 {
     const struct job *job = link->job;
-    datapath_judge(link, now_ms); // it may end the job
+    datapath_judge(link, now_ms); // may fail the job
     const bool is_wanted = !served_layouts_left_by(job, link->index) || link_waits(&link->conn);
     const bool is_over = job->closing || job->failure.status != CAIRN_OK;
     const bool connects = job->served != NULL && !is_over && is_wanted;

@@ -244,7 +244,7 @@ static void run_turn(struct session *s)
 {
     const uint64_t now_ms = monotonic_ms();
     for (struct job *job = s->jobs; job != NULL; job = job->next)
-        if (job->turn.broken.status != CAIRN_OK)
+        if (job->turn.broken.status != CAIRN_OK && job->failure.status == CAIRN_OK)
             job_fail(job, job->turn.broken.status, job->turn.broken.why.text);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (job->attachment.reading != NULL && atomic_load(&job->attachment.reading->is_over))

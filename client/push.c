@@ -822,7 +822,9 @@ void job_fail(struct job *job, cairn_status status, const char *text)
 {
     fail_calls(job, status, text);
     fail_parcels(job, status);
-    // a shard that is silent returns no loan, and an operation waits for its loans
-    links_close(job);
+    // A shard that is silent returns no loan, and an operation waits for its loans. A shard of this host may
+    // still fold the caller's memory in place, without a checksum, if the coordinator does not know yet that
+    // this member is out: that shard returns the loan itself.
+    links_close(job, false);
     session_kick(job->session);
 }

@@ -207,8 +207,9 @@ void layouts_trim(struct job *job);
 /* Adds links until there are at least `count`; a link has no address until its shard is heard
  * of. */
 cairn_status links_add(struct job *job, uint32_t count) CAIRN_MUST_CHECK;
-/* Closes the connections to all shards. Buffers that are on loan to them come back soon. */
-void links_close(struct job *job);
+/* Closes the connections to all shards, or (shared: false) to those alone with which this process shares no
+ * memory. Buffers that are on loan to these shards come back soon. */
+void links_close(struct job *job, bool shared);
 void links_release(struct job *job); /* called when none of the links' memory is on loan */
 void link_tick(struct shard_link *link, uint64_t now_ms);
 

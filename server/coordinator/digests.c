@@ -380,7 +380,7 @@ bool coord_snapshot_waiting(const struct coord_job *job, struct sentence *out)
     if (snapshot == NULL || !snapshot->is_pinned) coord_job_waiting(job, out);
     if (snapshot == NULL) return is_away && out->text[0] != '\0';
     if (coord_steps_at(&snapshot->steps) == CAIRN_SNAPSHOT_PREPARES && are_up)
-        sentence_set(out, "memory that its shards prepare for it");
+        sentence_set(out, "the shards, which prepare memory for the snapshot");
     if (coord_steps_at(&snapshot->steps) == CAIRN_SNAPSHOT_MAKES_FOLDER)
         sentence_set(out, "the disk of snapshots.path");
     CAIRN_EACH_SHARD (job, i) {

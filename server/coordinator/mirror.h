@@ -41,7 +41,8 @@ struct coord_mirror {
     uint64_t member, token;          /* as which it asks the owner */
     uint8_t *answer; /* owned: the standby's last answer to a Fence, packed; NULL: none */
     size_t answer_bytes;
-    /* the round of the sums that it fetched last, and a hash of what it computed of them */
+    /* the round whose sums the standby fetched last, and a hash of their sum of squares and their count of
+     * elements that are not finite */
     struct mirror_report sums_of;
     uint64_t sums;
     uint64_t again_ms;   /* coord_now_ms: no mirror is made before */
@@ -106,8 +107,8 @@ void coord_mirror_looked(struct coord_session *session, uint32_t request, const 
 /* Forgets what all have told of audits, or what the standby has. Nobody is asked any more where that
  * differs, so no report waits for that. */
 void coord_mirrors_forget_audits(struct coord_mirrors *all);
-/* Has the owner stop its part, because both of its standbys contradict it; `what` is a sentence that says in
- * what. A standby takes the place. */
+/* Has the owner stop its part, because both of its standbys contradict it. `what` is a sentence: how they
+ * contradict it. A standby takes the place. */
 void coord_mirrors_stop_owner(const struct coord_mirrors *all, const char *what);
 void coord_mirror_forget_audits(struct coord_mirror *mirror);
 

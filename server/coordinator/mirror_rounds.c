@@ -89,65 +89,87 @@ static uint64_t owners_sums(const struct mirror_waiting *waiting)
     return sums;
 }
 
-static void say_difference(const struct coord_mirrors *all, int wrong, const char *why)
-{
-    struct coord_job *job = all->job;
-    struct sentence text;
-    if (wrong < 0)
-        sentence_set(&text, "%s, and it cannot be known which of the two is wrong", why);
-    else
-        sentence_set(&text, "%s, and shard %s is the one that both others contradict", why,
-                     wrong == CAIRN_AUDIT_OWNER ? coord_mirrors_owner(all)
-                                                : all->of[wrong - CAIRN_AUDIT_STANDBYS].name);
-    sentence_add(&text, ": test the memory and the processor of its host");
-    log_error("job %s: %s", job->spec.name, text.text);
-    coord_event_note(job->cluster, CAIRN_EVENT_STOPPED, job->spec.name, NULL, "%s", text.text);
-}
-
 /* True if the standby has told what it computed of the owner's sums. */
 static bool has_told(const struct coord_mirror *mirror, struct mirror_report report)
 {
     return mirror->sums_of.epoch == report.epoch && mirror->sums_of.round == report.round;
 }
 
-/* Lets the report of each standby count that has the owner's sums. A standby with others waits for the word
- * of the other standby: two against one say who is wrong. */
-static void judge_sums(struct coord_mirrors *all)
+/* The standbys whose sums are not the owner's, and the word of all who have told. */
+struct sums_told {
+    uint64_t sums[CAIRN_AUDIT_SIDES]; /* 0: not known */
+    struct coord_mirror *differs[CAIRN_STANDBYS_MAX];
+    int differ_count;
+    bool is_awaited; /* a standby has yet to tell */
+};
+
+/* The report of a standby that has the owner's sums counts from here on. */
+static struct sums_told hear_sums(struct coord_mirrors *all, struct mirror_report report)
 {
-    const struct mirror_report report = all->waiting[CAIRN_MIRROR_REDUCED].report;
-    uint64_t sums[CAIRN_AUDIT_SIDES] = { owners_sums(&all->waiting[CAIRN_MIRROR_REDUCED]) };
-    struct coord_mirror *differs[CAIRN_STANDBYS_MAX] = { NULL };
-    struct sentence why = { "" };
-    bool is_awaited = false;
+    struct sums_told told = { .sums = { owners_sums(&all->waiting[CAIRN_MIRROR_REDUCED]) } };
     for (int i = 0; i < CAIRN_STANDBYS_MAX; i++) {
         struct coord_mirror *mirror = &all->of[i];
         if (!mirror_takes_part(&mirror->state) || mirror->entry == NULL) continue;
-        is_awaited = is_awaited || !has_told(mirror, report);
+        told.is_awaited = told.is_awaited || !has_told(mirror, report);
         if (!has_told(mirror, report)) continue;
-        sums[CAIRN_AUDIT_STANDBYS + i] = mirror->sums;
-        if (sums[0] == 0 || mirror->sums == sums[0])
+        told.sums[CAIRN_AUDIT_STANDBYS + i] = mirror->sums;
+        if (told.sums[CAIRN_AUDIT_OWNER] == 0 || mirror->sums == told.sums[CAIRN_AUDIT_OWNER])
             mirror_hears(&mirror->state, CAIRN_MIRROR_REDUCED, report);
         else
-            differs[i] = mirror;
+            told.differs[told.differ_count++] = mirror;
     }
-    const struct coord_mirror *first = differs[0] != NULL ? differs[0] : differs[1];
-    if (first == NULL || is_awaited) return;
-    sentence_set(&why, "shard %s and its standby %s have other sums of round %" PRIu64,
-                 coord_mirrors_owner(all), first->name, report.round);
-    const int wrong = mirror_outvoted(sums, CAIRN_AUDIT_SIDES);
-    say_difference(all, wrong, why.text);
-    if (wrong == CAIRN_AUDIT_OWNER) {
+    return told;
+}
+
+/* `wrong`: the side that both others contradict; -1: there is none. */
+static void say_difference(const struct coord_mirrors *all, const struct sums_told *told, int wrong)
+{
+    struct coord_job *job = all->job;
+    const char *owner = coord_mirrors_owner(all);
+    const uint64_t round = all->waiting[CAIRN_MIRROR_REDUCED].report.round;
+    struct sentence text;
+    if (wrong >= 0)
+        sentence_set(
+            &text,
+            "shard %s computed of the sums of round %" PRIu64
+            " what both other copies contradict: test the memory and the processor of its "
+            "host",
+            wrong == CAIRN_AUDIT_OWNER ? owner : all->of[wrong - CAIRN_AUDIT_STANDBYS].name, round);
+    else
+        sentence_set(&text,
+                     "shard %s and its standby %s differ in the sums of round %" PRIu64
+                     ", and it cannot be known which of the %s is wrong: test the memory of their "
+                     "hosts",
+                     owner, told->differs[0]->name, round,
+                     told->differ_count > 1 ? "three copies" : "two");
+    log_error("job %s: %s", job->spec.name, text.text);
+    coord_event_note(job->cluster, CAIRN_EVENT_STOPPED, job->spec.name, NULL, "%s", text.text);
+}
+
+/* Compares what the owner and its standbys computed of the sums of the round. A standby that differs waits
+ * for the word of the other standby: two against one say who is wrong. An owner that no standby can replace
+ * yet goes on alone, as it does with one standby. */
+static void judge_sums(struct coord_mirrors *all)
+{
+    const struct mirror_report report = all->waiting[CAIRN_MIRROR_REDUCED].report;
+    const struct sums_told told = hear_sums(all, report);
+    struct sentence why;
+    if (told.differ_count == 0 || told.is_awaited) return;
+    const int wrong = mirror_outvoted(told.sums, CAIRN_AUDIT_SIDES);
+    say_difference(all, &told, wrong);
+    if (wrong == CAIRN_AUDIT_OWNER && coord_mirrors_may_take(all->job, all->shard)) {
         forget_waiting(&all->waiting[CAIRN_MIRROR_REDUCED]);
         sentence_set(&why, "its sums of round %" PRIu64 " are not those that both standbys fetched",
                      report.round);
         coord_mirrors_stop_owner(all, why.text);
         return;
     }
-    for (int i = 0; i < CAIRN_STANDBYS_MAX; i++)
-        if (differs[i] != NULL)
-            coord_mirror_end(differs[i],
-                             "its sums of round %" PRIu64 " were not those of the owner",
-                             report.round);
+    // the end of one has the reports judged again, and the other is to be ended once
+    for (int i = 0; i < told.differ_count; i++)
+        told.differs[i]->sums_of = (struct mirror_report) { 0, 0 };
+    for (int i = 0; i < told.differ_count; i++)
+        coord_mirror_end(told.differs[i],
+                         "its sums of round %" PRIu64 " were not those of the owner", report.round);
 }
 
 /* ---- passed on ---- */
@@ -181,7 +203,9 @@ void coord_mirrors_pass_reports(struct coord_job *job, uint32_t shard)
         struct coord_mirrors *all = coord_mirrors_find(job, shard);
         if (all == NULL || all->waiting[kind].bytes == NULL) continue;
         if (kind == CAIRN_MIRROR_REDUCED) judge_sums(all);
-        if (all->waiting[kind].bytes != NULL && may_pass(all, kind, all->waiting[kind].report))
+        all = coord_mirrors_find(job, shard); // a mirror may have ended
+        if (all != NULL && all->waiting[kind].bytes != NULL &&
+            may_pass(all, kind, all->waiting[kind].report))
             pass(all, kind);
     }
 }
@@ -300,7 +324,7 @@ bool coord_mirrors_take(struct coord_session *session, const struct wire_frame *
     if (is_refused || (passes && kind != CAIRN_MIRROR_ANSWER)) return false;
     hold(all, kind, frame, report);
     if (kind == CAIRN_MIRROR_REDUCED) tell_sums(all, report);
-    // an answer, to which those of standbys may have to be added, or sums that they have told of before
+    // to an answer those of standbys may have to be added; of sums the standbys may have told before
     if (passes || kind == CAIRN_MIRROR_REDUCED) coord_mirrors_pass_reports(job, all->shard);
     return true;
 }
@@ -391,7 +415,9 @@ const char *coord_mirrors_awaited(const struct coord_job *job, uint32_t shard)
     for (int kind = 0; all != NULL && kind < CAIRN_MIRROR_REPORTS; kind++) {
         const struct mirror_waiting *waiting = &all->waiting[kind];
         for (int i = 0; i < CAIRN_STANDBYS_MAX && waiting->bytes != NULL; i++)
-            if (is_awaited(&all->of[i], kind, waiting->report)) return all->of[i].name;
+            if (mirror_takes_part(&all->of[i].state) &&
+                is_awaited(&all->of[i], kind, waiting->report))
+                return all->of[i].name;
     }
     return NULL;
 }

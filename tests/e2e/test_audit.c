@@ -277,7 +277,8 @@ TEST(sums_that_flip_at_the_owner_of_two_standbys_cost_it_its_place)
     ck_assert_int_eq(trainer_try_commit(job, &round, NULL, 0, CLUSTER_WAIT_MS),
                      CAIRN_ERR_EPOCH_CHANGED);
     train_pushing(0.5f, 2);
-    says(0, "and shard shard-0 is the one that both others contradict", "cluster events");
+    says(0, "shard shard-0 computed of the sums of round 6 what both other copies contradict",
+         "cluster events");
     await(logged("coordinator.log", "are not those that both standbys fetched") >= 1);
     ck_assert_int_eq(logged("coordinator.log", "takes its place"), 1);
     expect_undisturbed(TINY(ELEMS, .audit_every = 2));
@@ -291,7 +292,7 @@ TEST(sums_that_flip_at_the_owner_of_one_standby_are_said)
     begin_mirrored(TINY(ELEMS, .audit_every = 2));
     flip_sums(gradient, &round);
     good(trainer_try_commit(job, &round, NULL, 0, CLUSTER_WAIT_MS));
-    says(0, "have other sums of round 4, and it cannot be known which of the two is wrong",
+    says(0, "differ in the sums of round 4, and it cannot be known which of the two is wrong",
          "cluster events");
     await_mirrored(2);
 }
