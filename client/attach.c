@@ -517,7 +517,7 @@ static void put_off_or_fail(struct job *job, cairn_status status, const char *te
     attachment_lost(job);
     if (status != CAIRN_ERR_BUSY && status != CAIRN_ERR_NOT_READY &&
         !was_lost_under_way(job, status)) {
-        job_fail(job, status, text);
+        job_expelled(job, status, text);
         return;
     }
     attachment_put_off(job, text);

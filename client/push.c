@@ -822,9 +822,11 @@ void job_fail(struct job *job, cairn_status status, const char *text)
 {
     fail_calls(job, status, text);
     fail_parcels(job, status);
-    // A shard that is silent returns no loan, and an operation waits for its loans. A shard of this host may
-    // still fold the caller's memory in place, without a checksum, if the coordinator does not know yet that
-    // this member is out: that shard returns the loan itself.
-    links_close(job, false);
     session_kick(job->session);
+}
+
+void job_expelled(struct job *job, cairn_status status, const char *text)
+{
+    job_fail(job, status, text);
+    links_close(job, false);
 }
