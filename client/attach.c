@@ -512,12 +512,18 @@ static void attach_differ(struct job *job, const Cairn__Error *error)
     free(bytes);
 }
 
+void attach_expelled(struct job *job, cairn_status status, const char *text)
+{
+    job_fail(job, status, text);
+    links_close(job, false);
+}
+
 static void put_off_or_fail(struct job *job, cairn_status status, const char *text)
 {
     attachment_lost(job);
     if (status != CAIRN_ERR_BUSY && status != CAIRN_ERR_NOT_READY &&
         !was_lost_under_way(job, status)) {
-        job_expelled(job, status, text);
+        attach_expelled(job, status, text);
         return;
     }
     attachment_put_off(job, text);

@@ -503,7 +503,6 @@ void links_close(struct job *job, bool shared)
 
 void links_release(struct job *job)
 {
-    links_close(job, true);
     for (uint32_t i = 0; i < job->shards.count; i++) {
         free(job->shards.links[i]->address);
         free(job->shards.links[i]);

@@ -667,14 +667,14 @@ static void on_error(struct session *s, const Cairn__Error *error)
     const cairn_status status = attach_error(error, &text);
     if (error->job != 0) { // the session's other jobs continue
         struct job *meant = find_attached(s, error->job);
-        if (meant != NULL) job_expelled(meant, status, text);
+        if (meant != NULL) attach_expelled(meant, status, text);
         return;
     }
     note_away(s, status, text);
     if (!s->control.ready) fail_jobs_if_refused(s, status, text);
     for (struct job *job = s->jobs; job != NULL; job = job->next)
         if (status == CAIRN_ERR_FENCED || status == CAIRN_ERR_JOB_LOST)
-            job_expelled(job, status, text);
+            attach_expelled(job, status, text);
 }
 
 /* If the pages of a message's job are still being read, delays the message until the reading is

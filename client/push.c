@@ -824,9 +824,3 @@ void job_fail(struct job *job, cairn_status status, const char *text)
     fail_parcels(job, status);
     session_kick(job->session);
 }
-
-void job_expelled(struct job *job, cairn_status status, const char *text)
-{
-    job_fail(job, status, text);
-    links_close(job, false);
-}

@@ -310,10 +310,5 @@ void fail_calls(struct job *job, cairn_status status, const char *text);
 void fail_parcels(struct job *job, cairn_status status);
 /* Does the work of both functions above. */
 void job_fail(struct job *job, cairn_status status, const char *text);
-/* The same, for a member that the coordinator has put out, or does not let in again. Shards of other hosts
- * give loans back soon, also a shard that is silent: an operation waits for its loans. After other failures,
- * and with shards that share memory with this process, a loan lasts until the shard returns it, because the
- * shard may be reading the caller's memory for a round that is decided. */
-void job_expelled(struct job *job, cairn_status status, const char *text);
 
 #endif

@@ -189,6 +189,11 @@ void attach_give_up_round(struct job *job);
 /* Called when the job is closing: leaves the job, and removes it from the list when the fabric has
  * none of its memory on loan any more. */
 void attach_release(struct job *job);
+/* Fails the job of a member that the coordinator has put out, or does not let in again. Shards of other
+ * hosts give loans back soon, also a shard that is silent: an operation waits for its loans. After other
+ * failures, and with shards that share memory with this process, a loan lasts until the shard returns it,
+ * because the shard may be reading the caller's memory for a round that is decided. */
+void attach_expelled(struct job *job, cairn_status status, const char *text);
 /* Returns the status of an Error; the status is never CAIRN_OK. *text_out, the text of the Error,
  * is never empty, since the caller reads it. */
 cairn_status attach_error(const Cairn__Error *error, const char **text_out);
@@ -210,7 +215,8 @@ cairn_status links_add(struct job *job, uint32_t count) CAIRN_MUST_CHECK;
 /* Closes the connections to all shards, or (shared: false) to those alone with which this process shares no
  * memory. Buffers that are on loan to these shards come back soon. */
 void links_close(struct job *job, bool shared);
-void links_release(struct job *job); /* called when none of the links' memory is on loan */
+/* Called when all connections are closed, and none of the links' memory is on loan. */
+void links_release(struct job *job);
 void link_tick(struct shard_link *link, uint64_t now_ms);
 
 /* ==== memory ==== */
