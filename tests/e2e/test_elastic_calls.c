@@ -16,7 +16,6 @@ enum { TRACED_STEPS = 2, SOME_CALLS = 12, TURN_MS = 20, TIERS = 2 };
 
 static const char *const tiers[TIERS] = { "process", "log" };
 static bool is_kept;
-static char logs[CAIRN_SCRATCH_BYTES];
 
 static int resumed(void)
 {
@@ -71,16 +70,8 @@ static void make_ready(void)
 
 static void start_tier(void)
 {
-    static char log_path[sizeof logs + 16];
-    cairn_scratch_make(logs);
-    snprintf(log_path, sizeof log_path, "log.path=%s", logs);
-    start(1, .shards_kept = is_kept, .shard_set = is_kept ? NULL : SETTINGS(log_path));
-}
-
-static void stop_tier(void)
-{
-    stop();
-    cairn_scratch_remove(logs);
+    logs_begin();
+    start(1, .shards_kept = is_kept, .shard_set = is_kept ? NULL : SETTINGS(logs_setting));
 }
 
 TEST_EACH(a_shard_killed_before_any_call_that_it_makes_in_a_step_changes_no_bit, 0, TIERS)
@@ -107,7 +98,7 @@ TEST_EACH(a_shard_killed_before_any_call_that_it_makes_in_a_step_changes_no_bit,
     } while (fault.met != NULL && (is_long || nth < all.count));
     word_of(root, "job digest -q %s", elastic_models[0].name);
     ck_assert_uint_eq(atomic_load(&shared->rolled_back), 0);
-    stop_tier();
+    logs_end();
 
     start(1);
     struct elastic_run calm = elastic_begin(&elastic_models[0], atomic_load(&shared->until));
