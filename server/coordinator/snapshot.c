@@ -8,6 +8,31 @@
 #include "proto/store/confine.h"
 #include "server/coordinator/cluster.h"
 
+/* ==== who waits ==== */
+
+static bool has_waiters(const struct coord_snapshot_waiters *of)
+{
+    return !LIST_EMPTY(&of->at_begin) || !LIST_EMPTY(&of->at_end);
+}
+
+static void move_waiters(struct coord_snapshot_waiters *from, struct coord_snapshot_waiters *to)
+{
+    coord_waiters_move(&from->at_begin, &to->at_begin);
+    coord_waiters_move(&from->at_end, &to->at_end);
+}
+
+static void fail_waiters(struct coord_snapshot_waiters *of, cairn_status status, const char *why)
+{
+    coord_waiters_fail(&of->at_begin, status, why);
+    coord_waiters_fail(&of->at_end, status, why);
+}
+
+static void release_waiters(struct coord_snapshot_waiters *of)
+{
+    coord_waiters_release(&of->at_begin);
+    coord_waiters_release(&of->at_end);
+}
+
 /* ==== given up ==== */
 
 /* Frees the snapshot without answering its waiters. */
@@ -16,12 +41,8 @@ static void free_snapshot(struct coord_snapshot *snapshot)
     (void)coord_steps_cancel(&snapshot->steps);
     if (snapshot->job != NULL && snapshot->job->snapshots.running == snapshot)
         snapshot->job->snapshots.running = NULL;
-    coord_waiters_release(&snapshot->now.at_begin);
-    coord_waiters_release(&snapshot->now.at_end);
-    for (int has_files = 0; has_files < 2; has_files++) {
-        coord_waiters_release(&snapshot->next[has_files].at_begin);
-        coord_waiters_release(&snapshot->next[has_files].at_end);
-    }
+    release_waiters(&snapshot->now);
+    for (int has_files = 0; has_files < 2; has_files++) release_waiters(&snapshot->next[has_files]);
     coord_waiters_release(&snapshot->at_cancel);
     manifest_release(&snapshot->manifest);
     free(snapshot->folder);
@@ -259,8 +280,7 @@ void coord_snapshot_on_part(struct coord_job *job, uint32_t shard, const Cairn__
  * such a digest over. */
 static bool is_abandoned(const struct coord_snapshot *snapshot)
 {
-    return !snapshot->is_pinned && !snapshot->has_files && LIST_EMPTY(&snapshot->now.at_begin) &&
-           LIST_EMPTY(&snapshot->now.at_end);
+    return !snapshot->is_pinned && !snapshot->has_files && !has_waiters(&snapshot->now);
 }
 
 static cairn_status refuse_second(const struct coord_job *job, struct sentence *why)
@@ -393,12 +413,6 @@ cairn_status coord_snapshot_begin_unasked(struct coord_job *job, enum snapshot_c
     return CAIRN_OK;
 }
 
-static void move_waiters(struct coord_snapshot_waiters *from, struct coord_snapshot_waiters *to)
-{
-    coord_waiters_move(&from->at_begin, &to->at_begin);
-    coord_waiters_move(&from->at_end, &to->at_end);
-}
-
 /* Called when a snapshot has ended. Begins the digest that `waiters` wait for, or else the snapshot; with
  * a digest, whoever waits for the snapshot waits on. */
 static void follow_snapshot(struct coord_job *job, struct coord_snapshot_waiters waiters[2])
@@ -406,7 +420,7 @@ static void follow_snapshot(struct coord_job *job, struct coord_snapshot_waiters
     struct sentence why;
     for (int has_files = 0; has_files < 2; has_files++) {
         struct coord_snapshot_waiters *of = &waiters[has_files];
-        if (LIST_EMPTY(&of->at_begin) && LIST_EMPTY(&of->at_end)) continue;
+        if (!has_waiters(of)) continue;
         cairn_status status = judge_snapshot(job, has_files, &why);
         struct coord_snapshot *snapshot = status == CAIRN_OK ? new_snapshot(job) : NULL;
         if (snapshot != NULL) {
@@ -416,8 +430,7 @@ static void follow_snapshot(struct coord_job *job, struct coord_snapshot_waiters
             return;
         }
         if (status == CAIRN_OK) status = fail_with(&why, CAIRN_ERR_NO_MEMORY, "out of memory");
-        coord_waiters_fail(&of->at_begin, status, why.text);
-        coord_waiters_fail(&of->at_end, status, why.text);
+        fail_waiters(of, status, why.text);
     }
 }
 
@@ -746,8 +759,7 @@ static void answer_failed(struct coord_snapshot *snapshot)
     if (snapshot->has_files)
         coord_event_note(snapshot->steps.cluster, CAIRN_EVENT_SNAPSHOT_FAILED,
                          snapshot->job->spec.name, NULL, "%s", snapshot->why.text);
-    coord_waiters_fail(&snapshot->now.at_begin, snapshot->status, snapshot->why.text);
-    coord_waiters_fail(&snapshot->now.at_end, snapshot->status, snapshot->why.text);
+    fail_waiters(&snapshot->now, snapshot->status, snapshot->why.text);
     canceled.job = snapshot->job->spec.name;
     canceled.id = snapshot->id;
     canceled.digest = !snapshot->has_files;
@@ -843,10 +855,8 @@ void coord_snapshot_abort(struct coord_job *job, const char *reason)
 {
     struct coord_snapshot *snapshot = job->snapshots.running;
     if (snapshot == NULL) return;
-    for (int has_files = 0; has_files < 2; has_files++) {
-        coord_waiters_fail(&snapshot->next[has_files].at_begin, CAIRN_ERR_CANCELED, reason);
-        coord_waiters_fail(&snapshot->next[has_files].at_end, CAIRN_ERR_CANCELED, reason);
-    }
+    for (int has_files = 0; has_files < 2; has_files++)
+        fail_waiters(&snapshot->next[has_files], CAIRN_ERR_CANCELED, reason);
     if (commits(snapshot)) return;
     fail_snapshot(snapshot, CAIRN_ERR_CANCELED, "", reason);
     end_now(snapshot);
@@ -858,10 +868,8 @@ void coord_snapshot_orphan(struct coord_job *job, const char *reason)
     coord_snapshot_abort(job, reason);
     struct coord_snapshot *snapshot = job->snapshots.running;
     if (snapshot == NULL) return;
-    struct coord_waiters *const waiters[] = { &snapshot->now.at_begin, &snapshot->now.at_end,
-                                              &snapshot->at_cancel };
-    for (size_t i = 0; i < sizeof waiters / sizeof *waiters; i++)
-        coord_waiters_fail(waiters[i], CAIRN_ERR_CANCELED, reason);
+    fail_waiters(&snapshot->now, CAIRN_ERR_CANCELED, reason);
+    coord_waiters_fail(&snapshot->at_cancel, CAIRN_ERR_CANCELED, reason);
 }
 
 void coord_snapshot_part_missed(struct coord_job *job, uint32_t shard)
