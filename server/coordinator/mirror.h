@@ -28,6 +28,14 @@ struct audit_told {
     bool changed; /* the leaf has changed in that side's memory */
 };
 
+/* The word of one side on the sums of a round. */
+struct sums_told {
+    struct mirror_report of;
+    /* of the sum of squares and the count of elements that are not finite: the weights of the members are
+     * the owner's alone; 0: nothing was told */
+    uint64_t hash;
+};
+
 /* The mirror of a part at one standby. */
 struct coord_mirror {
     struct coord_mirrors *all; /* that it is one of */
@@ -41,13 +49,10 @@ struct coord_mirror {
     uint64_t member, token;          /* as which it asks the owner */
     uint8_t *answer; /* owned: the standby's last answer to a Fence, packed; NULL: none */
     size_t answer_bytes;
-    /* the round whose sums the standby fetched last, and a hash of their sum of squares and their count of
-     * elements that are not finite */
-    struct mirror_report sums_of;
-    uint64_t sums;
-    uint64_t again_ms;   /* coord_now_ms: no mirror is made before */
-    unsigned failures;   /* since it was in step */
-    struct sentence why; /* why there is no mirror, if there is none */
+    struct sums_told sums; /* the last */
+    uint64_t again_ms;     /* coord_now_ms: no mirror is made before */
+    unsigned failures;     /* since it was in step */
+    struct sentence why;   /* why there is no mirror, if there is none */
 };
 
 /* The mirrors of a shard's part of a job. */
@@ -57,6 +62,7 @@ struct coord_mirrors {
     uint32_t shard; /* the owner's index */
     struct coord_mirror of[CAIRN_STANDBYS_MAX];
     struct mirror_waiting waiting[CAIRN_MIRROR_REPORTS]; /* the owner's */
+    struct sums_told sums;                               /* the owner's, of the report that waits */
     struct audit_told audited[CAIRN_AUDIT_SIDES];        /* the last of each */
     /* the range of checksums in which some of them differ; count 0: none is looked for */
     struct {
@@ -107,9 +113,15 @@ void coord_mirror_looked(struct coord_session *session, uint32_t request, const 
 /* Forgets what all have told of audits, or what the standby has. Nobody is asked any more where that
  * differs, so no report waits for that. */
 void coord_mirrors_forget_audits(struct coord_mirrors *all);
-/* Has the owner stop its part, because both of its standbys contradict it. `what` is a sentence: how they
- * contradict it. A standby takes the place. */
-void coord_mirrors_stop_owner(const struct coord_mirrors *all, const char *what);
+/* Returns what the report says of the sums of its round. */
+struct sums_told coord_mirrors_sums(const Cairn__Reduced *reduced);
+/* True if the standby has told what it computed of the sums of the owner's report that waits. */
+bool coord_mirror_told_sums(const struct coord_mirror *mirror);
+/* Compares what the owner and its standbys computed of the sums of the report that waits. The report of a
+ * standby with the owner's sums counts from here on. A standby that differs waits for the word of the other
+ * standby: two against one say who is wrong. An owner that no standby can replace yet goes on alone, as it
+ * does with one standby. False: the owner is to stop its part, so its report counts no more. */
+bool coord_mirrors_judge_sums(struct coord_mirrors *all) CAIRN_MUST_CHECK;
 void coord_mirror_forget_audits(struct coord_mirror *mirror);
 
 #endif

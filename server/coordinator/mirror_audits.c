@@ -1,6 +1,7 @@
-/* Audits of a part that has standbys. All have the same bits, so the checksums of an audited version are
- * the same, leaf by leaf. Where they differ, the range is divided until it is one leaf, and each says whether
- * that leaf has changed in its memory since. */
+/* How the copies of a part that has standbys are compared. All have the same bits, so the checksums of an
+ * audited version are the same, leaf by leaf. Where they differ, the range is divided until it is one leaf,
+ * and each says whether that leaf has changed in its memory since. The sums of a round are
+ * the same, too: all tell what they computed of them before the round is decided. */
 #include <assert.h>
 #include <inttypes.h>
 #include <string.h>
@@ -30,6 +31,11 @@ static struct coord_session *session_of_side(struct coord_mirrors *all, int side
     const bool is_filled = mirror->state.stage == CAIRN_MIRROR_STORING ||
                            mirror->state.stage == CAIRN_MIRROR_IN_STEP;
     return is_filled && mirror->entry != NULL ? mirror->entry->session : NULL;
+}
+
+static bool is_same_round(struct mirror_report a, struct mirror_report b)
+{
+    return a.epoch == b.epoch && a.round == b.round;
 }
 
 /* Writes the digests to `out`, at most as many as there is room for. */
@@ -78,8 +84,7 @@ static bool lacks_a_word(struct coord_mirrors *all)
 {
     const struct mirror_report owner = all->audited[CAIRN_AUDIT_OWNER].of;
     for (int i = CAIRN_AUDIT_STANDBYS; i < CAIRN_AUDIT_SIDES; i++) {
-        const struct mirror_report of = all->audited[i].of;
-        if (session_of_side(all, i) != NULL && (of.epoch != owner.epoch || of.round != owner.round))
+        if (session_of_side(all, i) != NULL && !is_same_round(all->audited[i].of, owner))
             return true;
     }
     return false;
@@ -173,7 +178,8 @@ static const char *name_other(struct coord_mirrors *all)
     return side_name(all, side);
 }
 
-void coord_mirrors_stop_owner(const struct coord_mirrors *all, const char *what)
+/* `what`: a sentence, how both standbys contradict the owner. One of them takes the place. */
+static void stop_owner(const struct coord_mirrors *all, const char *what)
 {
     Cairn__AuditLook look = CAIRN__AUDIT_LOOK__INIT;
     look.job = all->job->id;
@@ -212,7 +218,7 @@ static void end_look(struct coord_mirrors *all, const char *leaf)
     // its version is not committed: a standby takes the place
     sentence_set(&why, "its state is not what both of its standbys made of the same sums: %s",
                  leaf);
-    coord_mirrors_stop_owner(all, why.text);
+    stop_owner(all, why.text);
 }
 
 /* Goes on when all have told that were asked. */
@@ -250,4 +256,83 @@ void coord_mirror_looked(struct coord_session *session, uint32_t request, const 
         look_on(all, looked->leaf);
         return;
     }
+}
+
+/* ---- the sums of a round ---- */
+
+struct sums_told coord_mirrors_sums(const Cairn__Reduced *reduced)
+{
+    uint64_t hashes[2] = { 0, 1 };
+    for (size_t i = 0; i < reduced->n_values; i++) {
+        const Cairn__ReducedValue *value = reduced->values[i];
+        if (value->key > 2) continue;
+        hashes[1] = chunk_checksum(value->value.data, value->value.len) + value->key;
+        hashes[0] = chunk_checksum(hashes, sizeof hashes);
+    }
+    return (struct sums_told) { { reduced->epoch, reduced->round }, hashes[0] | 1 };
+}
+
+bool coord_mirror_told_sums(const struct coord_mirror *mirror)
+{
+    return is_same_round(mirror->sums.of, mirror->all->sums.of);
+}
+
+/* Says which sides differ. `wrong`: the one that both others contradict; -1: there is none. */
+static void say_sums_differ(struct coord_mirrors *all, int wrong, const struct coord_mirror *first,
+                            int count)
+{
+    struct coord_job *job = all->job;
+    const uint64_t round = all->sums.of.round;
+    struct sentence text;
+    if (wrong >= 0)
+        sentence_set(&text,
+                     "shard %s computed of the sums of round %" PRIu64
+                     " what both other copies contradict: test the memory and the processor of its "
+                     "host",
+                     side_name(all, wrong), round);
+    else
+        sentence_set(&text,
+                     "shard %s and its standby %s differ in the sums of round %" PRIu64
+                     ", and it cannot be known which of the %s is wrong: test the memory of their "
+                     "hosts",
+                     coord_mirrors_owner(all), first->name, round,
+                     count > 1 ? "three copies" : "two");
+    log_error("job %s: %s", job->spec.name, text.text);
+    coord_event_note(job->cluster, CAIRN_EVENT_STOPPED, job->spec.name, NULL, "%s", text.text);
+}
+
+bool coord_mirrors_judge_sums(struct coord_mirrors *all)
+{
+    uint64_t hashes[CAIRN_AUDIT_SIDES] = { all->sums.hash };
+    struct coord_mirror *differs[CAIRN_STANDBYS_MAX];
+    const uint64_t round = all->sums.of.round;
+    int count = 0;
+    bool is_awaited = false;
+    struct sentence why;
+    for (int side = CAIRN_AUDIT_STANDBYS; side < CAIRN_AUDIT_SIDES; side++) {
+        struct coord_mirror *mirror = mirror_of_side(all, side);
+        if (!mirror_takes_part(&mirror->state) || mirror->entry == NULL) continue;
+        is_awaited = is_awaited || !coord_mirror_told_sums(mirror);
+        if (!coord_mirror_told_sums(mirror)) continue;
+        hashes[side] = mirror->sums.hash;
+        if (mirror->sums.hash == all->sums.hash)
+            mirror_hears(&mirror->state, CAIRN_MIRROR_REDUCED, all->sums.of);
+        else
+            differs[count++] = mirror;
+    }
+    if (count == 0 || is_awaited) return true;
+    const int wrong = mirror_outvoted(hashes, CAIRN_AUDIT_SIDES);
+    say_sums_differ(all, wrong, differs[0], count);
+    if (wrong == CAIRN_AUDIT_OWNER && coord_mirrors_may_take(all->job, all->shard)) {
+        sentence_set(&why, "its sums of round %" PRIu64 " are not those that both standbys fetched",
+                     round);
+        stop_owner(all, why.text);
+        return false;
+    }
+    // the end of one has the reports judged again, and the other is to be ended once
+    for (int i = 0; i < count; i++) differs[i]->sums = (struct sums_told) { .hash = 0 };
+    for (int i = 0; i < count; i++)
+        coord_mirror_end(differs[i], "its sums of round %" PRIu64 " were not those of the owner",
+                         round);
+    return true;
 }

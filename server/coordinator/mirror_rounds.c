@@ -55,125 +55,6 @@ static ProtobufCMessage *answer_of(const struct coord_mirror *mirror)
     return message_unpack(message_type(CAIRN_MSG_ANSWER), mirror->answer, mirror->answer_bytes);
 }
 
-/* ---- sums ---- */
-
-/* A hash of the sum of squares and of how many elements are not finite; never 0. The weights of the members
- * are the owner's alone. */
-static uint64_t hash_of(const Cairn__Reduced *reduced)
-{
-    uint64_t hashes[2] = { 0, 1 };
-    for (size_t i = 0; i < reduced->n_values; i++) {
-        const Cairn__ReducedValue *value = reduced->values[i];
-        if (value->key > 2) continue;
-        hashes[1] = chunk_checksum(value->value.data, value->value.len) + value->key;
-        hashes[0] = chunk_checksum(hashes, sizeof hashes);
-    }
-    return hashes[0] | 1;
-}
-
-static void take_sums(struct coord_mirror *mirror, struct mirror_report report,
-                      const Cairn__Reduced *reduced)
-{
-    mirror->sums_of = report;
-    mirror->sums = hash_of(reduced);
-}
-
-/* Returns the hash of the sums that the owner reported; 0: there is no memory to look. */
-static uint64_t owners_sums(const struct mirror_waiting *waiting)
-{
-    Cairn__Reduced *owners = (Cairn__Reduced *)message_unpack(message_type(CAIRN_MSG_REDUCED),
-                                                              waiting->bytes, waiting->byte_count);
-    if (owners == NULL) return 0;
-    const uint64_t sums = hash_of(owners);
-    message_free(&owners->base);
-    return sums;
-}
-
-/* True if the standby has told what it computed of the owner's sums. */
-static bool has_told(const struct coord_mirror *mirror, struct mirror_report report)
-{
-    return mirror->sums_of.epoch == report.epoch && mirror->sums_of.round == report.round;
-}
-
-/* The standbys whose sums are not the owner's, and the word of all who have told. */
-struct sums_told {
-    uint64_t sums[CAIRN_AUDIT_SIDES]; /* 0: not known */
-    struct coord_mirror *differs[CAIRN_STANDBYS_MAX];
-    int differ_count;
-    bool is_awaited; /* a standby has yet to tell */
-};
-
-/* The report of a standby that has the owner's sums counts from here on. */
-static struct sums_told hear_sums(struct coord_mirrors *all, struct mirror_report report)
-{
-    struct sums_told told = { .sums = { owners_sums(&all->waiting[CAIRN_MIRROR_REDUCED]) } };
-    for (int i = 0; i < CAIRN_STANDBYS_MAX; i++) {
-        struct coord_mirror *mirror = &all->of[i];
-        if (!mirror_takes_part(&mirror->state) || mirror->entry == NULL) continue;
-        told.is_awaited = told.is_awaited || !has_told(mirror, report);
-        if (!has_told(mirror, report)) continue;
-        told.sums[CAIRN_AUDIT_STANDBYS + i] = mirror->sums;
-        if (told.sums[CAIRN_AUDIT_OWNER] == 0 || mirror->sums == told.sums[CAIRN_AUDIT_OWNER])
-            mirror_hears(&mirror->state, CAIRN_MIRROR_REDUCED, report);
-        else
-            told.differs[told.differ_count++] = mirror;
-    }
-    return told;
-}
-
-/* `wrong`: the side that both others contradict; -1: there is none. */
-static void say_difference(const struct coord_mirrors *all, const struct sums_told *told, int wrong)
-{
-    struct coord_job *job = all->job;
-    const char *owner = coord_mirrors_owner(all);
-    const uint64_t round = all->waiting[CAIRN_MIRROR_REDUCED].report.round;
-    struct sentence text;
-    if (wrong >= 0)
-        sentence_set(
-            &text,
-            "shard %s computed of the sums of round %" PRIu64
-            " what both other copies contradict: test the memory and the processor of its "
-            "host",
-            wrong == CAIRN_AUDIT_OWNER ? owner : all->of[wrong - CAIRN_AUDIT_STANDBYS].name, round);
-    else
-        sentence_set(&text,
-                     "shard %s and its standby %s differ in the sums of round %" PRIu64
-                     ", and it cannot be known which of the %s is wrong: test the memory of their "
-                     "hosts",
-                     owner, told->differs[0]->name, round,
-                     told->differ_count > 1 ? "three copies" : "two");
-    log_error("job %s: %s", job->spec.name, text.text);
-    coord_event_note(job->cluster, CAIRN_EVENT_STOPPED, job->spec.name, NULL, "%s", text.text);
-}
-
-/* Compares what the owner and its standbys computed of the sums of the round. A standby that differs waits
- * for the word of the other standby: two against one say who is wrong. An owner that no standby can replace
- * yet goes on alone, as it does with one standby. */
-static void judge_sums(struct coord_mirrors *all)
-{
-    const struct mirror_report report = all->waiting[CAIRN_MIRROR_REDUCED].report;
-    const struct sums_told told = hear_sums(all, report);
-    struct sentence why;
-    if (told.differ_count == 0 || told.is_awaited) return;
-    const int wrong = mirror_outvoted(told.sums, CAIRN_AUDIT_SIDES);
-    say_difference(all, &told, wrong);
-    if (wrong == CAIRN_AUDIT_OWNER && coord_mirrors_may_take(all->job, all->shard)) {
-        forget_waiting(&all->waiting[CAIRN_MIRROR_REDUCED]);
-        sentence_set(&why, "its sums of round %" PRIu64 " are not those that both standbys fetched",
-                     report.round);
-        coord_mirrors_stop_owner(all, why.text);
-        return;
-    }
-    // the end of one has the reports judged again, and the other is to be ended once
-    for (int i = 0; i < told.differ_count; i++)
-        told.differs[i]->sums_of = (struct mirror_report) { 0, 0 };
-    for (int i = 0; i < told.differ_count; i++)
-        coord_mirror_end(told.differs[i],
-                         "its sums of round %" PRIu64 " were not those of the owner", report.round);
-}
-
-/* ---- passed on ---- */
-
 /* Hands the owner's report to the core: an answer with what its standbys know. */
 static void pass(struct coord_mirrors *all, int kind)
 {
@@ -202,7 +83,8 @@ void coord_mirrors_pass_reports(struct coord_job *job, uint32_t shard)
     for (int kind = 0; kind < CAIRN_MIRROR_REPORTS; kind++) {
         struct coord_mirrors *all = coord_mirrors_find(job, shard);
         if (all == NULL || all->waiting[kind].bytes == NULL) continue;
-        if (kind == CAIRN_MIRROR_REDUCED) judge_sums(all);
+        if (kind == CAIRN_MIRROR_REDUCED && !coord_mirrors_judge_sums(all))
+            forget_waiting(&all->waiting[kind]);
         all = coord_mirrors_find(job, shard); // a mirror may have ended
         if (all != NULL && all->waiting[kind].bytes != NULL &&
             may_pass(all, kind, all->waiting[kind].report))
@@ -276,7 +158,7 @@ static void take_standbys(struct coord_mirror *mirror, int kind, const struct wi
     const struct mirror_report report = report_of(kind, message);
     if (kind == CAIRN_MIRROR_ANSWER) keep_answer(mirror, frame);
     if (kind == CAIRN_MIRROR_REDUCED)
-        take_sums(mirror, report, (const Cairn__Reduced *)message);
+        mirror->sums = coord_mirrors_sums((const Cairn__Reduced *)message);
     else
         mirror_hears(&mirror->state, (enum mirror_report_kind)kind, report);
     if (kind == CAIRN_MIRROR_PUBLISHED)
@@ -323,7 +205,10 @@ bool coord_mirrors_take(struct coord_session *session, const struct wire_frame *
                             ((const Cairn__Answer *)message)->refused;
     if (is_refused || (passes && kind != CAIRN_MIRROR_ANSWER)) return false;
     hold(all, kind, frame, report);
-    if (kind == CAIRN_MIRROR_REDUCED) tell_sums(all, report);
+    if (kind == CAIRN_MIRROR_REDUCED) {
+        all->sums = coord_mirrors_sums((const Cairn__Reduced *)message);
+        tell_sums(all, report);
+    }
     // to an answer those of standbys may have to be added; of sums the standbys may have told before
     if (passes || kind == CAIRN_MIRROR_REDUCED) coord_mirrors_pass_reports(job, all->shard);
     return true;
@@ -406,7 +291,7 @@ void coord_mirrors_open(struct coord_job *job, const struct round_action *action
 static bool is_awaited(const struct coord_mirror *mirror, int kind, struct mirror_report report)
 {
     return !mirror_passes(&mirror->state, (enum mirror_report_kind)kind, report) &&
-           !(kind == CAIRN_MIRROR_REDUCED && has_told(mirror, report));
+           !(kind == CAIRN_MIRROR_REDUCED && coord_mirror_told_sums(mirror));
 }
 
 const char *coord_mirrors_awaited(const struct coord_job *job, uint32_t shard)
