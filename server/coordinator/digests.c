@@ -371,20 +371,16 @@ bool coord_snapshot_running(const struct coord_job *job, struct snapshot_view *v
 bool coord_snapshot_waiting(const struct coord_job *job, struct sentence *out)
 {
     const struct coord_snapshot *snapshot = job->snapshots.running;
-    bool is_away = false, are_up = true;
+    const size_t step = snapshot != NULL ? coord_steps_at(&snapshot->steps) : CAIRN_SNAPSHOT_OVER;
+    bool is_away = false;
     out->text[0] = '\0';
+    if (snapshot == NULL || !snapshot->is_pinned) coord_job_waiting(job, out);
+    if (step == CAIRN_SNAPSHOT_PREPARES && coord_job_shards_up(job))
+        sentence_set(out, "the shards, which prepare memory for the snapshot");
+    if (step == CAIRN_SNAPSHOT_MAKES_FOLDER) sentence_set(out, "the disk of snapshots.path");
     CAIRN_EACH_SHARD (job, i) {
         is_away |= job->shards[i].entry->session == NULL;
-        are_up &= job->shards[i].up;
-    }
-    if (snapshot == NULL || !snapshot->is_pinned) coord_job_waiting(job, out);
-    if (snapshot == NULL) return is_away && out->text[0] != '\0';
-    if (coord_steps_at(&snapshot->steps) == CAIRN_SNAPSHOT_PREPARES && are_up)
-        sentence_set(out, "the shards, which prepare memory for the snapshot");
-    if (coord_steps_at(&snapshot->steps) == CAIRN_SNAPSHOT_MAKES_FOLDER)
-        sentence_set(out, "the disk of snapshots.path");
-    CAIRN_EACH_SHARD (job, i) {
-        if (!part_is_open(snapshot->parts[i])) continue;
+        if (snapshot == NULL || !part_is_open(snapshot->parts[i])) continue;
         sentence_add(out, "%sshard %s", out->text[0] != '\0' ? ", " : "",
                      job->shards[i].entry->name);
     }
