@@ -626,12 +626,9 @@ static uint64_t number_of(const char *variable, uint64_t otherwise)
 
 /* ---- runs ---- */
 
-static char log_folder[CAIRN_SCRATCH_BYTES]; /* of STORM_LOG */
-
 static void start_cluster(const struct storm_plan *plan, int shards)
 {
-    static char expected[32], logs[CAIRN_SCRATCH_BYTES + 16];
-    snprintf(logs, sizeof logs, "log.path=%s", log_folder);
+    static char expected[32];
     snprintf(expected, sizeof expected, "cluster.shards=%d", shards);
     const bool is_far = has_hosts();
     if (is_far) setenv("CAIRN_FABRIC_DEVICE", "eth0", 1);
@@ -642,7 +639,7 @@ static void start_cluster(const struct storm_plan *plan, int shards)
           .coordinator_set = SETTINGS("lease.heartbeat=100ms", "lease.timeout=600ms",
                                       "cluster.standby_after=0s", expected),
           .shard_set = is_far ? SETTINGS("fabric.kind=sealed", "fabric.device=eth0")
-                       : plan->tier == STORM_LOG ? SETTINGS(logs)
+                       : plan->tier == STORM_LOG ? SETTINGS(logs_setting)
                                                  : NULL);
 }
 
@@ -650,7 +647,7 @@ static void begin_storm(struct storm *s, const struct storm_plan *plan)
 {
     *s = (struct storm) { .plan = plan, .shared = elastic_share(), .shards = plan->shards };
     atomic_store(&s->shared->until, UINT64_MAX);
-    if (plan->tier == STORM_LOG) cairn_scratch_make(log_folder);
+    if (plan->tier == STORM_LOG) logs_begin();
     start_cluster(plan, plan->shards);
     s->schedule = fopen(in_folder("schedule.log"), "we");
     ck_assert_ptr_nonnull(s->schedule);
@@ -694,8 +691,10 @@ static uint64_t end_storm(struct storm *s, char root_out[CLUSTER_WORD_BYTES])
     // a snapshot that was asked for may be under way
     await((ask("job digest -q %s", s->plan->model->name), said.status != CAIRN_ERR_BUSY));
     word_of(root_out, "job digest -q %s", s->plan->model->name);
-    stop();
-    if (s->plan->tier == STORM_LOG) cairn_scratch_remove(log_folder);
+    if (s->plan->tier == STORM_LOG)
+        logs_end();
+    else
+        stop();
     return until;
 }
 

@@ -559,25 +559,14 @@ static void expect_refused(struct sample *s)
     expect_error("; allowed: ");
 }
 
-static char logs[CAIRN_SCRATCH_BYTES]; /* "": no test made it */
-
-static void tear_down(void)
-{
-    stop();
-    if (logs[0] != '\0') cairn_scratch_remove(logs);
-}
-
 TEST(every_row_is_refused_or_has_its_effect)
 {
     size_t count;
     struct sample s;
     const struct capability *rows = capability_table(&count);
     // what each durability needs: a keeper, a standby, a folder for logs
-    char log_path[CAIRN_SCRATCH_BYTES + 16];
-    cairn_scratch_make(logs);
-    snprintf(log_path, sizeof log_path, "log.path=%s", logs);
     start(2, .shards_kept = true,
-          .shard_set = SETTINGS("compute.threads=1", "memory.limit=256MiB", log_path));
+          .shard_set = SETTINGS("compute.threads=1", "memory.limit=256MiB", logs_setting));
     for (int standby = 2; standby < 4; standby++) {
         cluster_add_standby(&cluster, standby, standby - 2);
         await(logged("coordinator.log", "is up at") == standby + 1);
@@ -618,4 +607,4 @@ TEST(what_a_build_or_host_lacks_is_said_once_and_is_no_warning)
     ck_assert_int_eq(logged("coordinator.log", "level=warn"), 0);
 }
 
-SUITE(100, .tear_down = tear_down);
+SUITE(100, logs_begin, logs_end);
